@@ -89,7 +89,7 @@ LEAVE_OUT ?=
 faults_of = $(addprefix test-faults-,$(filter $(1),$(MPIS)))
 TESTS = test-torch-jobs-newest test-cluster test-programs $(call faults_of,openmpi) test-torch-suite-newest test-docs test-examples \
 	test-paddle-jobs $(call faults_of,mpich) test-unit fuzz test-torch-newest-2 test-torch-newest-3 $(call faults_of,impi) \
-	test-cuda soak $(call faults_of,debian-%) $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu) test-paddle test-abi \
+	test-cuda soak test-new-collective $(call faults_of,debian-%) $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu) test-paddle test-abi \
 	$(foreach mpi,$(MPIS),$(foreach ranks,$(call ranks_of,$(mpi)),test-mpi-$(mpi)-$(ranks))) test-torch-newest-4
 # What test-all adds.
 TESTS_MORE = test-torch-oldest test-examples-unpinned $(addprefix test-mpi-,$(foreach mpi,$(MPIS),$(filter $(mpi)-%,$(MORE_RANKS))))
@@ -161,7 +161,14 @@ test-go: .venv-tools/.tools | $(RESULTS)
 .PHONY: test-abi
 test-abi: environments | $(RESULTS)
 	@: > $(RESULTS)/abi.xml
-	.venv-openmpi/bin/$(call pytest,abi) tests/abi
+	.venv-openmpi/bin/$(call pytest,abi) --ignore $(NEW_COLLECTIVE) tests/abi
+
+## test-new-collective adds a collective to a copy of the tree, builds and tries it there: what it costs is a row and a few functions
+NEW_COLLECTIVE := tests/abi/test_new_collective.py
+.PHONY: test-new-collective
+test-new-collective: environments | $(RESULTS)
+	@: > $(RESULTS)/new-collective.xml
+	.venv-openmpi/bin/$(call pytest,new-collective) $(NEW_COLLECTIVE)
 
 ## test-mpi      the tests of several ranks, under every MPI (MPIS="openmpi mpich ...") and number of ranks (RANKS="1 2")
 .PHONY: test-mpi
@@ -200,10 +207,20 @@ test-cuda-jobs: $(TORCH_newest)/.torch $(FAKE_CUDA) | $(RESULTS)
 	@: > $(RESULTS)/cuda-jobs.xml
 	CC="$$(.venv-tools/bin/python tools/go.py --cc)" $(TORCH_newest)/bin/$(call pytest_jobs,cuda-jobs) tests/jobs/cuda
 
+# These hold a stream. They run first, while no memory of another rank is unmapped, which waits for all streams.
+HOLDING := streams order messages
+
 ## test-gpu      what needs a GPU, on 2 ranks that share it; part of make test if this machine has one
 .PHONY: test-gpu
 test-gpu: $(TORCH_newest)/.torch | $(RESULTS)
 	tools/launched.sh $(TORCH_newest)/bin/python -m paddlempi.testing.launch -np 2 -- $(call pytest,gpu) --mpi --mpi-ranks 2 tests/gpu
+	PADDLEMPI_CUDA=libcuda.so.1 tools/launched.sh $(TORCH_newest)/bin/python -m paddlempi.testing.launch -np 2 -- \
+		$(call pytest,gpu-staged) --mpi --mpi-ranks 2 tests/ranks/cuda
+	PADDLEMPI_CUDA=libcuda.so.1 PADDLEMPI_CUDA_PATHS=ipc,staged tools/launched.sh $(TORCH_newest)/bin/python \
+		-m paddlempi.testing.launch -np 2 -- $(call pytest,gpu-ipc) --mpi --mpi-ranks 2 $(HOLDING:%=tests/ranks/cuda/test_%.py)
+	PADDLEMPI_CUDA=libcuda.so.1 PADDLEMPI_CUDA_PATHS=ipc,staged tools/launched.sh $(TORCH_newest)/bin/python \
+		-m paddlempi.testing.launch -np 2 -- $(call pytest,gpu-ipc-2) --mpi --mpi-ranks 2 tests/ranks/cuda $(HOLDING:%=--ignore=tests/ranks/cuda/test_%.py)
+	PADDLEMPI_CUDA=libcuda.so.1 $(TORCH_newest)/bin/$(call pytest,gpu-jobs) tests/jobs/cuda/test_ipc.py
 
 ## test-faults   wrong use, timeouts, Ctrl-C, fork, hard exits: every test starts its jobs, under every MPI
 .PHONY: test-faults

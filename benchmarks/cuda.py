@@ -16,11 +16,13 @@ quartiles:
                     all_reduce by CUDA IPC. Also MPI's all_reduce of device memory, if this MPI
                     takes it : ours
     small           all_reduce of 8 bytes : a barrier of the hosts and one launch
-    NCCL            NCCL's all_reduce : ours (with NCCL_MULTI_RANK_GPU_ENABLE=1, if this version
-                    knows it)
+    gloo, nccl      its all_reduce : ours, for NCCL with NCCL_MULTI_RANK_GPU_ENABLE=1, if this
+                    version knows it
+    DDP             what a step of DistributedDataParallel takes above the same step without
+                    communication: over gloo : over ours
 
-Every result of ours is checked before it is timed. The benchmark needs a CUDA driver only; NCCL
-comes with torch. ``--fake LIBRARY`` runs it over the tests' driver, without a GPU, to test the
+Every result of ours is checked before it is timed. The benchmark needs a CUDA driver only; gloo and
+NCCL come with torch. ``--fake LIBRARY`` runs it over the tests' driver, without a GPU, to test the
 program.
 """
 
@@ -55,8 +57,18 @@ STAGED = (1 << 20, 16 << 20, 256 << 20)
 SHARED = (1 << 20, 64 << 20, 256 << 20)
 MODULE = Path(__file__).resolve().parents[1] / "gocore/cuda/kernels/reduce_float32.ptx"
 
+LAYERS, WIDTH = 4, 2048  # of the model of the table DDP
+
 # The aims for the medians of the ratios: "small" at most this, the others at least.
-AIMS = {"staging": 0.8, "one GPU": 0.6, "one GPU, MPI": 5.0, "small": 2.0, "NCCL": 1.0}
+AIMS = {
+    "staging": 0.8,
+    "one GPU": 0.6,
+    "one GPU, MPI": 5.0,
+    "small": 2.0,
+    "gloo": 1.0,
+    "nccl": 1.0,
+    "DDP": 1.0,
+}
 FROM_BYTES = 64 << 20  # the aims of "one GPU" hold from this size on
 
 Settings = dict[str, str]
@@ -357,27 +369,30 @@ class Bench:
         key = "small: all_reduce : barrier and launch"
         self.row("small", 8, us, {key: ratio(us["all_reduce"], us["barrier and launch"])})
 
-    def nccl(self, sizes: tuple[int, ...]) -> None:
-        """Compare our all_reduce with that of NCCL, which torch calls on the same tensors."""
+    def of_torch(self, backend: str, sizes: tuple[int, ...], ours: dict[str, Settings]) -> None:
+        """Compare our all_reduce, in several worlds, with that of a backend of torch."""
         use_world({})
-        reason = self._nccl_starts()
+        reason = self._starts(backend)
         if reason:
-            self.absent["NCCL"] = reason
+            self.absent[backend] = reason
             return
         import torch
         import torch.distributed as peer
 
         for nbytes in sizes:
             tensor = Tensor(self.gpu, nbytes // 4)
-            contender = self.ours(tensor, {})
+            contenders = {name: self.ours(tensor, settings) for name, settings in ours.items()}
             seen = torch.as_tensor(tensor, device="cuda")
-            theirs = Contender(partial(peer.all_reduce, seen), {}, torch.cuda.synchronize)
-            us = sample({"ours": contender, "NCCL": theirs}, self.calls(nbytes), self.rounds)
-            self.row("NCCL", nbytes, us, {"NCCL: its own : ours": ratio(us["NCCL"], us["ours"])})
+            contenders[backend] = Contender(
+                partial(peer.all_reduce, seen), {}, torch.cuda.synchronize
+            )
+            us = sample(contenders, self.calls(nbytes), self.rounds)
+            ratios = {f"{backend}: its own : {name}": ratio(us[backend], us[name]) for name in ours}
+            self.row(backend, nbytes, us, ratios)
         peer.destroy_process_group()
 
-    def _nccl_starts(self) -> str:
-        """Start NCCL. Return why it cannot be measured, or ""; the same on all ranks."""
+    def _starts(self, backend: str) -> str:
+        """Start a backend of torch. Return why it cannot be measured, or "", alike on all ranks."""
         reason = ""
         try:
             import torch
@@ -400,16 +415,72 @@ class Bench:
         try:
             torch.cuda.set_device(self.options.device)
             peer.init_process_group(
-                "nccl", init_method=address[0], rank=self.rank, world_size=self.size
+                backend, init_method=address[0], rank=self.rank, world_size=self.size
             )
             ones = torch.ones(4, device="cuda")
             peer.all_reduce(ones)
             torch.cuda.synchronize()
             if ones.tolist() != [float(self.size)] * 4:
-                reason = "NCCL gave a wrong result"
+                reason = f"{backend} gave a wrong result"
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[-1]
-        return self._first_reason(reason)
+        reason = self._first_reason(reason)
+        if reason and peer.is_initialized():
+            peer.destroy_process_group()
+        return reason
+
+    def ddp(self) -> None:
+        """Compare a step of DistributedDataParallel over gloo with one over ours."""
+        if "gloo" in self.absent:
+            self.absent["DDP"] = self.absent["gloo"]
+            return
+        use_world({})
+        dist.destroy_process_group()
+        import paddlempi.torch  # noqa: F401
+        import torch
+        import torch.distributed as peer
+
+        peer.init_process_group("mpi")  # in a world without settings, which is the current one
+        over_gloo = peer.new_group(backend="gloo")
+        data = torch.randn(64, WIDTH, device="cuda")
+
+        def wrapped(group: Any) -> Any:
+            torch.manual_seed(0)
+            layers = [torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]
+            return torch.nn.parallel.DistributedDataParallel(
+                torch.nn.Sequential(*layers).cuda(), process_group=group
+            )
+
+        def step(model: Any) -> None:
+            model.zero_grad(set_to_none=False)
+            model(data).square().mean().backward()
+
+        models = {"ours": wrapped(None), "gloo": wrapped(over_gloo)}
+        for model in list(models.values()) * 3:
+            step(model)
+        for ours, theirs in zip(*(m.parameters() for m in models.values()), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)
+        nbytes = sum(4 * p.numel() for p in models["ours"].parameters())
+
+        def alone() -> None:
+            with models["ours"].no_sync():
+                step(models["ours"])
+
+        calls = {"alone": alone, **{name: partial(step, m) for name, m in models.items()}}
+        wait = torch.cuda.synchronize
+        us = sample(
+            {name: Contender(call, {}, wait) for name, call in calls.items()}, 3, self.rounds
+        )
+        above = {
+            name: [max(1.0, t - a) for t, a in zip(us[name], us["alone"], strict=True)]
+            for name in models
+        }
+        key = "DDP: above no communication, gloo : ours"
+        self.row("DDP", nbytes, us, {key: ratio(above["gloo"], above["ours"])})
+        models.clear()
+        peer.destroy_process_group()
+        _current.clear()
+        use_world({})
 
     def _first_reason(self, reason: str) -> str:
         """Return the reason of the first rank that has one, else ""."""
@@ -456,9 +527,11 @@ def main() -> None:
             bench.one_gpu(nbytes)
     bench.small()
     if options.fake:
-        bench.absent["NCCL"] = "a fake driver"
+        bench.absent.update(dict.fromkeys(("gloo", "nccl", "DDP"), "a fake driver"))
     else:
-        bench.nccl(shared)
+        bench.of_torch("gloo", (8, *shared), {"ours": {}, "ours, staged": paths("staged")})
+        bench.of_torch("nccl", shared, {"ours": {}})
+        bench.ddp()
     if bench.rank == 0:
         for what, reason in bench.absent.items():
             print(f"not measured: {what}: {reason}")

@@ -284,6 +284,7 @@ type coreInfo struct {
 	Heap        heapInfo         `json:"heap"`
 	Liveness    *world.Watch     `json:"liveness"`     // nil before init
 	ReportAfter *float64         `json:"report_after"` // seconds of a wait that is reported, 0: none is; nil before init
+	Algorithms  any              `json:"algorithms"`   // which serve the group of all ranks; nil before init, and on one node
 	CUDA        *diagnose.CUDA   `json:"cuda"`         // nil unless the request asked for it
 }
 
@@ -328,6 +329,9 @@ func controlInfo(request []byte, _ work.Interrupt) (any, error) {
 		watch := w.env.Roster.Watch()
 		after := w.env.Reports.After.Seconds()
 		info.Liveness, info.ReportAfter = &watch, &after
+		if g := w.all.Load(); g != nil && g.Served() != nil {
+			info.Algorithms = g.Served()
+		}
 		info.Rank, info.Size, info.LocalRank, info.LocalSize, info.Node = &t.Rank, &t.Size, &t.LocalRank, &t.LocalSize, t.Node
 		return info, nil
 	}

@@ -65,14 +65,19 @@ const (
 	entryWords = 4
 )
 
-// WireNotes are the bytes that the notes of all members may have together, and WireNote those of one.
+// WireNotes are the bytes that the notes of all members may have together, and WireNote those of one. Of two members
+// each gets only the other's note, as it would anyhow, so theirs may be longer: WirePair.
 const (
 	WireNotes = 64 << 10
 	WireNote  = 32 << 10
+	WirePair  = 256 << 10
 )
 
 // wireRoom returns the most bytes of a note in a group of n members: an entry always has room.
 func wireRoom(n int) int64 {
+	if n == 2 {
+		return WirePair
+	}
 	return max(8*entryWords, min(WireNote, int64(WireNotes/n)&^7))
 }
 

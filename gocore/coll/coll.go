@@ -96,6 +96,9 @@ type Args struct {
 	// changes a copy of Args.
 	Sig
 	Scale float64 // factor of PREMUL_SUM
+	// Partial says that the results are partial sums: of 16-bit floats, but of type float32 themselves. Only a
+	// reduce_scatter of the members on a node (Levels) has such results, in one part, and only mapped serves it.
+	Partial bool
 	// Send and Recv are the buffers: one, or one for each rank. Send is empty if the operation is
 	// in place.
 	Send, Recv []Part
@@ -315,6 +318,14 @@ func (a *Args) copyElements(dst, src unsafe.Pointer, n int64) {
 	if dst != src && n > 0 {
 		mem.Copy(dst, src, n*a.elem())
 	}
+}
+
+// Bytes returns how many bytes this rank puts into a collective, or gets from it if it puts none.
+func Bytes(a *Args) int64 {
+	if len(a.Send) > 0 {
+		return totalCount(a.Send) * a.elem()
+	}
+	return totalCount(a.Recv) * a.elem()
 }
 
 func totalCount(parts []Part) (total int64) {

@@ -61,7 +61,7 @@ func DirectOK(a *Args) bool {
 // separate tells whether no part that is sent shares memory with a part that is received. The part
 // that a rank sends to itself may already lie in its place.
 func (a *Args) separate() bool {
-	if len(a.Send) == 1 && len(a.Recv) == 1 && !a.overlap(a.Send[0], a.Recv[0]) {
+	if a.Partial || len(a.Send) == 1 && len(a.Recv) == 1 && !a.overlap(a.Send[0], a.Recv[0]) {
 		return true // the usual case; its cost does not grow with the number of ranks
 	}
 	sends, recvs := a.Send, a.Recv

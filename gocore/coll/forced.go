@@ -7,7 +7,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// Forced names an algorithm for some operations. It has four bits for each collective: 0, or 1 plus
+// Forced says what a group prefers to the usual choice. It has four bits for each collective: 0, or 1 plus
 // the place in the registry of the first algorithm of that name. All members of a group have the
 // same Forced.
 //
@@ -15,6 +15,9 @@ import (
 type Forced uint64
 
 const forcedBits, forcedMask = 4, 1<<4 - 1
+
+// WithoutLevels says that the algorithms slices and levels are off. It is a bit beside those of the collectives.
+const WithoutLevels Forced = 1 << 62
 
 // ParseForced reads a list like "all_reduce:mpi,broadcast:mpi". An operation may have one algorithm.
 func ParseForced(list string) (f Forced, err error) {

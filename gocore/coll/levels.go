@@ -20,16 +20,46 @@ type Levels struct {
 	Nodes [][]int        // the members by node
 	Stage unsafe.Pointer // nil before a collective first needs them: see Ready
 	Part  unsafe.Pointer
+	// Failed tells the members on this node that the collective of the whole group has failed.
+	Failed func(err error)
 	// Start begins a collective of the members on this node, and returns what tells whether it is over.
 	Start func(d *op.Desc) (over func() (bool, error), err error)
 }
 
-// levelBytes is how much of a tensor goes through the levels at once. A rank has as much memory in its heap for a tensor
-// that lies elsewhere (Stage), and for its slice (Part).
+// levelBytes is how much memory a rank has in its heap for a tensor that lies elsewhere (Stage), and for its slices
+// (Part).
 var levelBytes int64 = 16 << 20
+
+// A tensor goes through the levels in parts of 2 MiB. Of 1 to 4 MiB, this was the best for 16 and 64 MiB.
+const partsOfMemory = 8
+
+// place returns the memory of one of the parts that are under way at once.
+func (l *Levels) place(place int) (stage, sums unsafe.Pointer) {
+	at := int64(place) * (levelBytes / partsAtOnce)
+	return unsafe.Add(l.Stage, at), unsafe.Add(l.Part, at)
+}
+
+// levelStep returns how many elements a part has, of a tensor or of shares of which a node has so many.
+func (a *Args) levelStep(shares int) int64 {
+	return max(1, levelBytes/partsOfMemory/a.sumElem()/int64(shares))
+}
 
 // levelLeast is the least tensor in bytes for which the phases on the node cost less than they save on the wire.
 var levelLeast int64 = 1 << 20
+
+// partialBytes is the length of a partial sum of 16-bit floats.
+const partialBytes = 4
+
+// Partial tells whether to is the type of partial sums of 16-bit floats of type of.
+func Partial(of, to op.DType) bool { return reduce.Is16(of) && to == op.Float32 }
+
+// sumElem returns the bytes of an element of the sums of a node.
+func (a *Args) sumElem() int64 {
+	if reduce.Is16(a.DType) {
+		return partialBytes
+	}
+	return a.elem()
+}
 
 // LevelBytes returns levelBytes.
 func LevelBytes() int64 { return levelBytes }
@@ -37,7 +67,7 @@ func LevelBytes() int64 { return levelBytes }
 // Ready takes Stage and Part from the heap of this process, unless that was done or the call does not need them. It tells
 // whether this member can do the call in levels.
 func (l *Levels) Ready(a *Args) bool {
-	if !a.large() || !hasAlgorithm("levels", a.Code) && a.Code != op.AllReduceCoalesced {
+	if a.Forced&WithoutLevels != 0 || !a.large() || !hasAlgorithm("levels", a.Code) && a.Code != op.AllReduceCoalesced {
 		return false
 	}
 	l.mu.Lock()
@@ -67,31 +97,59 @@ func (l *Levels) Free() {
 // exchanges the slice with its counterparts on the other nodes (pieces), and the results are gathered on the node. So
 // every byte crosses the wire once, however many members a node has. Bytes that leave a node: 2(1-1/N)S for N nodes.
 //
-// The sums are in rank order on a node, and in the order of the nodes between them. 16-bit floats are for other
-// algorithms, because this one would round at each level.
-var allReduceLevels = Algorithm{Name: "levels", Memory: hostMemory, Enabled: func(s *Sig) bool {
-	return inLevels(s) && !reduce.Is16(s.DType)
-}, polls: always, scratch: func(a *Args) int64 {
-	return a.piecesScratch(len(a.Levels.Rail)) + a.inputScratch()
+// The sums are in rank order on a node, and in the order of the nodes between them. Those of 16-bit floats are of type
+// float32 until the last one, which is rounded. So of the bytes above, the first half are twice as many for them.
+var allReduceLevels = Algorithm{Name: "levels", Memory: hostMemory, Enabled: inLevels, polls: always, scratch: func(a *Args) int64 {
+	return a.railsScratch() + a.inputScratch() + a.ownSumScratch()
 }, build: func(a *Args, p *Program) error {
 	input, err := a.inputApart(p)
 	if err != nil {
 		return err
 	}
-	room, err := a.piecesRoom(p, len(a.Levels.Rail))
+	rooms, err := p.Alloc(a.railsScratch())
 	if err != nil {
 		return err
 	}
-	step := levelBytes / a.elem()
-	for from := int64(0); from == 0 || from < input.Count; from += step {
-		n := min(step, input.Count-from)
-		a.addLevels(p, room, Part{Data: a.at(input.Data, from), Count: n}, Part{Data: a.at(a.Recv[0].Data, from), Count: n})
+	var sums unsafe.Pointer
+	if bytes := a.ownSumScratch(); bytes > 0 {
+		if sums, err = p.Alloc(bytes); err != nil {
+			return err
+		}
 	}
+	step := a.levelStep(1)
+	a.addInParts(p, parts(input.Count, step), func(part, place int) *levelPart {
+		from := int64(part) * step
+		n := min(step, input.Count-from)
+		in, out := Part{Data: a.at(input.Data, from), Count: n}, Part{Data: a.at(a.Recv[0].Data, from), Count: n}
+		if a.Levels.Many == 1 {
+			return a.aloneInLevels(in, out, unsafe.Add(sums, int64(place)*step*partialBytes), rooms, place)
+		}
+		return a.reducedInLevels(in, out, rooms, place)
+	})
 	return nil
 }}
 
+// parts returns how many parts of step elements a tensor has; 1 if it is empty.
+func parts(count, step int64) int { return int(max(1, (count+step-1)/step)) }
+
+// railsScratch returns the scratch memory of the exchanges that are under way at once.
+func (a *Args) railsScratch() int64 {
+	return partsAtOnce * a.piecesScratch(len(a.Levels.Rail), a.sumElem())
+}
+
+// ownSumScratch returns the memory for the sum of a node that has this rank alone. Only sums of 16-bit floats need it:
+// others lie in the result.
+func (a *Args) ownSumScratch() int64 {
+	if a.Levels.Many > 1 || !reduce.Is16(a.DType) {
+		return 0
+	}
+	return pad(partsAtOnce * a.levelStep(1) * partialBytes)
+}
+
 // inLevels tells whether all members can do the call in levels.
-func inLevels(s *Sig) bool { return s.Rails > 0 && s.Agreed&ForLevels != 0 && s.large() }
+func inLevels(s *Sig) bool {
+	return s.Rails > 0 && s.Agreed&ForLevels != 0 && s.large() && s.Forced&WithoutLevels == 0
+}
 
 // onEvenNodes tells whether that is so, all nodes have as many ranks, and all shares the same length.
 func onEvenNodes(s *Sig) bool {
@@ -109,31 +167,36 @@ func (s *Sig) large() bool {
 
 // reduceScatterLevels: for each node, the members here sum up the parts of its members, each the part of its counterpart
 // there. The counterparts exchange these sums. Bytes that leave a node: (1-1/N) of the input.
-var reduceScatterLevels = Algorithm{Name: "levels", Memory: hostMemory, Enabled: func(s *Sig) bool {
-	return onEvenNodes(s) && !reduce.Is16(s.DType)
-}, polls: always, scratch: func(a *Args) int64 {
-	return a.piecesScratch(len(a.Levels.Rail)) + a.apartScratch()
+var reduceScatterLevels = Algorithm{Name: "levels", Memory: hostMemory, Enabled: onEvenNodes, polls: always, scratch: func(a *Args) int64 {
+	return a.railsScratch() + a.apartScratch()
 }, build: func(a *Args, p *Program) error {
 	sends, err := a.keepApart(p)
 	if err != nil {
 		return err
 	}
-	room, err := a.piecesRoom(p, len(a.Levels.Rail))
+	rooms, err := p.Alloc(a.railsScratch())
 	if err != nil {
 		return err
 	}
-	l, parts := a.Levels, a.perRank(sends)
-	nodes := int64(len(l.Nodes))
-	step := levelBytes / a.elem() / max(nodes, int64(l.Many)) // Part has a sum for each node, Stage the parts for one node
-	for from := int64(0); from == 0 || from < a.Count; from += step {
+	l, given := a.Levels, a.perRank(sends)
+	step := a.levelStep(max(len(l.Nodes), l.Many)) // there is a sum for each node, and a stage for the parts for one node
+	a.addInParts(p, parts(a.Count, step), func(part, place int) *levelPart {
+		from := int64(part) * step
 		n := min(step, a.Count-from)
-		sums := make([]Part, nodes)
+		stage, memory := l.place(place)
+		sums, made := make([]Part, len(l.Nodes)), &levelPart{}
 		for k, members := range l.Nodes {
-			sums[k] = Part{Data: a.at(l.Part, int64(k)*n), Count: n}
-			a.onNode(p, op.ReduceScatter, a.copied(p, chosen(a, parts, members, from, n)), sums[k:k+1])
+			sums[k] = Part{Data: unsafe.Add(memory, int64(k)*n*a.sumElem()), Count: n}
+			inputs := chosen(a, given, members, from, n)
+			list := a.inStage(stage, inputs)
+			made.before = append(made.before, nodePhase{code: op.ReduceScatter, sends: list, recvs: sums[k : k+1], prepare: func() error {
+				a.copyParts(list, inputs)
+				return nil
+			}})
 		}
-		a.addRail(p, room, sums, Part{Data: a.at(a.Recv[0].Data, from), Count: n}, nil)
-	}
+		made.wire = a.onRail(rooms, place, sums, Part{Data: a.at(a.Recv[0].Data, from), Count: n}, nil)
+		return made
+	})
 	return nil
 }}
 
@@ -144,25 +207,29 @@ var allGatherLevels = Algorithm{Name: "levels", Memory: hostMemory, Enabled: onE
 	if err != nil {
 		return err
 	}
-	l, parts := a.Levels, a.perRank(a.Recv)
-	nodes := int64(len(l.Nodes))
-	step := levelBytes / a.elem() / max(nodes, int64(l.Many))
-	for from := int64(0); from == 0 || from < a.Count; from += step {
+	l, results := a.Levels, a.perRank(a.Recv)
+	step := a.levelStep(max(len(l.Nodes), l.Many))
+	a.addInParts(p, parts(a.Count, step), func(part, place int) *levelPart {
+		from := int64(part) * step
 		n := min(step, a.Count-from)
-		got := make([]Part, nodes)
+		stage, memory := l.place(place)
+		got, made := make([]Part, len(l.Nodes)), &levelPart{}
 		for k := range got {
-			got[k] = Part{Data: a.at(l.Part, int64(k)*n), Count: n}
+			got[k] = Part{Data: a.at(memory, int64(k)*n), Count: n}
 		}
-		mine := slices.Index(l.Rail, a.Rank)
-		a.copySteps(p, got[mine:mine+1], []Part{{Data: a.at(sends[0].Data, from), Count: n}})
-		a.addRail(p, nil, nil, got[mine], got)
+		mine := got[slices.Index(l.Rail, a.Rank)]
+		made.before = []nodePhase{{prepare: func() error {
+			a.copyElements(mine.Data, a.at(sends[0].Data, from), n)
+			return nil
+		}}}
+		made.wire = a.onRail(nil, place, nil, mine, got)
 		for k, members := range l.Nodes {
-			results := chosen(a, parts, members, from, n)
-			list := a.mappable(results)
-			a.onNode(p, op.AllGather, got[k:k+1], list)
-			a.copySteps(p, results, list)
+			to := chosen(a, results, members, from, n)
+			list := a.inStage(stage, to)
+			made.behind = append(made.behind, nodePhase{code: op.AllGather, sends: got[k : k+1], recvs: list, finish: func() { a.copyParts(to, list) }})
 		}
-	}
+		return made
+	})
 	return nil
 }}
 
@@ -175,86 +242,91 @@ func chosen(a *Args, parts []Part, members []int, from, n int64) []Part {
 	return list
 }
 
-// mappable returns parts, or as many parts one after the other in Stage if the other members on this node cannot map one
-// of them.
-func (a *Args) mappable(parts []Part) []Part {
-	if !slices.ContainsFunc(parts, func(part Part) bool { return !a.inHeap(part) }) {
-		return parts
-	}
-	list, from := make([]Part, len(parts)), int64(0)
-	for i, part := range parts {
-		list[i] = Part{Data: a.at(a.Levels.Stage, from), Count: part.Count}
-		from += part.Count
-	}
-	return list
-}
-
-// copied returns mappable(parts), with a step that copies what they hold.
-func (a *Args) copied(p *Program, parts []Part) []Part {
-	list := a.mappable(parts)
-	a.copySteps(p, list, parts)
-	return list
-}
-
-// copySteps appends a copy of each part that is not in its place.
-func (a *Args) copySteps(p *Program, to, from []Part) {
-	if to[0].Data == from[0].Data {
-		return // mappable returns all as they are, or none
-	}
-	p.Do(func() error {
-		for i := range to {
-			a.copyElements(to[i].Data, from[i].Data, from[i].Count)
-		}
-		return nil
-	})
-}
-
-// addLevels appends the steps for a part of the tensor.
-func (a *Args) addLevels(p *Program, room unsafe.Pointer, in, out Part) {
+// reducedInLevels is a part of an all_reduce on a node of several ranks.
+func (a *Args) reducedInLevels(in, out Part, rooms unsafe.Pointer, place int) *levelPart {
 	l := a.Levels
-	if l.Many == 1 {
-		p.Do(func() error {
-			a.copyElements(out.Data, in.Data, in.Count)
-			if a.Reduce == op.PremulSum {
-				return a.scale(out)
-			}
-			return nil
-		})
-		a.addRailOf(p, room, out)
-		return
-	}
+	stage, memory := l.place(place)
 	shares := append(a.cut(in.Count, a.Rails), make([]slice, l.Many-a.Rails)...)
-	own := Part{Data: l.Part, Count: shares[l.Here].count}
-	a.onNode(p, op.ReduceScatter, a.views(a.copied(p, []Part{in})[0], shares), []Part{own})
-	if l.Rail != nil {
-		a.addRailOf(p, room, own)
+	sum := Part{Data: memory, Count: shares[l.Here].count}
+	own := sum
+	if reduce.Is16(a.DType) {
+		own.Data = unsafe.Add(stage, levelBytes/4) // behind what such a part needs there
 	}
-	result := a.mappable([]Part{out})
-	a.onNode(p, op.AllGather, []Part{own}, a.views(result[0], shares))
-	a.copySteps(p, []Part{out}, result)
+	from, to := a.inStage(stage, []Part{in}), a.inStage(stage, []Part{out})
+	made := &levelPart{
+		before: []nodePhase{{code: op.ReduceScatter, sends: a.views(from[0], shares), recvs: []Part{sum}, prepare: func() error {
+			a.copyParts(from, []Part{in})
+			return nil
+		}}},
+		behind: []nodePhase{{code: op.AllGather, sends: []Part{own}, recvs: a.views(to[0], shares), finish: func() { a.copyParts([]Part{out}, to) }}},
+	}
+	if l.Rail != nil {
+		made.wire = a.onRailOf(rooms, place, sum, own)
+	}
+	return made
 }
 
-// addRailOf appends the sum of a slice with those of this rank's counterparts, in place.
-func (a *Args) addRailOf(p *Program, room unsafe.Pointer, whole Part) {
+// aloneInLevels is the same on a node that has this rank alone. Sums of 16-bit floats go to sums.
+func (a *Args) aloneInLevels(in, out Part, sums, rooms unsafe.Pointer, place int) *levelPart {
+	sum := out
+	if reduce.Is16(a.DType) {
+		sum.Data = sums
+	}
+	return &levelPart{before: []nodePhase{{prepare: func() error { return a.widen(sum, in) }}}, wire: a.onRailOf(rooms, place, sum, out)}
+}
+
+// widen makes the sum of a node that has this rank alone.
+func (a *Args) widen(sum, in Part) error {
+	switch {
+	case reduce.Is16(a.DType):
+		scaled := a.Reduce
+		if scaled != op.PremulSum {
+			scaled = op.Sum
+		}
+		fold := reduce.NewFold(a.DType, scaled, 1, a.Scale).To(op.Float32)
+		fold.Run(sum.Data, []unsafe.Pointer{in.Data}, in.Count)
+	case a.Reduce == op.PremulSum:
+		return reduce.ScaleTo(sum.Data, in.Data, in.Count, a.DType, a.Scale)
+	default:
+		a.copyElements(sum.Data, in.Data, in.Count)
+	}
+	return nil
+}
+
+// onRailOf returns the sum of this rank's slice with those of its counterparts. own gets it, which may be sum.
+func (a *Args) onRailOf(rooms unsafe.Pointer, place int, sum, own Part) *pieces {
 	rail := a.Levels.Rail
-	parts := a.views(whole, a.cut(whole.Count, len(rail)))
-	a.addRail(p, room, parts, parts[slices.Index(rail, a.Rank)], parts)
+	of := a.cut(own.Count, len(rail))
+	get := a.views(own, of)
+	return a.onRail(rooms, place, viewsOf(sum, of, a.sumElem()), get[slices.Index(rail, a.Rank)], get)
 }
 
-// addRail appends an exchange with this rank's counterparts (addPieces).
-func (a *Args) addRail(p *Program, room unsafe.Pointer, give []Part, own Part, get []Part) {
-	between := a.Reduce
+// onRail returns an exchange with this rank's counterparts. rooms is memory of railsScratch, unless give is nil.
+func (a *Args) onRail(rooms unsafe.Pointer, place int, give []Part, own Part, get []Part) *pieces {
+	between, sums := a.Reduce, a.DType
 	if between == op.PremulSum {
 		between = op.Sum // each was multiplied on its node
 	}
-	a.addPieces(p, a.Levels.Rail, reduce.NewFold(a.DType, between, a.Size, 0), room, give, own, get)
+	if reduce.Is16(a.DType) {
+		sums = op.Float32
+	}
+	var f reduce.Fold
+	if give != nil {
+		f = reduce.NewFold(sums, between, a.Size, 0).To(a.DType)
+		rooms = unsafe.Add(rooms, int64(place)*a.piecesScratch(len(a.Levels.Rail), a.sumElem()))
+	}
+	x := a.newPieces(a.Levels.Rail, f, a.sumElem(), rooms, give, own, get)
+	x.rail, x.tags = a.Levels.Here, int32(place)*tagsOfPieces
+	return x
 }
 
 // views returns slices of a tensor.
-func (a *Args) views(whole Part, of []slice) []Part {
+func (a *Args) views(whole Part, of []slice) []Part { return viewsOf(whole, of, a.elem()) }
+
+func viewsOf(whole Part, of []slice, elem int64) []Part {
 	parts := make([]Part, len(of))
 	for i, s := range of {
-		parts[i] = Part{Data: a.at(whole.Data, s.from), Count: s.count}
+		parts[i] = Part{Data: unsafe.Add(whole.Data, s.from*elem), Count: s.count}
 	}
 	return parts
 }
@@ -267,37 +339,4 @@ func (a *Args) inHeap(part Part) bool {
 	}
 	_, ok := own.Find(part.Data, part.Count*a.elem())
 	return ok
-}
-
-// onNode appends a collective of the members on this node.
-func (a *Args) onNode(p *Program, code op.Code, sends, recvs []Part) {
-	between := a.Reduce
-	switch {
-	case code == op.AllGather:
-		between = 0
-	case between == op.Avg:
-		between = op.Sum // divided between the nodes, by the size of the whole group
-	}
-	var over func() (bool, error)
-	p.Until(func() (bool, error) {
-		if over == nil {
-			send, recv := a.bufs(sends), a.bufs(recvs)
-			d := op.Desc{Code: code, ReduceOp: between, Scale: a.Scale, Flags: op.FlagAsync, TimeoutNS: -1,
-				NSend: int32(len(send)), Send: unsafe.Pointer(&send[0]), NRecv: int32(len(recv)), Recv: unsafe.Pointer(&recv[0])}
-			var err error
-			if over, err = a.Levels.Start(&d); err != nil {
-				return false, err
-			}
-		}
-		return over()
-	})
-}
-
-// bufs describes parts for another collective.
-func (a *Args) bufs(parts []Part) []op.Buf {
-	list := make([]op.Buf, len(parts))
-	for i, part := range parts {
-		list[i] = op.Buf{Data: part.Data, Count: part.Count, DType: a.DType, DeviceType: op.DeviceCPU}
-	}
-	return list
 }

@@ -57,7 +57,7 @@ func (a *Args) inPlaceAmongShares() bool { return len(a.Send) == 0 && a.Trait().
 func Payload(a *Args, flags arrive.Flags) (parts []Part, bytes int64, ok bool) {
 	t := a.Trait()
 	uneven := flags&Even == 0
-	if t.Prefix || uneven && t.Shares != op.Listed || Gives(a) && a.inPlaceAmongShares() {
+	if t.Prefix || a.Partial || uneven && t.Shares != op.Listed || Gives(a) && a.inPlaceAmongShares() {
 		return nil, 0, false
 	}
 	parts = Input(a)

@@ -1,6 +1,7 @@
 package coll
 
 import (
+	"errors"
 	"slices"
 	"unsafe"
 
@@ -9,10 +10,11 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// Tags of the messages of pieces.
+// Tags of the messages of pieces. Exchanges that are under way at once have different ones: see inParts.
 const (
 	giveTag = ArrivalTag + 1 + iota
 	getTag
+	tagsOfPieces = iota
 )
 
 // pieceBytes is the length of a message. Long parts go in pieces, so that the wire, the sum of the piece before and
@@ -29,8 +31,11 @@ const piecesAtOnce = 3
 // Bytes that leave a rank, for a tensor of S bytes: (1-1/n)S in each leg, which is the least possible.
 type pieces struct {
 	a    *Args
-	me   int    // this rank among those that take part
+	me   int // this rank among those that take part
+	rail int
+	tags int32  // is added to the tags
 	step int64  // elements of a piece
+	elem int64  // bytes of an element of the first leg: those of partial sums are longer (Partial)
 	give []Part // what this rank gives to each of them; nil: nothing is summed up
 	own  Part   // where the sum goes; without a first leg, what this rank sends
 	get  []Part // where the other ranks' sums go; nil: they stay where they are
@@ -40,6 +45,7 @@ type pieces struct {
 	srcs   []unsafe.Pointer
 	peers  []peer // in the order in which this rank sends
 	summed int64  // pieces of own
+	failed int    // the rank whose message failed
 	err    error
 }
 
@@ -53,24 +59,32 @@ type peer struct {
 // pieceStep returns the elements of a piece.
 func (a *Args) pieceStep() int64 { return pieceBytes / a.elem() }
 
-// piecesScratch returns the scratch memory of a sum over n ranks.
-func (a *Args) piecesScratch(n int) int64 { return a.scratch(int64(n) * piecesAtOnce * a.pieceStep()) }
+// piecesScratch returns the scratch memory of a sum over n ranks, whose elements have elem bytes.
+func (a *Args) piecesScratch(n int, elem int64) int64 {
+	return pad(max(1, int64(n)*piecesAtOnce*a.pieceStep()*elem))
+}
 
 // piecesRoom takes that memory.
-func (a *Args) piecesRoom(p *Program, n int) (unsafe.Pointer, error) {
-	return a.alloc(p, int64(n)*piecesAtOnce*a.pieceStep())
+func (a *Args) piecesRoom(p *Program, n int, elem int64) (unsafe.Pointer, error) {
+	return p.Alloc(a.piecesScratch(n, elem))
 }
 
 // addPieces appends the exchange among the ranks who, in the order of the sum. f sums up, and room is from piecesRoom, unless give is nil.
-func (a *Args) addPieces(p *Program, who []int, f reduce.Fold, room unsafe.Pointer, give []Part, own Part, get []Part) {
-	x := &pieces{a: a, me: slices.Index(who, a.Rank), step: a.pieceStep(), fold: f, room: room, give: give, own: own, get: get}
+// An element of what is given, and summed up, has elem bytes.
+func (a *Args) addPieces(p *Program, who []int, f reduce.Fold, elem int64, room unsafe.Pointer, give []Part, own Part, get []Part) {
+	x := a.newPieces(who, f, elem, room, give, own, get)
+	p.UntilOver(x.poll, x.requests, x.phase)
+}
+
+func (a *Args) newPieces(who []int, f reduce.Fold, elem int64, room unsafe.Pointer, give []Part, own Part, get []Part) *pieces {
+	x := &pieces{a: a, me: slices.Index(who, a.Rank), step: a.pieceStep(), elem: elem, fold: f, room: room, give: give, own: own, get: get, failed: -1}
 	n := len(who)
 	x.srcs = make([]unsafe.Pointer, n)
 	for d := 1; d < n; d++ {
 		i := (x.me + d) % n
 		x.peers = append(x.peers, peer{rank: int32(who[i]), i: i})
 	}
-	p.UntilOver(x.poll, x.requests)
+	return x
 }
 
 // piecesOf returns how many pieces a part has.
@@ -81,9 +95,35 @@ func (x *pieces) piece(part Part, k int64) (at unsafe.Pointer, elements int64) {
 	return x.a.at(part.Data, k*x.step), min(x.step, part.Count-k*x.step)
 }
 
+// given returns where piece k of what this rank gives to number i of those that take part is, and its elements.
+func (x *pieces) given(i int, k int64) (at unsafe.Pointer, elements int64) {
+	return unsafe.Add(x.give[i].Data, k*x.step*x.elem), min(x.step, x.give[i].Count-k*x.step)
+}
+
 // incoming returns where piece k of what number i of those that take part gives goes.
 func (x *pieces) incoming(i int, k int64) unsafe.Pointer {
-	return x.a.at(x.room, (int64(i)*piecesAtOnce+k%piecesAtOnce)*x.step)
+	return unsafe.Add(x.room, (int64(i)*piecesAtOnce+k%piecesAtOnce)*x.step*x.elem)
+}
+
+// phase names the rank that this one waits for: first one that has not sent all of its part, then one that has not taken
+// all of this rank's.
+func (x *pieces) phase() Phase {
+	phase := Phase{BetweenNodes, x.rail, -1}
+	if x.err != nil {
+		phase.Partner = x.failed
+		return phase
+	}
+	for i := range x.peers {
+		p := &x.peers[i]
+		if x.give != nil && p.taken.ended < x.piecesOf(x.own) || x.get != nil && p.gets.ended < x.piecesOf(x.get[p.i]) {
+			phase.Partner = int(p.rank)
+			return phase
+		}
+		if phase.Partner < 0 && (p.given.ended < p.given.started || p.sent.ended < p.sent.started) {
+			phase.Partner = int(p.rank)
+		}
+	}
+	return phase
 }
 
 // requests adds those that are under way to b.
@@ -103,7 +143,10 @@ func (x *pieces) poll() (over bool, err error) {
 	for i := range x.peers {
 		for _, r := range x.peers[i].tracks() {
 			if err := r.reap(wire); err != nil && x.err == nil {
-				x.err = err
+				x.err, x.failed = err, int(x.peers[i].rank)
+				if err == errShort {
+					x.err = x.a.notAsAgreed(x.failed)
+				}
 				x.cancel()
 			}
 			underWay = underWay || r.ended < r.started
@@ -131,8 +174,8 @@ func (x *pieces) start() error {
 		p := &x.peers[i]
 		for x.give != nil && p.taken.started < mine && p.taken.started < x.summed+piecesAtOnce && !p.taken.full() {
 			_, n := x.piece(x.own, p.taken.started)
-			if err := p.taken.add(wire.Receive(x.incoming(p.i, p.taken.started), n*elem, p.rank, giveTag)); err != nil {
-				return err
+			if err := p.taken.receive(wire, x.incoming(p.i, p.taken.started), n*x.elem, p.rank, giveTag+x.tags); err != nil {
+				return x.failedWith(p, err)
 			}
 		}
 		if x.get != nil {
@@ -142,8 +185,8 @@ func (x *pieces) start() error {
 			}
 			for p.gets.started < last && !p.gets.full() {
 				at, n := x.piece(x.get[p.i], p.gets.started)
-				if err := p.gets.add(wire.Receive(at, n*elem, p.rank, getTag)); err != nil {
-					return err
+				if err := p.gets.receive(wire, at, n*elem, p.rank, getTag+x.tags); err != nil {
+					return x.failedWith(p, err)
 				}
 			}
 		}
@@ -151,9 +194,9 @@ func (x *pieces) start() error {
 	for i := range x.peers {
 		p := &x.peers[i]
 		for x.give != nil && p.given.started < x.piecesOf(x.give[p.i]) && !p.given.full() {
-			at, n := x.piece(x.give[p.i], p.given.started)
-			if err := p.given.add(wire.Send(at, n*elem, p.rank, giveTag)); err != nil {
-				return err
+			at, n := x.given(p.i, p.given.started)
+			if err := p.given.send(wire, at, n*x.elem, p.rank, giveTag+x.tags); err != nil {
+				return x.failedWith(p, err)
 			}
 		}
 	}
@@ -183,7 +226,7 @@ func (x *pieces) pass() error {
 		for i := range x.srcs {
 			x.srcs[i] = x.incoming(i, x.summed)
 		}
-		x.srcs[x.me], _ = x.piece(x.give[x.me], x.summed)
+		x.srcs[x.me], _ = x.given(x.me, x.summed)
 		x.fold.Run(at, x.srcs, n)
 	}
 	x.summed++
@@ -192,11 +235,17 @@ func (x *pieces) pass() error {
 	}
 	for i := range x.peers {
 		p := &x.peers[i]
-		if err := p.sent.add(x.a.Wire.Send(at, n*x.a.elem(), p.rank, getTag)); err != nil {
-			return err
+		if err := p.sent.send(x.a.Wire, at, n*x.a.elem(), p.rank, getTag+x.tags); err != nil {
+			return x.failedWith(p, err)
 		}
 	}
 	return nil
+}
+
+// failedWith keeps whose message it was.
+func (x *pieces) failedWith(p *peer, err error) error {
+	x.failed = int(p.rank)
+	return err
 }
 
 func (x *pieces) over() bool {
@@ -214,6 +263,12 @@ func (x *pieces) over() bool {
 	return true
 }
 
+// giveUp ends the exchange because of err: it starts nothing more.
+func (x *pieces) giveUp(err error) {
+	x.err = err
+	x.cancel()
+}
+
 // cancel gives up the receives: the other ranks may send nothing more.
 func (x *pieces) cancel() {
 	for i := range x.peers {
@@ -228,13 +283,28 @@ func (p *peer) tracks() [4]*track { return [4]*track{&p.given, &p.taken, &p.sent
 type track struct {
 	started, ended int64
 	requests       [piecesAtOnce]*transport.Request
+	bytes          [piecesAtOnce]int64 // of a message that is received
 }
+
+// idle tells whether none is under way.
+func (t *track) idle() bool { return t.started == t.ended }
 
 func (t *track) full() bool { return t.started-t.ended == piecesAtOnce }
 
-func (t *track) add(q *transport.Request, err error) error {
+func (t *track) send(by transport.Endpoint, data unsafe.Pointer, bytes int64, to, tag int32) error {
+	q, err := by.Send(data, bytes, to, tag)
+	return t.add(q, -1, err)
+}
+
+func (t *track) receive(by transport.Endpoint, data unsafe.Pointer, bytes int64, from, tag int32) error {
+	q, err := by.Receive(data, bytes, from, tag)
+	return t.add(q, bytes, err)
+}
+
+func (t *track) add(q *transport.Request, bytes int64, err error) error {
 	if err == nil {
-		t.requests[t.started%piecesAtOnce] = q
+		k := t.started % piecesAtOnce
+		t.requests[k], t.bytes[k] = q, bytes
 		t.started++
 	}
 	return err
@@ -249,14 +319,22 @@ func (t *track) addTo(b *work.Batch, poller work.Poller) {
 	}
 }
 
+// errShort is the error of a message that has another length than it has to have.
+var errShort = errors.New("coll: a message of another length")
+
 // reap releases those that have ended, and returns the first error.
 func (t *track) reap(by transport.Requests) (first error) {
 	for t.ended < t.started {
-		q := t.requests[t.ended%piecesAtOnce]
+		k := t.ended % piecesAtOnce
+		q := t.requests[k]
 		if q.Done == 0 {
 			break
 		}
-		if err := by.Err(q); err != nil && first == nil {
+		err := by.Err(q)
+		if err == nil && t.bytes[k] >= 0 && q.Cancelled == 0 && q.Bytes != t.bytes[k] {
+			err = errShort
+		}
+		if err != nil && first == nil {
 			first = err
 		}
 		by.Release(q)

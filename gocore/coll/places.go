@@ -69,11 +69,11 @@ func Place(a *Args, own *heap.Heap) (p Places, ok bool) {
 		p.told.in, in = inPlace, nil
 	}
 	list := p.told.few[:0]
-	for _, side := range [2][]Part{in, out} {
+	for k, side := range [2][]Part{in, out} {
 		for i := range side {
 			at := heapRange{Count: side[i].Count}
 			if at.Count > 0 {
-				if at.Location, ok = own.Find(side[i].Data, at.Count*a.elem()); !ok {
+				if at.Location, ok = own.Find(side[i].Data, at.Count*a.sideElem(shm.Side(k))); !ok {
 					return Places{}, false
 				}
 			}
@@ -246,6 +246,9 @@ func (a *Args) sharedOp() (*shm.Op, error) {
 	c := shm.Collective{Seq: a.Seq, Code: a.Code, DType: a.DType, Reduce: a.Reduce, Scale: a.Scale, Count: a.Count,
 		Rank: a.Rank, Size: a.Size, Root: a.Root, Parts: parts, YieldEvery: lines.Yields()}
 	c.Words, c.Chunks = lines.Chunks(a.Seq)
+	if a.Partial {
+		c.Out = op.Float32
+	}
 	switch {
 	case a.Agreed&Even != 0:
 	case a.Trait().Shares == op.Pairwise:
@@ -386,13 +389,21 @@ func (a *Args) addSide(o *shm.Op, side shm.Side, r int, ranges []heapRange, coun
 		if count -= at.Count; at.Count == 0 {
 			continue
 		}
-		data, err := a.Node.Reach(r, at.Location, at.Count*a.elem())
+		data, err := a.Node.Reach(r, at.Location, at.Count*a.sideElem(side))
 		if err != nil {
 			return false, true
 		}
 		o.Add(side, r, data, at.Count)
 	}
 	return true, count == 0
+}
+
+// sideElem returns the bytes of an element of a side.
+func (a *Args) sideElem(side shm.Side) int64 {
+	if a.Partial && side == shm.Out {
+		return partialBytes
+	}
+	return a.elem()
 }
 
 // mostBytes is more than any memory: no call moves so much between all its ranks.

@@ -18,6 +18,8 @@ type Step struct {
 	Until func() (bool, error)
 	// UnderWay, if set, adds the requests that Until waits for.
 	UnderWay func(*work.Batch)
+	// Phase, if set, tells what Until is at.
+	Phase func() Phase
 }
 
 // Program is the list of steps of one operation on one rank. Run carries it out with blocking MPI
@@ -33,6 +35,7 @@ type Program struct {
 	lib   mpi.Library
 	next  int                // the step to start next
 	under transport.UnderWay // the requests of the step under way
+	phase func() Phase       // of the last step
 	err   error
 }
 
@@ -40,7 +43,7 @@ type Program struct {
 func (p *Program) Reset(lib mpi.Library) {
 	clear(p.steps)
 	p.steps = p.steps[:0]
-	p.lib, p.under.By, p.next, p.err = lib, lib, 0, nil
+	p.lib, p.under.By, p.next, p.phase, p.err = lib, lib, 0, nil, nil
 }
 
 // Call appends an MPI call and returns it, so that the caller can fill it in. The pointer is valid
@@ -61,12 +64,12 @@ func (p *Program) Together(calls []mpi.Call) {
 func (p *Program) Do(f func() error) { p.steps = append(p.steps, Step{Do: f}) }
 
 // Until appends a wait. f tells whether the wait is over; it is called often and on any thread.
-func (p *Program) Until(f func() (bool, error)) { p.UntilOver(f, nil) }
+func (p *Program) Until(f func() (bool, error)) { p.UntilOver(f, nil, nil) }
 
 // UntilOver is Until for a wait for requests of the transport, which underWay adds to a batch that is tested before f is
-// called.
-func (p *Program) UntilOver(f func() (bool, error), underWay func(*work.Batch)) {
-	p.steps = append(p.steps, Step{Until: f, UnderWay: underWay})
+// called. phase may be nil, as underWay may.
+func (p *Program) UntilOver(f func() (bool, error), underWay func(*work.Batch), phase func() Phase) {
+	p.steps = append(p.steps, Step{Until: f, UnderWay: underWay, Phase: phase})
 }
 
 // Reserve takes n bytes for Alloc to hand out. It is called before this rank announces the
@@ -177,6 +180,7 @@ func (p *Program) Poll() (done bool, err error) {
 			return true, p.err
 		}
 		s := &p.steps[p.next]
+		p.phase = s.Phase
 		if s.Until != nil {
 			done, err := s.Until()
 			if !done && err == nil {

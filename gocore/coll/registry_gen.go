@@ -12,7 +12,7 @@ func init() {
 	registry = [op.NumCodes][]*Algorithm{
 		op.Barrier:            {&single, &inline, &barrierMPI},
 		op.Broadcast:          {&single, &inline, &mapped, &singleOnDevice, &broadcastIPC, &broadcastDirect, &staged, &broadcastMPI},
-		op.AllReduce:          {&single, &inline, &mapped, &singleOnDevice, &allReduceIPC, &staged, &allReduceSlices, &allReduceLevels, &allReduceGather16, &allReduceSlices16, &allReduceMPI},
+		op.AllReduce:          {&single, &inline, &mapped, &singleOnDevice, &allReduceIPC, &staged, &allReduceDoubling, &allReduceSlices, &allReduceLevels, &allReduceGather16, &allReduceSlices16, &allReduceMPI},
 		op.AllReduceCoalesced: {&single, &inline, &mapped, &singleOnDevice, &staged, &allReduceCoalescedPack},
 		op.Reduce:             {&single, &inline, &mapped, &singleOnDevice, &reduceIPC, &staged, &reduceSlices16, &reduceMPI},
 		op.AllGather:          {&single, &inline, &mapped, &singleOnDevice, &allGatherIPC, &allGatherDirect, &staged, &allGatherSlices, &allGatherLevels, &allGatherMPI, &allGatherUnevenMPI},

@@ -12,38 +12,40 @@ import (
 // slicesRanks is the largest group that slices serves: every rank has a message with every other one.
 const slicesRanks = 16
 
-func onApartNodes(s *Sig) bool { return s.Nodes == s.Size && s.Size <= slicesRanks }
+func onApartNodes(s *Sig) bool {
+	return s.Nodes == s.Size && s.Size <= slicesRanks && s.Forced&WithoutLevels == 0
+}
 
 // allReduceSlices: rank i sums up slice i of all tensors, and sends the sum to all. Bytes that leave a rank: 2(1-1/n)S.
 var allReduceSlices = Algorithm{Name: "slices", Memory: hostMemory, Enabled: onApartNodes, polls: always, scratch: func(a *Args) int64 {
-	return a.piecesScratch(a.Size) + a.inputScratch()
+	return a.piecesScratch(a.Size, a.elem()) + a.inputScratch()
 }, build: func(a *Args, p *Program) error {
 	input, err := a.inputApart(p)
 	if err != nil {
 		return err
 	}
-	room, err := a.piecesRoom(p, a.Size)
+	room, err := a.piecesRoom(p, a.Size, a.elem())
 	if err != nil {
 		return err
 	}
 	give, get := a.sliced(input), a.sliced(a.Recv[0])
-	a.addPieces(p, transport.EveryRank(a.Size), a.newFold(), room, give, get[a.Rank], get)
+	a.addPieces(p, transport.EveryRank(a.Size), a.newFold(), a.elem(), room, give, get[a.Rank], get)
 	return nil
 }}
 
 // reduceScatterSlices: every rank sums up its part of all inputs. Bytes that leave a rank: (1-1/n) of the input.
 var reduceScatterSlices = Algorithm{Name: "slices", Memory: hostMemory, Enabled: onApartNodes, polls: always, scratch: func(a *Args) int64 {
-	return a.piecesScratch(a.Size) + a.apartScratch()
+	return a.piecesScratch(a.Size, a.elem()) + a.apartScratch()
 }, build: func(a *Args, p *Program) error {
 	sends, err := a.keepApart(p)
 	if err != nil {
 		return err
 	}
-	room, err := a.piecesRoom(p, a.Size)
+	room, err := a.piecesRoom(p, a.Size, a.elem())
 	if err != nil {
 		return err
 	}
-	a.addPieces(p, transport.EveryRank(a.Size), a.newFold(), room, a.perRank(sends), a.Recv[0], nil)
+	a.addPieces(p, transport.EveryRank(a.Size), a.newFold(), a.elem(), room, a.perRank(sends), a.Recv[0], nil)
 	return nil
 }}
 
@@ -58,7 +60,7 @@ var allGatherSlices = Algorithm{Name: "slices", Memory: hostMemory, Enabled: onA
 		a.copyElements(get[a.Rank].Data, sends[0].Data, sends[0].Count)
 		return nil
 	})
-	a.addPieces(p, transport.EveryRank(a.Size), reduce.Fold{}, nil, nil, sends[0], get)
+	a.addPieces(p, transport.EveryRank(a.Size), reduce.Fold{}, 0, nil, nil, sends[0], get)
 	return nil
 }}
 

@@ -259,7 +259,9 @@ func (s *stager) transfer(k int) {
 	s.p.Do(func() error {
 		work := s.onHost
 		if s.deviceReduces {
-			work = s.reduceOnDevice
+			work = func(send, recv []Part, count int64) error {
+				return s.reduceOnDevice(send, recv, count, ln.recv.Locked)
+			}
 		}
 		if err := work(block(ln.send, int64(len(s.send))*(hi-lo)), block(ln.recv, int64(len(s.recv))*(hi-lo)), hi-lo); err != nil {
 			return err

@@ -4,7 +4,8 @@ import (
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/cuda"
-	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/reduce"
 )
 
 // packed is the alignment in bytes at which the kernels move the most at once.
@@ -16,8 +17,9 @@ const packed = 16
 // Steps: each rank sends slice i of its block to rank i. A kernel on rank i reduces the n slices in
 // rank order; it reads and writes pinned memory over the bus. For an all_reduce the slices are then
 // gathered. Bytes moved by each rank, besides those of staged: (1-1/n)S out and in, twice for an
-// all_reduce and once for a reduce_scatter, and (1+1/n)S over the bus.
-func (s *stager) reduceOnDevice(send, recv []Part, count int64) error {
+// all_reduce and once for a reduce_scatter, and (1+1/n)S over the bus. If the driver gives no pinned
+// memory, which alone the kernel reaches, the host of this rank adds up.
+func (s *stager) reduceOnDevice(send, recv []Part, count int64, locked bool) error {
 	host := s.host
 	scattered := host.Trait().Send.PerRank()
 	from := recv[0]
@@ -34,18 +36,17 @@ func (s *stager) reduceOnDevice(send, recv []Part, count int64) error {
 		sl = host.slices(count)
 		to = host.at(to, sl[host.Rank].from)
 	}
-	n := sl[host.Rank].count
-	stride := (n*host.elem() + packed - 1) / packed * packed // the kernel moves whole packs
 	if s.gathered == nil {
 		var err error
 		if s.gathered, err = s.block(max(1, (sl[0].count*host.elem()+packed)*int64(host.Size))); err != nil {
 			return err
 		}
-		if !s.gathered.Locked {
-			s.try(func() error {
-				return status.New(status.NoMemory, "%s: sums on the device (PADDLEMPI_CUDA_REDUCE=device) need %d bytes of pinned host memory, and the driver gives none", host.Code, s.gathered.Bytes)
-			})
-		}
+	}
+	n := sl[host.Rank].count
+	stride := n * host.elem()
+	byKernel := s.gathered.Locked && locked
+	if byKernel {
+		stride = (stride + packed - 1) / packed * packed // the kernel moves whole packs
 	}
 	sends, recvs := make([]Part, host.Size), make([]Part, host.Size)
 	for i := range sl {
@@ -56,6 +57,9 @@ func (s *stager) reduceOnDevice(send, recv []Part, count int64) error {
 		return err
 	}
 	s.p.Do(func() error {
+		if !byKernel {
+			return s.sumOnHost(to, n)
+		}
 		s.try(func() error { return s.launch(to, recvs) })
 		return nil
 	})
@@ -64,6 +68,17 @@ func (s *stager) reduceOnDevice(send, recv []Part, count int64) error {
 		return nil
 	}
 	return host.gatherSlices(s.p, recv[0].Data, sl)
+}
+
+// sumOnHost reduces what is gathered, n elements of each rank, into to.
+func (s *stager) sumOnHost(to unsafe.Pointer, n int64) error {
+	a := &s.host
+	if a.Reduce == op.PremulSum && !reduce.Is16(a.DType) {
+		if err := reduce.Scale(s.gathered.Data, n*int64(a.Size), a.DType, a.Scale); err != nil {
+			return err
+		}
+	}
+	return a.reduceGathered(to, s.gathered.Data, n, a.Size)
 }
 
 // launch queues the kernel that reduces the parts into to.

@@ -97,6 +97,8 @@ func (c *collective) parts(side string, bufs []op.Buf, room []coll.Part) ([]coll
 		}
 		if c.args.DType == 0 {
 			c.args.DType = b.DType
+		} else if c.g.silent && coll.Partial(c.args.DType, b.DType) { // a phase of coll.Levels
+			c.args.Partial = true
 		} else if b.DType != c.args.DType {
 			return nil, status.New(status.Type, "%s: %s tensor %d is %s, another is %s; all tensors of a call have one dtype", c.args.Code, side, i, b.DType, c.args.DType)
 		}

@@ -41,6 +41,7 @@ type request struct {
 	offer       coll.Offer       // what the call tells in its note
 	form        coll.Form        // how the algorithm carries it out; InChunks: the chunks say who gives it up
 	trace       trace.Mark       // its entry in the flight recorder
+	phase       coll.Phase       // in which it is, as was last recorded
 	// Room for one buffer on each side, the usual number, so that no slice is allocated.
 	one [2]coll.Part
 }

@@ -76,6 +76,10 @@ func (c *collective) readable(err error) error {
 		return err
 	}
 	rank := c.g.Ranks[bad.Member]
+	if c.phase.Where != coll.NoPhase {
+		return status.New(status.GroupBroken, "%s%s: that rank has sent a message of another length than was agreed on: its process is damaged; the result is lost, and the group is broken",
+			c.g.Of(c.numbered()), c.inPhase()).WithRanks(rank)
+	}
 	return status.New(status.GroupBroken, "%s: rank %d has announced one thing and told another: its process is damaged; nothing was done on this rank, and the group is broken",
 		c.g.Of(c.numbered()), rank).WithRanks(rank)
 }

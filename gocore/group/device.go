@@ -54,7 +54,7 @@ func (c *collective) checkDevice() error {
 	if !s.Staged {
 		c.flags |= coll.NotStaged
 	}
-	if s.ReduceOnDevice {
+	if coll.Bytes(&c.args) >= s.ReduceOnDevice {
 		c.flags |= coll.DeviceReduce
 	}
 	return nil

@@ -11,8 +11,8 @@ import (
 // nodes that do not answer.
 func (c *collective) timeoutError() error {
 	g := c.g
+	who, arrived := "all members had come, the transfer did not end"+c.inPhase(), g.arrived == c.args.Seq
 	missing, known := g.arrival.Missing()
-	who, arrived := "all members had come, the transfer did not end", g.arrived == c.args.Seq
 	switch {
 	case !known && arrived:
 		missing = g.inquiry.askAgain()
@@ -20,9 +20,10 @@ func (c *collective) timeoutError() error {
 		missing = g.inquiry.ask()
 	}
 	ranks := g.World(missing)
-	if len(ranks) > 0 && arrived {
+	switch {
+	case len(ranks) > 0 && arrived:
 		who += fmt.Sprintf(", and rank(s) %s do not answer", status.Brief(ranks))
-	} else if len(ranks) > 0 {
+	case len(ranks) > 0:
 		who = fmt.Sprintf("rank(s) %s never came", status.Brief(ranks))
 	}
 	return status.New(status.Timeout, "%s timed out after %v: %s; the group is broken",

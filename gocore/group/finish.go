@@ -43,7 +43,7 @@ func (c *collective) breakIfFailed(err error) error {
 		if errors.As(err, &e) && e.Code == status.Cuda {
 			e.Ranks = g.World(e.Ranks)
 		}
-		err = g.Named(c.numbered(), err)
+		err = c.failedInPhase(g.Named(c.numbered()+c.inPhase(), err))
 		if c.form != coll.InChunks {
 			g.resign(c.args.Seq, err)
 		}

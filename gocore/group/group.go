@@ -83,6 +83,14 @@ func (g *Group) Algorithm() string {
 	return ""
 }
 
+// Served returns which algorithms serve the collectives of a group over nodes; nil for another group.
+func (g *Group) Served() []coll.Served {
+	if g.wire == nil {
+		return nil
+	}
+	return coll.TheServed(coll.Sig{Size: g.Size, Nodes: g.nodes, Rails: g.rails, Forced: g.forced}, g.notes.Room())
+}
+
 // Usable returns why the group cannot carry out an operation, nil if it can. The error names the operation.
 func (g *Group) Usable(code op.Code) error {
 	g.mu.Lock()
@@ -101,9 +109,17 @@ func (g *Group) usableLocked(code op.Code) error {
 	return nil
 }
 
+// noteBroken lets the departure know that the group broke, and how long its calls wait. The deadline of a silent group is
+// that of the group that it is a part of, which breaks with it.
+func (g *Group) noteBroken() {
+	if !g.silent {
+		g.Env.BrokeAfter(g.Timeout())
+	}
+}
+
 // Fail breaks the group because of err. The queued collectives fail as well.
 func (g *Group) Fail(err error) {
-	g.Env.BrokeAfter(g.Timeout())
+	g.noteBroken()
 	g.mu.Lock()
 	if g.broken == nil {
 		g.broken = err

@@ -59,7 +59,7 @@ func (g *Group) makeLevels(comm transport.Comm) error {
 	h.inquiry.g = h
 	h.timeout.Store(int64(work.Longest)) // the collective of the whole group has the deadline
 	g.here = h
-	l.Start = g.startHere
+	l.Start, l.Failed = g.startHere, g.failHere
 	return nil
 }
 

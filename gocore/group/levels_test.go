@@ -2,6 +2,8 @@ package group
 
 import (
 	"fmt"
+	"slices"
+	"sync"
 	"testing"
 	"time"
 	"unsafe"
@@ -11,8 +13,12 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/heap"
 	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
 	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/reduce"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/trace"
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
@@ -133,6 +139,149 @@ func TestPartsInLevels(t *testing.T) {
 	}
 }
 
+// halved rounds numbers to a 16-bit type.
+func halved(d op.DType, numbers []float32) []uint16 {
+	in := floats(numbers...)
+	out := halves(in.Count)
+	fold := reduce.NewFold(op.Float32, op.Sum, 1, 0).To(d)
+	fold.Run(out.Data, []unsafe.Pointer{in.Data}, in.Count)
+	return slices.Clone(unsafe.Slice((*uint16)(out.Data), out.Count))
+}
+
+// widened is the reverse.
+func widened(d op.DType, bits []uint16) []float32 {
+	in := halves(int64(len(bits)))
+	copy(unsafe.Slice((*uint16)(in.Data), in.Count), bits)
+	out := floats(make([]float32, len(bits))...)
+	fold := reduce.NewFold(d, op.Sum, 1, 0).To(op.Float32)
+	fold.Run(out.Data, []unsafe.Pointer{in.Data}, in.Count)
+	return slices.Clone(values(out))
+}
+
+// Sums of 16-bit floats in levels are made in float32, in rank order on each node and in the order of the nodes, and
+// are rounded once: every rank has exactly these bits.
+func TestHalvesInLevels(t *testing.T) {
+	const period = 7
+	type sumOf struct {
+		d      op.DType
+		r      op.ReduceOp
+		mapped bool
+	}
+	for name, nodes := range severalNodes {
+		t.Run(name, func(t *testing.T) {
+			even := name != "two and one" && name != "three nodes"
+			ranks(t, len(nodes), nodes, func(t *testing.T, e *world.Env, g *Group) {
+				for _, c := range []sumOf{{op.BFloat16, op.Sum, false}, {op.Float16, op.Avg, true}, {op.BFloat16, op.PremulSum, g.Rank%2 == 0}, {op.Float16, op.Product, true}, {op.BFloat16, op.Max, true}} {
+					given := func(rank int) []uint16 {
+						numbers := make([]float32, period)
+						for i := range numbers {
+							numbers[i] = 1 + 0.37*float32(rank*period+i)
+						}
+						return halved(c.d, numbers)
+					}
+					want := halved(c.d, sumInLevels(e.Topo.ByNode(g.Ranks), c.r, 0.3, func(rank int) []float32 { return widened(c.d, given(rank)) }))
+					what := fmt.Sprintf("%v", c)
+					n := int(coll.LevelBytes()/4) + 12345
+					send, free := half(t, c.d, c.mapped, n, func(i int) uint16 { return given(g.Rank)[i%period] })
+					recv, freeRecv := half(t, c.d, c.mapped, n, func(int) uint16 { return 1 })
+					for _, inPlace := range []bool{false, true} {
+						d, result := desc(op.AllReduce, []op.Buf{send}, []op.Buf{recv}), recv
+						if inPlace {
+							d, result = desc(op.AllReduce, nil, []op.Buf{send}), send
+						}
+						d.ReduceOp, d.Scale = c.r, 0.3
+						_, err := submit(g, d)
+						assert.NoError(t, err, what)
+						assert.Equal(t, "levels", g.Algorithm())
+						sameHalves(t, what, result, want, 0)
+					}
+					free()
+					freeRecv()
+					if !even {
+						continue
+					}
+					share := n/g.Size + 3
+					send, free = half(t, c.d, c.mapped, share*g.Size, func(i int) uint16 { return given(g.Rank)[i%period] })
+					recv, freeRecv = half(t, c.d, !c.mapped, share, func(int) uint16 { return 1 })
+					d := desc(op.ReduceScatter, []op.Buf{send}, []op.Buf{recv})
+					d.ReduceOp, d.Scale = c.r, 0.3
+					_, err := submit(g, d)
+					assert.NoError(t, err, what)
+					assert.Equal(t, "levels", g.Algorithm())
+					sameHalves(t, what, recv, want, share*g.Rank)
+					free()
+					freeRecv()
+				}
+			})
+		})
+	}
+}
+
+// sumInLevels sums up what each rank gives.
+func sumInLevels(nodes [][]int, r op.ReduceOp, scale float32, given func(rank int) []float32) (all []float32) {
+	add := func(to *[]float32, more []float32) {
+		if *to == nil {
+			*to = more
+			return
+		}
+		for i, v := range more {
+			switch r {
+			case op.Product:
+				(*to)[i] *= v
+			case op.Max:
+				(*to)[i] = max((*to)[i], v)
+			default:
+				(*to)[i] += v
+			}
+		}
+	}
+	n := 0
+	for _, members := range nodes {
+		var here []float32
+		for _, rank := range members {
+			mine := given(rank)
+			for i := range mine {
+				if r == op.PremulSum {
+					mine[i] *= scale
+				}
+			}
+			add(&here, mine)
+			n++
+		}
+		add(&all, here)
+	}
+	for i := range all {
+		if r == op.Avg {
+			all[i] /= float32(n)
+		}
+	}
+	return all
+}
+
+// half is tensor for 16-bit floats.
+func half(t *testing.T, d op.DType, mapped bool, count int, value func(i int) uint16) (op.Buf, func()) {
+	b, free := tensor(t, mapped, (count+1)/2, func(int) float32 { return 0 })
+	b.Count, b.DType = int64(count), d
+	list := unsafe.Slice((*uint16)(b.Data), count)
+	for i := range min(7, count) {
+		list[i] = value(i)
+	}
+	for i := 7; i < count; i++ {
+		list[i] = list[i-7]
+	}
+	return b, free
+}
+
+// sameHalves is same for values that are repeated, and of which b begins with number from.
+func sameHalves(t *testing.T, what string, b op.Buf, want []uint16, from int) {
+	for i, v := range unsafe.Slice((*uint16)(b.Data), b.Count) {
+		if v != want[(from+i)%len(want)] {
+			assert.Failf(t, "wrong value", "%s: element %d of %d is %#x, not %#x", what, i, b.Count, v, want[(from+i)%len(want)])
+			return
+		}
+	}
+}
+
 // A rank that gives up in the levels is named by the others, on its node and elsewhere, and the group is broken.
 func TestARankThatGivesUpInLevelsIsNamed(t *testing.T) {
 	ranks(t, 4, []int{0, 0, 1, 1}, func(t *testing.T, e *world.Env, g *Group) {
@@ -151,5 +300,83 @@ func TestARankThatGivesUpInLevelsIsNamed(t *testing.T) {
 			return
 		}
 		blames(t, err, status.GroupBroken, 0, "rank(s) [0] gave up waiting when the deadline had passed there; the group is broken")
+	})
+}
+
+// troubleInLevels makes a large all_reduce on two nodes of two ranks, over an MPI with a hook. Each rank waits as long as
+// timeout says. It returns the errors, and what the ranks have recorded.
+func troubleInLevels(t *testing.T, hook mpifake.Hook, timeout func(rank int) time.Duration) (errs [4]error, records [4]trace.OperationRecord) {
+	libs := mpifake.New(4, mpifake.Nodes([]int{0, 0, 1, 1}), mpifake.WithHook(hook))
+	var wg sync.WaitGroup
+	for _, lib := range libs {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			e, err := world.NewEnv(mpifake.World(lib), 20*time.Second, nil)
+			if !assert.NoError(t, err) {
+				return
+			}
+			g, err := World(e, 0, 10*time.Second)
+			if !assert.NoError(t, err) {
+				return
+			}
+			_, errs[g.Rank] = sum(g, large(), timeout(g.Rank), 0)
+			list := recorded(t, e)
+			records[g.Rank] = list[len(list)-1]
+		}()
+	}
+	wg.Wait()
+	return errs, records
+}
+
+// isGiven tells whether a call of MPI is about a message of the first leg between nodes.
+func isGiven(c *mpi.Call, fn mpi.Fn) bool { return c.Fn == fn && c.Tag == coll.ArrivalTag+1 }
+
+// Errors and records say in which phase it was, on which rail, and with which rank.
+func TestTroubleInLevelsNamesThePhase(t *testing.T) {
+	patient := func(int) time.Duration { return 20 * time.Second }
+	where := func(o trace.OperationRecord, rail, partner int) {
+		if assert.NotNil(t, o.Phase) && assert.NotNil(t, o.Partner) {
+			assert.Equal(t, "between the nodes", *o.Phase)
+			assert.Equal(t, []int{rail, partner}, []int{*o.Rail, *o.Partner})
+		}
+	}
+	t.Run("a message that does not come", func(t *testing.T) {
+		errs, records := troubleInLevels(t, func(rank, _ int, c *mpi.Call) (time.Duration, error) {
+			if rank == 2 && isGiven(c, mpi.FnSend) {
+				return 3 * time.Second, nil
+			}
+			return 0, nil
+		}, func(rank int) time.Duration {
+			if rank == 0 {
+				return 500 * time.Millisecond
+			}
+			return 20 * time.Second
+		})
+		assert.Equal(t, status.Timeout, status.CodeOf(errs[0]))
+		assert.ErrorContains(t, errs[0], "the transfer did not end, between the nodes, on rail 0, with rank 2; the group is broken")
+		where(records[0], 0, 2)
+		for _, err := range errs[1:] {
+			blames(t, err, status.GroupBroken, 0, "rank(s) [0] gave up waiting when the deadline had passed there")
+		}
+	})
+	t.Run("an error of MPI", func(t *testing.T) {
+		errs, records := troubleInLevels(t, func(rank, _ int, c *mpi.Call) (time.Duration, error) {
+			if rank == 1 && isGiven(c, mpi.FnRecv) {
+				return 0, status.New(status.Truncate, "MPI_Irecv failed with MPI_ERR_TRUNCATE")
+			}
+			return 0, nil
+		}, patient)
+		blames(t, errs[1], status.Truncate, 3, ", between the nodes, on rail 1, with rank 3: MPI_Irecv failed with MPI_ERR_TRUNCATE; the group is broken")
+		where(records[1], 1, 3)
+	})
+	t.Run("a message that is too short", func(t *testing.T) {
+		errs, _ := troubleInLevels(t, func(rank, _ int, c *mpi.Call) (time.Duration, error) {
+			if rank == 3 && isGiven(c, mpi.FnSend) {
+				c.SendCount -= 4
+			}
+			return 0, nil
+		}, patient)
+		blames(t, errs[1], status.GroupBroken, 3, ", between the nodes, on rail 1, with rank 3: that rank has sent a message of another length than was agreed on")
 	})
 }

@@ -196,7 +196,7 @@ func (c *collective) lostError(o *shm.Op) error {
 
 // lost is the error that members died in c, or before they did their part of it.
 func (c *collective) lost(members []int) error {
-	return c.g.DiedError(c.numbered(), members, "its result is lost, and the group is broken")
+	return c.g.DiedError(c.numbered()+c.inPhase(), members, "its result is lost, and the group is broken")
 }
 
 // share makes the steps of a task whose tensors are in mapped memory. After an error t may linger,

@@ -92,6 +92,7 @@ func (t *task) pollProgram() bool {
 	done, err := t.news.Err != nil, t.news.Err
 	if !done {
 		done, err = t.collective.prog.Poll()
+		t.collective.notePhase()
 	}
 	if t.news.Waits(&t.g.Members, err) {
 		return false

@@ -92,6 +92,7 @@ static void fold_floats(const pmpi_fold *f, void *const *dst, int ndst, const vo
 		.scales = f->scaled ? scales : NULL,
 		.n = n,
 		.type = f->type,
+		.out = f->out,
 		.op = f->op,
 		.divisor = (float)f->divisor,
 	};
@@ -161,13 +162,15 @@ static void fold(const pmpi_fold *f, void *const *dst, int ndst, const void *con
 				 int64_t n) {
 	if (ndst == 0 || n == 0)
 		return;
-	if (nsrc == 1 && !f->scaled && f->divisor == 1) {
+	const int same = f->out == f->type;
+	if (nsrc == 1 && !f->scaled && f->divisor == 1 && same) {
 		copy(dst, ndst, src[0], n * element(f->type));
 		return;
 	}
 	fp_mode before = get_mode();
 	set_mode(DEFAULT_MODE);
-	const int pair = nsrc == 2 && ndst <= 2 && f->op == PMPI_K_SUM && !f->scaled && f->divisor == 1;
+	const int pair =
+		same && nsrc == 2 && ndst <= 2 && f->op == PMPI_K_SUM && !f->scaled && f->divisor == 1;
 	void *const last = dst[ndst - 1];
 	if (pair && f->type == PMPI_T_F64)
 		pair64(dst[0], last, src[0], src[1], n);

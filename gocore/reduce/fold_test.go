@@ -291,3 +291,76 @@ func TestFoldOfIntegers(t *testing.T) {
 		assert.Equal(t, c.want, out[0], fmt.Sprint(c.r, c.in))
 	}
 }
+
+// Partial sums of 16-bit floats are of type float32. Their sum, rounded once, has the bits of a sum of all sources.
+func TestFoldOfPartialSums(t *testing.T) {
+	rng := rand.New(rand.NewPCG(19, 20))
+	for _, d := range []op.DType{op.Float16, op.BFloat16} {
+		for r := op.Sum; r.Valid(); r++ {
+			if !op.Defined(r, d) {
+				continue
+			}
+			for turn, nsrc := range []int{1, 2, 3, 5} {
+				for i, n := range foldLengths(d, turn) {
+					partialSums(t, rng, foldCase{d, r, nsrc, 1 + i%3, n, i % 4, -1, 0.3})
+				}
+			}
+		}
+	}
+}
+
+// partialSums sums up the first sources, and widens each of the others. Then it sums up these rows.
+func partialSums(t *testing.T, rng *rand.Rand, c foldCase) {
+	sources := make([][]uint16, c.nsrc)
+	var from []unsafe.Pointer
+	var scales []float64
+	for i := range sources {
+		b := bytesOf(t, rng, c.d, c.n, (c.skip+i)%5)
+		from = append(from, ptr(b))
+		sources[i] = unsafe.Slice((*uint16)(ptr(b)), c.n)
+		if c.r == op.PremulSum {
+			scales = append(scales, c.scale)
+		}
+	}
+	first := 1 + rng.IntN(c.nsrc)
+	partial, last := c.r, c.r
+	if c.r == op.Avg {
+		partial = op.Sum
+	}
+	if c.r == op.PremulSum {
+		last = op.Sum
+	}
+	var rows []unsafe.Pointer
+	for at := 0; at < c.nsrc; {
+		upTo := max(first, at+1)
+		var to []unsafe.Pointer
+		for i := range c.ndst {
+			row := outside[float32](t, c.n, i)
+			to = append(to, ptr(row))
+		}
+		fold := NewFold(c.d, partial, upTo-at, c.scale).To(op.Float32)
+		fold.isa = int32(rng.IntN(best + 1))
+		fold.runIn(fpmode.Usual, to, from[at:upTo], int64(c.n))
+		rows = append(rows, to[rng.IntN(c.ndst)])
+		at = upTo
+	}
+	fold := NewFold(op.Float32, last, c.nsrc, 0).To(c.d)
+	fold.isa = int32(rng.IntN(best + 1))
+	var to []unsafe.Pointer
+	results := make([][]uint16, c.ndst)
+	for i := range results {
+		room := outside[uint16](t, c.n+2, i)
+		room[0], room[c.n+1] = 0xA5A5, 0xA5A5
+		results[i] = room
+		to = append(to, ptr(room[1:]))
+	}
+	fold.runIn(fpmode.Usual, to, rows, int64(c.n))
+	for k, room := range results {
+		require.True(t, room[0] == 0xA5A5 && room[c.n+1] == 0xA5A5, "%+v: written outside destination %d", c, k)
+		for i, got := range room[1 : c.n+1] {
+			if want := reference16(sources, i, c.d, c.r, scales); got != want {
+				t.Fatalf("%+v, destination %d, element %d, first %d: %x, want %x", c, k, i, first, got, want)
+			}
+		}
+	}
+}

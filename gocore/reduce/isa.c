@@ -50,6 +50,7 @@ void pmpi_reduce_floats_call(void *dst, const uintptr_t *srcs, int32_t nsrc, con
 		.scales = nscales ? scales : 0,
 		.n = n,
 		.type = type,
+		.out = type,
 		.op = op,
 		.divisor = divisor,
 	};

@@ -47,9 +47,11 @@ typedef struct pmpi_floats {
 	int64_t n;               // elements of each source
 	int32_t ndst;            // at least 1
 	int32_t nsrc;            // at least 1
-	int32_t type;  // PMPI_T_F32, or PMPI_T_F16 or _BF16, which are rounded once, at the end
-	int32_t op;    // PMPI_K_SUM, _PRODUCT, _MIN or _MAX; with scales only _SUM
-	float divisor; // the result is divided by this before it is rounded
+	int32_t type;            // of the sources: PMPI_T_F32, or PMPI_T_F16 or _BF16
+	int32_t
+		out;    // of the results: as type, or PMPI_T_F32 on one side and a 16-bit type on the other
+	int32_t op; // PMPI_K_SUM, _PRODUCT, _MIN or _MAX; with scales only _SUM
+	float divisor; // the result is divided by this before it is rounded, once
 } pmpi_floats;
 
 // pmpi_reduce_isa returns the best PMPI_ISA_ of this processor.

@@ -17,7 +17,7 @@ enum { BLOCK = 1024 };
 		acc[i] = (stmt);                                                                           \
 	}
 
-#define DEFINE_BLOCK(name, type)                                                                   \
+#define DEFINE_BLOCK(name, type, result)                                                           \
 	static void name(const pmpi_floats *k, int64_t at, int64_t m) {                                \
 		float acc[BLOCK];                                                                          \
 		const type *s = (const type *)k->srcs[0] + at;                                             \
@@ -52,35 +52,53 @@ enum { BLOCK = 1024 };
 			for (int64_t i = 0; i < m; i++)                                                        \
 				acc[i] /= k->divisor;                                                              \
 		for (int32_t t = 0; t < k->ndst; t++) {                                                    \
-			type *d = (type *)k->dsts[t] + at;                                                     \
+			result *d = (result *)k->dsts[t] + at;                                                 \
 			for (int64_t i = 0; i < m; i++)                                                        \
 				d[i] = STORE(acc[i]);                                                              \
 		}                                                                                          \
 	}
 
+// The blocks are named after the type of the sources and that of the results.
+#define SAME(x) (x)
+
 #define LOAD  load_bf16
 #define STORE store_bf16
-DEFINE_BLOCK(block_bf16, uint16_t)
-#undef LOAD
+DEFINE_BLOCK(block_bf16_bf16, uint16_t, uint16_t)
 #undef STORE
-#define LOAD  load_f16
+#define STORE SAME
+DEFINE_BLOCK(block_bf16_f32, uint16_t, float)
+#undef LOAD
+#define LOAD load_f16
+DEFINE_BLOCK(block_f16_f32, uint16_t, float)
+#undef STORE
 #define STORE store_f16
-DEFINE_BLOCK(block_f16, uint16_t)
+DEFINE_BLOCK(block_f16_f16, uint16_t, uint16_t)
 #undef LOAD
+#define LOAD SAME
+DEFINE_BLOCK(block_f32_f16, float, uint16_t)
 #undef STORE
-#define LOAD(x)  (x)
-#define STORE(x) (x)
-DEFINE_BLOCK(block_f32, float)
+#define STORE store_bf16
+DEFINE_BLOCK(block_f32_bf16, float, uint16_t)
+#undef STORE
+#define STORE SAME
+DEFINE_BLOCK(block_f32_f32, float, float)
+
+typedef void (*block_of)(const pmpi_floats *k, int64_t at, int64_t m);
+
+static block_of block_for(const pmpi_floats *k) {
+	const int wide = k->out == PMPI_T_F32;
+	switch (k->type) {
+	case PMPI_T_BF16:
+		return wide ? block_bf16_f32 : block_bf16_bf16;
+	case PMPI_T_F16:
+		return wide ? block_f16_f32 : block_f16_f16;
+	}
+	return wide ? block_f32_f32 : k->out == PMPI_T_BF16 ? block_f32_bf16 : block_f32_f16;
+}
 
 int64_t pmpi_floats_portable(const pmpi_floats *k, int64_t start) {
-	for (int64_t at = start; at < k->n; at += BLOCK) {
-		int64_t m = k->n - at < BLOCK ? k->n - at : BLOCK;
-		if (k->type == PMPI_T_F32)
-			block_f32(k, at, m);
-		else if (k->type == PMPI_T_BF16)
-			block_bf16(k, at, m);
-		else
-			block_f16(k, at, m);
-	}
+	const block_of block = block_for(k);
+	for (int64_t at = start; at < k->n; at += BLOCK)
+		block(k, at, k->n - at < BLOCK ? k->n - at : BLOCK);
 	return k->n;
 }

@@ -32,16 +32,17 @@ INLINE void FN(store)(char *p, VF v, const int type) {
 		STORE_F16(p, v);
 }
 
-// load2 takes 2 * VW elements. Which of them go into which vector is known to store2 alone.
-INLINE void FN(load2)(const char *p, VF *a, VF *b, const int type) {
+// load2 takes 2 * VW elements. Which of them go into which vector is known to store2 alone: pairs
+// says that those with an even index go into the first.
+INLINE void FN(load2)(const char *p, VF *a, VF *b, const int type, const int pairs) {
 	const int64_t half = VW * (type == PMPI_T_F32 ? 4 : 2);
-	*a = type == PMPI_T_BF16 ? EVEN(p) : FN(load)(p, type);
-	*b = type == PMPI_T_BF16 ? ODD(p) : FN(load)(p + half, type);
+	*a = pairs ? EVEN(p) : FN(load)(p, type);
+	*b = pairs ? ODD(p) : FN(load)(p + half, type);
 }
 
-INLINE void FN(store2)(char *p, VF a, VF b, const int type) {
+INLINE void FN(store2)(char *p, VF a, VF b, const int type, const int pairs) {
 	const int64_t half = VW * (type == PMPI_T_F32 ? 4 : 2);
-	if (type == PMPI_T_BF16) {
+	if (pairs) {
 		STOREI(p, ROUND2(a, b));
 	} else {
 		FN(store)(p, a, type);
@@ -62,8 +63,8 @@ INLINE VF FN(fold)(VF a, VF b, const int op) {
 	}
 }
 
-INLINE int64_t FN(run)(const pmpi_floats *k, int64_t from, const int type, const int op,
-					   const int scaled) {
+INLINE int64_t FN(run)(const pmpi_floats *k, int64_t from, const int type, const int out,
+					   const int op, const int scaled) {
 	const char *const *srcs = (const char *const *)k->srcs;
 	char *const *dsts = (char *const *)k->dsts;
 	const float *scales = k->scales;
@@ -73,12 +74,14 @@ INLINE int64_t FN(run)(const pmpi_floats *k, int64_t from, const int type, const
 	const int divide = k->divisor != 1.0f;
 	const int64_t size = type == PMPI_T_F32 ? 4 : 2, end = k->n * size;
 	const int64_t one = VW * size, two = 2 * one; // bytes of so many vectors
-	int64_t i = from * size;
+	const int pairs = type == PMPI_T_BF16 && out == PMPI_T_BF16;
+	const int64_t outsize = out == PMPI_T_F32 ? 4 : 2, outone = VW * outsize, outtwo = 2 * outone;
+	int64_t i = from * size, o = from * outsize;
 
-	for (; i + 2 * two <= end; i += 2 * two) {
+	for (; i + 2 * two <= end; i += 2 * two, o += 2 * outtwo) {
 		const char *s = srcs[0] + i;
 		VF a0, a1, a2, a3;
-		FN(load2)(s, &a0, &a1, type), FN(load2)(s + two, &a2, &a3, type);
+		FN(load2)(s, &a0, &a1, type, pairs), FN(load2)(s + two, &a2, &a3, type, pairs);
 		if (scaled) {
 			VF f = SET1(scales[0]);
 			a0 = MUL(a0, f), a1 = MUL(a1, f), a2 = MUL(a2, f), a3 = MUL(a3, f);
@@ -89,7 +92,7 @@ INLINE int64_t FN(run)(const pmpi_floats *k, int64_t from, const int type, const
 			if (nsrc > 4)
 				__builtin_prefetch(s + 512);
 			VF b0, b1, b2, b3;
-			FN(load2)(s, &b0, &b1, type), FN(load2)(s + two, &b2, &b3, type);
+			FN(load2)(s, &b0, &b1, type, pairs), FN(load2)(s + two, &b2, &b3, type, pairs);
 			if (scaled) {
 				VF f = SET1(scales[r]);
 				b0 = MUL(b0, f), b1 = MUL(b1, f), b2 = MUL(b2, f), b3 = MUL(b3, f);
@@ -100,15 +103,16 @@ INLINE int64_t FN(run)(const pmpi_floats *k, int64_t from, const int type, const
 		if (divide)
 			a0 = DIV(a0, divisor), a1 = DIV(a1, divisor), a2 = DIV(a2, divisor),
 			a3 = DIV(a3, divisor);
-		FN(store2)(dst + i, a0, a1, type), FN(store2)(dst + i + two, a2, a3, type);
+		FN(store2)(dst + o, a0, a1, out, pairs), FN(store2)(dst + o + outtwo, a2, a3, out, pairs);
 		if (ndst > 1)
-			FN(store2)(second + i, a0, a1, type), FN(store2)(second + i + two, a2, a3, type);
+			FN(store2)(second + o, a0, a1, out, pairs),
+				FN(store2)(second + o + outtwo, a2, a3, out, pairs);
 		for (int32_t d = 2; d < ndst; d++) {
-			char *p = dsts[d] + i;
-			FN(store2)(p, a0, a1, type), FN(store2)(p + two, a2, a3, type);
+			char *p = dsts[d] + o;
+			FN(store2)(p, a0, a1, out, pairs), FN(store2)(p + outtwo, a2, a3, out, pairs);
 		}
 	}
-	for (; i + one <= end; i += one) {
+	for (; i + one <= end; i += one, o += outone) {
 		VF a = FN(load)(srcs[0] + i, type);
 		if (scaled)
 			a = MUL(a, SET1(scales[0]));
@@ -121,20 +125,29 @@ INLINE int64_t FN(run)(const pmpi_floats *k, int64_t from, const int type, const
 		if (divide)
 			a = DIV(a, divisor);
 		for (int32_t d = 0; d < ndst; d++)
-			FN(store)(dsts[d] + i, a, type);
+			FN(store)(dsts[d] + o, a, out);
 	}
 	return i / size;
 }
 
 // The constants below make this one loop for each case.
 INLINE int64_t FN(by_type)(const pmpi_floats *k, int64_t start, const int op, const int scaled) {
+	const int wide = k->out == PMPI_T_F32;
 	switch (k->type) {
 	case PMPI_T_F32:
-		return FN(run)(k, start, PMPI_T_F32, op, scaled);
+		if (wide)
+			return FN(run)(k, start, PMPI_T_F32, PMPI_T_F32, op, scaled);
+		if (k->out == PMPI_T_BF16)
+			return FN(run)(k, start, PMPI_T_F32, PMPI_T_BF16, op, scaled);
+		return FN(run)(k, start, PMPI_T_F32, PMPI_T_F16, op, scaled);
 	case PMPI_T_BF16:
-		return FN(run)(k, start, PMPI_T_BF16, op, scaled);
+		if (wide)
+			return FN(run)(k, start, PMPI_T_BF16, PMPI_T_F32, op, scaled);
+		return FN(run)(k, start, PMPI_T_BF16, PMPI_T_BF16, op, scaled);
 	default:
-		return FN(run)(k, start, PMPI_T_F16, op, scaled);
+		if (wide)
+			return FN(run)(k, start, PMPI_T_F16, PMPI_T_F32, op, scaled);
+		return FN(run)(k, start, PMPI_T_F16, PMPI_T_F16, op, scaled);
 	}
 }
 

@@ -128,6 +128,9 @@ type OperationRecord struct {
 	Peers     []int32 `json:"peers"`
 	Tags      []int32 `json:"tags"`
 	Algorithm *string `json:"algorithm"`
+	Phase     *string `json:"phase"`   // of a collective over nodes
+	Rail      *int    `json:"rail"`    // of that phase
+	Partner   *int    `json:"partner"` // the member that is awaited in it
 	Submitted int64   `json:"submitted"`
 	Begun     *int64  `json:"begun"`
 	Arrived   *int64  `json:"arrived"`
@@ -197,6 +200,14 @@ func (e *entry) record(line *timeline) (o OperationRecord, ok bool) {
 	}
 	if e.algorithm[0] != 0 {
 		o.Algorithm = ptr(text(e.algorithm[:]))
+	}
+	if name := e.phase.name; int64(name) > int64(len(Phases)) {
+		return o, false
+	} else if name > 0 && !o.Message {
+		o.Phase, o.Rail = ptr(Phases[name-1]), ptr(int(e.phase.rail))
+		if e.peer[0] >= 0 {
+			o.Partner = ptr(int(e.peer[0]))
+		}
 	}
 	if o.Submitted, ok = line.at(e.submitted); !ok {
 		return o, false

@@ -89,12 +89,21 @@ type entry struct {
 	arrived   uint64
 	signature [3]uint64
 	algorithm [16]byte
-	peer      [2]int32 // of a message only
-	tag       [2]int32
-	_         uint64
+	peer      [2]int32 // of a message; of a collective, the first is the member of the phase
+	tag       [2]int32 // of a message only
+	phase     phase
 }
 
 var _ [entrySize]byte = [unsafe.Sizeof(entry{})]byte{}
+
+// phase is the part of a collective over nodes that is under way.
+type phase struct {
+	name uint32 // 1 plus the place in Phases; 0: none is known
+	rail uint32
+}
+
+// Phases are the names of phases.
+var Phases = [...]string{"on the node", "between the nodes"}
 
 // Flags say more about an operation.
 type Flags uint32
@@ -178,7 +187,7 @@ func (r *Ring) Begin(group int64, seq uint64, signature *[3]uint64, flags Flags)
 	}
 	at := now()
 	e.submitted, e.arrived, e.algorithm = at, 0, [16]byte{}
-	e.group, e.flags, e.seq, e.signature = uint32(group), flags, seq, *signature
+	e.group, e.flags, e.seq, e.signature, e.phase = uint32(group), flags, seq, *signature, phase{}
 	if seq == 0 {
 		at = 0
 	}
@@ -290,6 +299,15 @@ func (m Mark) Arrived() {
 func (m Mark) Algorithm(name string) {
 	if m.e != nil && atomic.LoadUint64(&m.e.word) == m.word {
 		copy(m.e.algorithm[:], name)
+	}
+}
+
+// Phase records which phase a collective over nodes is in: the place in Phases, the rail, and the member that is
+// awaited, -1 if there is none.
+func (m Mark) Phase(name, rail, member int) {
+	if m.lock() {
+		m.e.phase, m.e.peer[0] = phase{uint32(name) + 1, uint32(rail)}, int32(member)
+		m.unlock()
 	}
 }
 

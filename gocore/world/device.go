@@ -1,6 +1,7 @@
 package world
 
 import (
+	"math"
 	"strconv"
 	"strings"
 
@@ -12,16 +13,21 @@ import (
 // for MPI to reach its full speed, and three pieces fit into a cache.
 const chunkDefault = 4 << 20
 
+// reduceOnDevice is the default of DeviceSettings.ReduceOnDevice. On an H200 with two ranks, the
+// device is slower below and faster above (docs/benchmarks.md).
+const reduceOnDevice = 4 << 20
+
 // DeviceSettings is what environment variables say about tensors in device memory.
 type DeviceSettings struct {
 	Chunk               int64 // bytes; the smallest value of all ranks
 	IPC, Direct, Staged bool  // the paths that are allowed
-	ReduceOnDevice      bool
+	// ReduceOnDevice is the length in bytes from which the device adds staged tensors up.
+	ReduceOnDevice int64
 }
 
 // readDeviceSettings reads the settings once, at init, so that all ranks can agree on the chunk.
 func readDeviceSettings() (s DeviceSettings, err error) {
-	s = DeviceSettings{Chunk: chunkDefault, IPC: true, Direct: true, Staged: true}
+	s = DeviceSettings{Chunk: chunkDefault, IPC: true, Direct: true, Staged: true, ReduceOnDevice: reduceOnDevice}
 	if v, ok := dl.Getenv("PADDLEMPI_CUDA_CHUNK"); ok && v != "" {
 		if s.Chunk, err = strconv.ParseInt(v, 10, 64); err != nil || s.Chunk < 1 {
 			return s, status.New(status.Argument, "init: PADDLEMPI_CUDA_CHUNK=%s is no number of bytes above 0", v)
@@ -43,9 +49,11 @@ func readDeviceSettings() (s DeviceSettings, err error) {
 		}
 	}
 	switch v, _ := dl.Getenv("PADDLEMPI_CUDA_REDUCE"); v {
-	case "", "host":
+	case "":
+	case "host":
+		s.ReduceOnDevice = math.MaxInt64
 	case "device":
-		s.ReduceOnDevice = true
+		s.ReduceOnDevice = 0
 	default:
 		return s, status.New(status.Argument, "init: PADDLEMPI_CUDA_REDUCE=%s is neither host nor device", v)
 	}

@@ -9,39 +9,57 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/transport"
 )
 
-// readForced reads PADDLEMPI_ALGO, which a group obeys that is made now. what is the caller's
-// function, for the error.
+// The variables that say which algorithms serve the collectives of a group that is made now.
+const (
+	algorithmsVariable = "PADDLEMPI_ALGO"
+	levelsVariable     = "PADDLEMPI_LEVELS"
+)
+
+// readForced reads them. what is the caller's function, for the error.
 func readForced(what string) (coll.Forced, error) {
-	list, _ := dl.Getenv("PADDLEMPI_ALGO")
+	list, _ := dl.Getenv(algorithmsVariable)
 	f, err := coll.ParseForced(list)
 	var e *status.Error
 	if errors.As(err, &e) {
-		return 0, status.New(e.Code, "%s: PADDLEMPI_ALGO=%s: %s", what, list, e.Msg)
+		return 0, status.New(e.Code, "%s: %s=%s: %s", what, algorithmsVariable, list, e.Msg)
+	}
+	switch levels, _ := dl.Getenv(levelsVariable); levels {
+	case "", "1":
+	case "0":
+		f |= coll.WithoutLevels
+	default:
+		err = status.New(status.Argument, "%s: %s=%s: it is 0, for no levels and slices between nodes, or 1", what, levelsVariable, levels)
 	}
 	return f, err
 }
 
-// AgreeOnForced reads PADDLEMPI_ALGO and compares it with that of the other ranks of comm, all of
+// AgreeOnForced reads the variables and compares them with those of the other ranks of comm, all of
 // which call it. Ranks that preferred different algorithms would deadlock, so they get an error.
 func AgreeOnForced(what string, comm transport.Exchange) (coll.Forced, error) {
 	forced, mistake := readForced(what)
 	const wrong = -1 // is below every Forced
-	word := int64(forced)
+	list, levels := int64(forced&^coll.WithoutLevels), int64(forced&coll.WithoutLevels)
 	if mistake != nil {
-		word = wrong
+		list, levels = wrong, wrong
 	}
-	words := []int64{word, ^word}
+	words := []int64{list, ^list, levels, ^levels}
 	if err := comm.Min(words); err != nil {
 		return 0, err
 	}
-	least, most := words[0], ^words[1]
-	switch list, _ := dl.Getenv("PADDLEMPI_ALGO"); {
+	switch {
 	case mistake != nil:
 		return 0, mistake
-	case least == wrong:
-		return 0, status.New(status.Refused, "%s: PADDLEMPI_ALGO is wrong on another rank, and its own error says how", what)
-	case least != most:
-		return 0, status.New(status.Mismatch, "%s: PADDLEMPI_ALGO differs between the ranks; it is %q on this rank: set it alike on all of them", what, list)
+	case words[0] == wrong:
+		return 0, status.New(status.Refused, "%s: %s or %s is wrong on another rank, and its own error says how", what, algorithmsVariable, levelsVariable)
+	case words[0] != ^words[1]:
+		return 0, differs(what, algorithmsVariable)
+	case words[2] != ^words[3]:
+		return 0, differs(what, levelsVariable)
 	}
 	return forced, nil
+}
+
+func differs(what, variable string) error {
+	value, _ := dl.Getenv(variable)
+	return status.New(status.Mismatch, "%s: %s differs between the ranks; it is %q on this rank: set it alike on all of them", what, variable, value)
 }

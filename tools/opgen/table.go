@@ -119,8 +119,8 @@ var operations = []operation{
 		Needs: "recv; send of the same count, or no send to reduce recv in place",
 		Same:  "dtype, count, reduce op, scale",
 		Algorithms: []string{
-			"single", "inline", "mapped", "singleOnDevice", "allReduceIPC", "staged", "allReduceSlices", "allReduceLevels",
-			"allReduceGather16", "allReduceSlices16", "allReduceMPI",
+			"single", "inline", "mapped", "singleOnDevice", "allReduceIPC", "staged", "allReduceDoubling", "allReduceSlices",
+			"allReduceLevels", "allReduceGather16", "allReduceSlices16", "allReduceMPI",
 		},
 	},
 	{

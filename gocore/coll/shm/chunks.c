@@ -137,7 +137,7 @@ static void fold(sm_op *op, int ndst, int nsrc, int64_t m) {
 	op->run(&op->fold, op->dst, ndst, op->src, nsrc, half);
 	PMPI_KILL_POINT("half-written");
 	for (int i = 0; i < ndst; i++)
-		op->dst[i] = (char *)op->dst[i] + half * op->elem;
+		op->dst[i] = (char *)op->dst[i] + half * op->out_elem;
 	for (int i = 0; i < nsrc; i++)
 		op->src[i] = (const char *)op->src[i] + half * op->elem;
 	m -= half;
@@ -163,7 +163,7 @@ static void work(sm_op *op, int chunk) {
 			op->src[nsrc++] = within(&op->in[r], s.in_at, op->elem, &m);
 		for (int r = s.to == EVERY ? 0 : s.to; r < (s.to == EVERY ? op->n : s.to + 1); r++)
 			if (op->out[r].parts > 0)
-				op->dst[ndst++] = within(&op->out[r], s.out_at, op->elem, &m);
+				op->dst[ndst++] = within(&op->out[r], s.out_at, op->out_elem, &m);
 		fold(op, ndst, nsrc, m);
 		at += m;
 	}

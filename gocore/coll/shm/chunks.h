@@ -67,11 +67,11 @@ typedef struct sm_op {
 	/* Of an all_to_all, where piece p is all that rank p gets: the shares in it begin at
 	 * receives[p * stride], n + 1 numbers. Those that rank r gives begin at sends[r * stride]. */
 	const int64_t *sends, *receives;
-	int64_t stride;  /* 0 if the rows of all ranks are alike */
-	int64_t elem;    /* bytes of an element */
-	int32_t next;    /* chunks before it are over, as this process saw */
-	int32_t blind;   /* this process cannot map some tensor: it claims nothing */
-	int32_t damaged; /* some word held what no rank writes */
+	int64_t stride;         /* 0 if the rows of all ranks are alike */
+	int64_t elem, out_elem; /* bytes of an element of the inputs, and of the results */
+	int32_t next;           /* chunks before it are over, as this process saw */
+	int32_t blind;          /* this process cannot map some tensor: it claims nothing */
+	int32_t damaged;        /* some word held what no rank writes */
 	pmpi_fold fold;
 	pmpi_folder run;
 	const sm_side *in, *out; /* n each, by rank */

@@ -65,6 +65,7 @@ type Collective struct {
 	Seq        uint64
 	Code       op.Code
 	DType      op.DType
+	Out        op.DType // of the results, if it is not DType: see reduce.Fold.To
 	Reduce     op.ReduceOp
 	Scale      float64
 	Count      int64   // elements of one rank's tensors, or of every share if all shares have one length
@@ -113,18 +114,22 @@ func New(c *Collective) (*Op, error) {
 	begin := unsafe.Slice(carve[C.int64_t](&room, pieces+1), pieces+1)
 	table := unsafe.Slice(carve[C.int64_t](&room, rows*(n+1)), rows*(n+1))
 	elem := int64(c.DType.Size())
+	out := elem
 	fold := reduce.CopyBytes()
 	if c.Code.Trait().Reduces {
 		fold = reduce.NewFold(c.DType, c.Reduce, n, c.Scale)
+		if c.Out != 0 {
+			fold, out = fold.To(c.Out), int64(c.Out.Size())
+		}
 	} else {
-		o.scale, elem = elem, 1
+		o.scale, elem, out = elem, 1, 1
 	}
 	o.lay(c, begin, table)
 	total := int64(begin[pieces])
 	*o.c = C.sm_op{
 		seq: C.uint64_t(c.Seq), words: (*C.uint64_t)(unsafe.Add(c.Words, 8)), blind_ranks: (*C.uint64_t)(c.Words), n: C.int32_t(n), me: C.int32_t(c.Rank), root: C.int32_t(c.Root),
 		kind: kinds[c.Code] - 1, chunks: C.int32_t(cuts(total*elem, n, c.Chunks-1)),
-		pieces: C.int32_t(pieces), begin: &begin[0], stride: C.int64_t(stride), elem: C.int64_t(elem),
+		pieces: C.int32_t(pieces), begin: &begin[0], stride: C.int64_t(stride), elem: C.int64_t(elem), out_elem: C.int64_t(out),
 		fold: *(*C.pmpi_fold)(unsafe.Pointer(&fold)), run: folder,
 		in: &sides[0], out: &sides[n], src: work, dst: (*unsafe.Pointer)(unsafe.Add(unsafe.Pointer(work), 8*n)),
 	}

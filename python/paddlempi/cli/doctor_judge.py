@@ -387,7 +387,10 @@ def _devices(facts: Sequence[_Facts]) -> list[Finding]:
     for (host, uuid), ranks in users.items():
         if len(ranks) > 1:
             found = f"{host}: {spell(ranks)} share {uuid}"
-            advice = "they take turns: one rank for each GPU is faster"
+            advice = (
+                "they take turns: one rank for each GPU is faster, or start "
+                "nvidia-cuda-mps-control -d before the job (docs/gpu.md)"
+            )
             findings.append(Finding("shared gpu", "warn", found, advice))
     errors = [fact for fact in facts if fact["cuda"]["error"]]
     if errors:

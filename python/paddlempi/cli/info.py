@@ -268,7 +268,27 @@ def _ranks(core: dict[str, Any]) -> list[str]:
         lines.append(
             _row("deaths", f"not seen on other nodes: {watch['off']}" if watch["off"] else dead)
         )
+        lines += _algorithms(core["algorithms"])
     return lines
+
+
+def _algorithms(served: list[dict[str, Any]]) -> list[str]:
+    """Say which algorithm serves which length, in the group of all ranks."""
+    rows: dict[str, list[str]] = {}
+    for row in served:
+        name = row["operation"] + (" of 16-bit floats" if row["dtype"] == "bfloat16" else "")
+        known = rows.setdefault(name, [])
+        known.append(row["algorithm"] + (f" from {_bytes(row['from'])}" if known else ""))
+    lines = [_row("", f"{name}: {', '.join(known)}") for name, known in rows.items()]
+    return [_row("algorithms", "by the bytes of the longer side of a rank"), *lines]
+
+
+def _bytes(number: int) -> str:
+    """Return a length in the largest unit of which it is a multiple, or in bytes."""
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if number >= unit and number % unit == 0:
+            return f"{number // unit} {name}"
+    return f"{number} bytes"
 
 
 def _row(name: str, value: str) -> str:

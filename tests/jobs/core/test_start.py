@@ -31,7 +31,7 @@ def a_wrong_setting() -> None:
 
 
 def forced_algorithms() -> None:
-    """PADDLEMPI_ALGO must be the same on all ranks that make a group, at init and later."""
+    """PADDLEMPI_ALGO and PADDLEMPI_LEVELS must be the same on all ranks that make a group."""
     import os
 
     import numpy as np
@@ -46,6 +46,10 @@ def forced_algorithms() -> None:
     ):
         start()
     os.environ["PADDLEMPI_ALGO"] = ""
+    os.environ["PADDLEMPI_LEVELS"] = f"{rank % 2}"
+    with raises(errors.MismatchError, "init", "PADDLEMPI_LEVELS differs", f"{rank % 2}"):
+        start()
+    os.environ["PADDLEMPI_LEVELS"] = "0"
     start()
     os.environ["PADDLEMPI_ALGO"] = "all_reduce:fast" if rank == 1 else "all_reduce:mpi"
     kind, words = errors.RefusedError, ["its own error"]

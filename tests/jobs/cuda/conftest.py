@@ -1,4 +1,4 @@
-"""Tests of CUDA tensors in one process or as jobs, over the fake driver; test_ipc.py also on a GPU."""
+"""Tests of CUDA tensors in one process or as jobs. test_ipc.py also runs on a GPU."""
 
 from __future__ import annotations
 

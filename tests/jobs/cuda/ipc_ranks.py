@@ -131,7 +131,7 @@ def ops_of(dtype: str) -> list[Any]:
 
 
 def opens() -> int:
-    """Return how often this rank mapped memory of another one; 0 on a GPU, which counts no calls."""
+    """Return how often this rank mapped memory of another one, as the fake driver counts it."""
     return device.calls("cuIpcOpenMemHandle_v2") if device.is_fake() else 0
 
 

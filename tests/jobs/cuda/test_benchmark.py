@@ -24,4 +24,4 @@ def test_it_reports(tmp_path: Path) -> None:
     for row in record["rows"]:
         assert all(us > 0 for us in row["us"].values())
         assert all(low > 0 for ratios in row["ratios"].values() for low in ratios)
-    assert set(record["not_measured"]) == {"one GPU, MPI", "NCCL"}
+    assert set(record["not_measured"]) == {"one GPU, MPI", "gloo", "nccl", "DDP"}

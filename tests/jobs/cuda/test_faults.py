@@ -109,6 +109,9 @@ def no_pinned_memory() -> None:
             tensor = DeviceTensor(np.full(n, rank + 1, np.int32), stream=stream)
             dist.all_reduce(tensor)
             assert (tensor.numpy() == 3).all()
+            scaled = DeviceTensor(np.full(n, rank + 1, np.float32), stream=stream)
+            dist.all_reduce(scaled, dist.ReduceOp.PREMUL_SUM(0.5))
+            assert (scaled.numpy() == 1.5).all()
             outs = [DeviceTensor(np.zeros(n, np.int32), stream=stream) for _ in range(2)]
             dist.all_gather(outs, DeviceTensor(np.full(n, rank, np.int32), stream=stream))
             assert all((out.numpy() == source).all() for source, out in enumerate(outs))
@@ -126,10 +129,11 @@ def no_pinned_memory() -> None:
     done()
 
 
+@pytest.mark.parametrize("sums", ["host", "device"])
 @pytest.mark.parametrize("where", ["all", "one"])
-def test_no_pinned_memory(where: str) -> None:
+def test_no_pinned_memory(where: str, sums: str) -> None:
     """The staging pool is pageable memory then: slower, but the results are right."""
-    succeed(no_pinned_memory, WHERE=where)
+    succeed(no_pinned_memory, WHERE=where, PADDLEMPI_CUDA_REDUCE=sums)
 
 
 def a_broken_kernel() -> None:

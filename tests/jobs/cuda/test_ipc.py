@@ -365,6 +365,9 @@ def order() -> None:
         once(lambda x: dist.all_gather_into_tensor(whole, x), junk, True)
         same(whole, np.concatenate(parts), "gathered by all", late)
 
+    if not device.is_fake():
+        # A GPU loads a kernel when it is first used, and waits for all work on the device then.
+        dist.all_reduce(tensor(np.ones(20000, np.int32)))
     for late in range(size):
         scene(300, late)  # rank 0 adds up everything
         scene(20000, late)  # all ranks add up

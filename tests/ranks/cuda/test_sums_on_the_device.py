@@ -1,4 +1,4 @@
-"""PADDLEMPI_CUDA_REDUCE=device: kernels add staged tensors up, with the host's results."""
+"""PADDLEMPI_CUDA_REDUCE: kernels add staged tensors up, with the host's results."""
 
 from __future__ import annotations
 
@@ -22,17 +22,16 @@ COUNT = 3000
 @pytest.fixture(scope="module", autouse=True)
 def on_the_device(mpi_world: Any) -> Iterator[None]:
     """The world is initialised again under the setting, for the tests of this module."""
-    dist = mpi_world.dist
-
-    def again() -> None:
-        dist.destroy_process_group()
-        dist.init_process_group()
-
-    os.environ["PADDLEMPI_CUDA_REDUCE"] = "device"
-    again()
+    set_to(mpi_world.dist, "device")
     yield
-    del os.environ["PADDLEMPI_CUDA_REDUCE"]
-    again()
+    set_to(mpi_world.dist, "")
+
+
+def set_to(dist: ModuleType, value: str) -> None:
+    """Initialise the world again under a value of the setting."""
+    os.environ["PADDLEMPI_CUDA_REDUCE"] = value
+    dist.destroy_process_group()
+    dist.init_process_group()
 
 
 @pytest.mark.parametrize("op", OPS, ids=str)
@@ -84,6 +83,22 @@ def test_kernels_do_it(dist: ModuleType, rank: int, size: int) -> None:
     assert device.calls("cuLaunchKernel") > before
     assert device.calls("cuIpcOpenMemHandle_v2") == 0
     assert_reduced(tensor.values(), ReduceOp.SUM, parts)
+
+
+@pytest.mark.fake_driver
+@pytest.mark.mpi(min=2)
+def test_by_default_kernels_do_it_from_4_mib(dist: ModuleType, rank: int, size: int) -> None:
+    def launches(count: int) -> int:
+        tensor = put(np.full(count, rank + 1, np.float32), flat(count))
+        before = device.calls("cuLaunchKernel")
+        dist.all_reduce(tensor.given)
+        assert (tensor.values() == size * (size + 1) / 2).all()
+        return device.calls("cuLaunchKernel") - before
+
+    set_to(dist, "")
+    assert launches((1 << 20) - 1) == 0
+    assert launches(1 << 20) > 0
+    set_to(dist, "device")
 
 
 @pytest.mark.mpi(min=2)

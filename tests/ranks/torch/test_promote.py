@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import gc
 import os
+import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -265,6 +268,19 @@ def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
         step(model, seed, torch.distributed.get_rank())
         check(plain, model, seed)
     assert adopted() == before
+
+
+def test_a_thread_of_the_engine_has_no_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradients of a GPU come on such threads, so no frame of Python called allreduce."""
+    monkeypatch.setattr(promote, "_in_graph_task", lambda: 0)
+    errors: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", errors.append)
+    over, tensor = threading.Event(), torch.zeros(1000)
+    weakref.finalize(tensor, over.set)
+    _thread.start_new_thread(promote.consider, (None, tensor, 1))
+    del tensor
+    assert over.wait(10)
+    assert not errors
 
 
 def test_a_heap_tensor_is_reduced_in_place() -> None:

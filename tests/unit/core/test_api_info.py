@@ -49,6 +49,13 @@ CORE = {
     "heap": {"reserved": 64 << 20, "used": 4032, "left": None, "mapped": None, "why": ""},
     "liveness": {"after": 5, "off": "", "dead": []},
     "report_after": 30,
+    "algorithms": [
+        {"operation": "all_reduce", "dtype": "float32", "from": 4, "algorithm": "inline"},
+        {"operation": "all_reduce", "dtype": "float32", "from": 21848, "algorithm": "mpi"},
+        {"operation": "all_reduce", "dtype": "float32", "from": 1 << 20, "algorithm": "levels"},
+        {"operation": "all_reduce", "dtype": "bfloat16", "from": 2, "algorithm": "gather16"},
+        {"operation": "broadcast", "dtype": "float32", "from": 4, "algorithm": "inline"},
+    ],
     "cuda": {"driver": "", "version": "", "devices": [], "error": "no CUDA driver: install it"},
 }
 
@@ -226,6 +233,8 @@ def test_under_a_launcher(
         assert "3 on 2 nodes" in text
         assert "node 0: 0, 1" in text
         assert "seen on all nodes; a host may be silent for 5 s" in text
+        assert "all_reduce: inline, mpi from 21848 bytes, levels from 1 MiB\n" in text
+        assert "all_reduce of 16-bit floats: gather16\n" in text
         assert "long waits  reported after 30 s" in text
     assert fresh_core.controls[-1][0] == "destroy"
 

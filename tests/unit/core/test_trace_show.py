@@ -150,6 +150,27 @@ def test_all_are_in_the_middle(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "Nobody is behind" in shown(tmp_path, capsys)
 
 
+def test_phases_between_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    levels = {"algorithm": "levels", "rail": 1}
+    wire = levels | {"phase": "between the nodes", "partner": 3}
+    found = judged(
+        tmp_path,
+        ring(0, 4, [operation(1, 1.0, **levels, phase="on the node", partner=None)]),
+        ring(1, 4, [operation(1, 1.0, **wire)]),
+        ring(2, 4, [operation(1, 1.0, 5.0, **(wire | {"outcome": "timeout"}))]),
+        ring(3, 4, [operation(1, 1.0, 5.0, **wire)]),
+    )
+    assert [part.where for part in found.findings[0].parts] == [
+        "on the node, on rail 1",
+        "between the nodes, on rail 1, with rank 3",
+        "between the nodes, on rail 1, with rank 3",
+        "",
+    ]
+    text = shown(tmp_path, capsys)
+    assert "rank 1 is in the middle: between the nodes, on rail 1, with rank 3" in text
+    assert "(timeout), between the nodes, on rail 1, with rank 3" in text
+
+
 def test_others_have_ended(tmp_path: Path) -> None:
     found = judged(
         tmp_path,

@@ -234,6 +234,7 @@ static void *rank(void *arg) {
 					.chunks = 24,
 					.begin = begin,
 					.elem = 4,
+					.out_elem = 4,
 					.run = add,
 					.in = sides,
 					.out = sides,

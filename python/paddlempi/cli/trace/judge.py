@@ -31,12 +31,14 @@ class Part:
             no trace of the rank, or none that reaches so far).
         since: when the rank came, or has done the last thing before; None if that is unknown.
         what: what the rank called; of a rank that never came, what it does instead.
+        where: the phase of a collective over nodes that the rank is in, or in which it failed.
     """
 
     rank: int
     how: str
     since: int | None
     what: str
+    where: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,7 +198,8 @@ def _collective(
         if operation is None:
             parts.append(_absent(groups, key, rank, seq))
         else:
-            parts.append(_present(rank, operation, usual, gave_up))
+            part = _present(rank, operation, usual, gave_up)
+            parts.append(dataclasses.replace(part, where=_where(key[1], operation)))
     if all(p.how in ("waits", "moves", "ended", "failed") for p in parts):
         # All have come, though some have not seen it, for instance because they are stopped.
         parts = [dataclasses.replace(p, how="moves") if p.how == "waits" else p for p in parts]
@@ -243,6 +246,16 @@ def _absent(groups: Groups, key: _Key, rank: int, seq: int) -> Part:
         return Part(rank, "unknown", None, "it came, and its trace does not have this one")
     what, since = groups.instead(rank)
     return Part(rank, "never came", since, what)
+
+
+def _where(ranks: tuple[int, ...], operation: Operation) -> str:
+    """Say which phase of a collective over nodes it is, with whom; empty if it is none."""
+    if operation.phase is None or operation.outcome == "ok":
+        return ""
+    where = f"{operation.phase}, on rail {operation.rail}"
+    if operation.partner is not None and 0 <= operation.partner < len(ranks):
+        where += f", with rank {ranks[operation.partner]}"
+    return where
 
 
 def _present(

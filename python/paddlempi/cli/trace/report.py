@@ -124,7 +124,9 @@ def _finding(finding: Finding, taken: int) -> Iterator[str]:
     yield f"{finding.what}{number} of {finding.group} ({over}):"
     told: dict[tuple[str, str], list[Part]] = {}
     for part in finding.parts:
-        detail = "" if part.how in ("waits", "moves", "ended") else part.what
+        detail = part.where if part.how in ("waits", "moves", "ended") else part.what
+        if part.how == "failed" and part.where:
+            detail += f", {part.where}"
         told.setdefault((part.how, detail), []).append(part)
     order = list(_HOW)
     for (how, detail), parts in sorted(told.items(), key=lambda t: order.index(t[0][0])):

@@ -56,6 +56,8 @@ class Operation:
         begun: a collective was announced; MPI was called for a message.
         arrived: all members have come. Not recorded if that took less than some microseconds.
         outcome: "ok" or the kind of the error; None while the operation is under way.
+        phase, rail, partner: of a collective over nodes, which works in phases: the last phase, the
+            rail, and the rank of the group that was awaited in it.
     """
 
     number: int
@@ -78,6 +80,9 @@ class Operation:
     arrived: int | None
     ended: int | None
     outcome: str | None
+    phase: str | None = None
+    rail: int | None = None
+    partner: int | None = None
 
     def moves(self) -> bool:
         """Whether all members of the collective have come, as this rank has seen."""

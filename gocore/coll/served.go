@@ -1,0 +1,90 @@
+package coll
+
+import (
+	"slices"
+
+	"github.com/paddlempi/paddlempi/gocore/op"
+)
+
+// Served says which algorithm serves an operation from some length of its tensors on.
+type Served struct {
+	Operation string `json:"operation"`
+	DType     string `json:"dtype"`
+	From      int64  `json:"from"` // bytes of the longer side of a rank
+	Algorithm string `json:"algorithm"`
+}
+
+// TheServed returns which algorithms Choose takes in a group over nodes, for tensors in host memory, as they grow. s
+// has what does not depend on a call, and room is the most bytes of a note. 16-bit floats have rows of their own
+// where they are served in another way.
+func TheServed(s Sig, room int64) (list []Served) {
+	s.Agreed, s.Any = Even, 0
+	for c := range registry {
+		s.Code, s.DType, s.Reduce = op.Code(c), op.Float32, 0
+		t := s.Trait()
+		if len(registry[c]) == 0 || t.Prefix || s.Code == op.Barrier || s.Code == op.AllReduceCoalesced {
+			continue
+		}
+		if !t.Reduces {
+			list = append(list, s.served(room)...)
+			continue
+		}
+		s.Reduce = op.Sum
+		usual := s.served(room)
+		list = append(list, usual...)
+		s.DType = op.BFloat16
+		if short := s.served(room); !slices.EqualFunc(usual, short, func(a, b Served) bool { return a.Algorithm == b.Algorithm }) {
+			list = append(list, short...)
+		}
+	}
+	return list
+}
+
+// longestServed is up to which length served looks, in bytes.
+const longestServed = 1 << 34
+
+// served returns the rows of one operation and dtype.
+func (s *Sig) served(room int64) (list []Served) {
+	elem := int64(s.DType.Size())
+	if s.Trait().Shares != op.NoShares {
+		elem *= int64(s.Size) // one element for each rank
+	}
+	name := ""
+	for high := int64(1); high*elem <= longestServed; high *= 2 {
+		if s.servedBy(high, room) == name {
+			continue
+		}
+		low := high / 2
+		for high-low > 1 {
+			if middle := (low + high) / 2; s.servedBy(middle, room) == name {
+				low = middle
+			} else {
+				high = middle
+			}
+		}
+		name = s.servedBy(high, room)
+		list = append(list, Served{s.Code.String(), s.DType.String(), high * elem, name})
+	}
+	return list
+}
+
+// servedBy returns the algorithm for tensors or shares of so many elements, "" for none.
+func (s *Sig) servedBy(count, room int64) string {
+	call := *s
+	call.Count = count
+	bytes, t := count*int64(s.DType.Size()), s.Trait()
+	if t.Shares != op.NoShares && t.Send.PerRank() {
+		bytes *= int64(s.Size)
+	}
+	if bytes <= room {
+		call.Agreed |= Inline
+	}
+	if s.Rails > 0 && call.large() {
+		call.Agreed |= ForLevels
+	}
+	alg, err := Choose(&call)
+	if err != nil || count == 0 {
+		return ""
+	}
+	return alg.Name
+}

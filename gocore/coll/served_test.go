@@ -1,0 +1,65 @@
+package coll
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/paddlempi/paddlempi/gocore/op"
+)
+
+// The tests of this package take other lengths for levels: see init in tensors_test.go.
+func withUsualLeast(t *testing.T) {
+	before := levelLeast
+	levelLeast = 1 << 20
+	t.Cleanup(func() { levelLeast = before })
+}
+
+func servedOf(list []Served, operation, dtype string) (found []Served) {
+	for _, row := range list {
+		if row.Operation == operation && row.DType == dtype {
+			found = append(found, row)
+		}
+	}
+	return found
+}
+
+func TestTheServed(t *testing.T) {
+	withUsualLeast(t)
+	const room = 16 << 10
+	list := TheServed(Sig{Size: 4, Nodes: 2, Rails: 2}, room)
+	assert.Equal(t, []Served{{"all_reduce", "float32", 4, "inline"}, {"all_reduce", "float32", room + 4, "mpi"}, {"all_reduce", "float32", 1 << 20, "levels"}},
+		servedOf(list, "all_reduce", "float32"))
+	assert.Equal(t, []Served{{"all_reduce", "bfloat16", 2, "inline"}, {"all_reduce", "bfloat16", room + 2, "slices16"}, {"all_reduce", "bfloat16", 1 << 20, "levels"}},
+		servedOf(list, "all_reduce", "bfloat16"))
+	// A rank gives a quarter of what it gets, or the reverse.
+	assert.Equal(t, []Served{{"all_gather", "float32", 16, "inline"}, {"all_gather", "float32", 4 * (room + 4), "mpi"}, {"all_gather", "float32", 1 << 20, "levels"}},
+		servedOf(list, "all_gather", "float32"))
+	assert.Equal(t, []Served{{"reduce_scatter", "float32", 16, "inline"}, {"reduce_scatter", "float32", room + 16, "mpi"}, {"reduce_scatter", "float32", 1 << 20, "levels"}},
+		servedOf(list, "reduce_scatter", "float32"))
+	assert.Empty(t, servedOf(list, "barrier", "float32"), "it has no length")
+	assert.Empty(t, servedOf(list, "broadcast", "bfloat16"), "it is served as any dtype")
+}
+
+func TestLevelsAndSlicesCanBeSwitchedOff(t *testing.T) {
+	withUsualLeast(t)
+	for _, s := range []Sig{{Size: 4, Nodes: 2, Rails: 2}, {Size: 4, Nodes: 4}} {
+		name := map[int]string{2: "levels", 0: "slices"}[s.Rails]
+		with := func(forced Forced) (found bool) {
+			s.Forced = forced
+			for _, row := range TheServed(s, 1<<10) {
+				found = found || row.Algorithm == name
+			}
+			return found
+		}
+		assert.True(t, with(0))
+		assert.False(t, with(WithoutLevels))
+		forced, err := ParseForced("all_reduce:" + name)
+		assert.NoError(t, err)
+		assert.True(t, with(forced))
+		assert.False(t, with(forced|WithoutLevels), "off is off")
+	}
+	for c := range registry {
+		assert.Nil(t, WithoutLevels.of(op.Code(c)), "%s is forced by the bit", op.Code(c))
+	}
+}
