@@ -67,12 +67,12 @@ func LevelBytes() int64 { return levelBytes }
 // Ready takes Stage and Part from the heap of this process, unless that was done or the call does not need them. It tells
 // whether this member can do the call in levels.
 func (l *Levels) Ready(a *Args) bool {
-	if a.Forced&WithoutLevels != 0 || !a.large() || !hasAlgorithm("levels", a.Code) && a.Code != op.AllReduceCoalesced {
+	if a.Forced&WithoutLevels != 0 || a.lengthInAll()*a.elem() < levelLeast || !hasAlgorithm("levels", a.Code) && a.Code != op.AllReduceCoalesced {
 		return false
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.Many == 1 || l.Stage != nil {
+	if l.Stage != nil || l.Many == 1 && a.Trait().Shares == op.NoShares {
 		return true
 	}
 	own, err := heap.OfProcess()
@@ -83,6 +83,17 @@ func (l *Levels) Ready(a *Args) bool {
 		l.Part = unsafe.Add(l.Stage, levelBytes)
 	}
 	return err == nil
+}
+
+// lengthInAll returns the elements of a tensor, or of the shares of all ranks together.
+func (a *Args) lengthInAll() int64 {
+	switch t := a.Trait(); {
+	case t.Shares == op.NoShares:
+		return a.Count
+	case t.Send.PerRank():
+		return totalCount(a.Send)
+	}
+	return totalCount(a.Recv)
 }
 
 // Free gives them back. No collective of the group is under way.
@@ -148,7 +159,10 @@ func (a *Args) ownSumScratch() int64 {
 
 // inLevels tells whether all members can do the call in levels.
 func inLevels(s *Sig) bool {
-	return s.Rails > 0 && s.Agreed&ForLevels != 0 && s.large() && s.Forced&WithoutLevels == 0
+	if s.Rails == 0 || s.Agreed&ForLevels == 0 || s.Forced&WithoutLevels != 0 {
+		return false
+	}
+	return s.large() || s.Trait().Shares == op.Listed && s.Agreed&Even == 0 // Count does not say how long these are: see Ready
 }
 
 // onEvenNodes tells whether that is so, all nodes have as many ranks, and all shares the same length.
@@ -222,7 +236,7 @@ var allGatherLevels = Algorithm{Name: "levels", Memory: hostMemory, Enabled: onE
 			a.copyElements(mine.Data, a.at(sends[0].Data, from), n)
 			return nil
 		}}}
-		made.wire = a.onRail(nil, place, nil, mine, got)
+		made.wire = a.newRail(place, reduce.Fold{}, nil, nil, mine, got)
 		for k, members := range l.Nodes {
 			to := chosen(a, results, members, from, n)
 			list := a.inStage(stage, to)
@@ -301,7 +315,7 @@ func (a *Args) onRailOf(rooms unsafe.Pointer, place int, sum, own Part) *pieces 
 	return a.onRail(rooms, place, viewsOf(sum, of, a.sumElem()), get[slices.Index(rail, a.Rank)], get)
 }
 
-// onRail returns an exchange with this rank's counterparts. rooms is memory of railsScratch, unless give is nil.
+// onRail returns the sum of what this rank and its counterparts give. rooms is memory of railsScratch.
 func (a *Args) onRail(rooms unsafe.Pointer, place int, give []Part, own Part, get []Part) *pieces {
 	between, sums := a.Reduce, a.DType
 	if between == op.PremulSum {
@@ -310,12 +324,13 @@ func (a *Args) onRail(rooms unsafe.Pointer, place int, give []Part, own Part, ge
 	if reduce.Is16(a.DType) {
 		sums = op.Float32
 	}
-	var f reduce.Fold
-	if give != nil {
-		f = reduce.NewFold(sums, between, a.Size, 0).To(a.DType)
-		rooms = unsafe.Add(rooms, int64(place)*a.piecesScratch(len(a.Levels.Rail), a.sumElem()))
-	}
-	x := a.newPieces(a.Levels.Rail, f, a.sumElem(), rooms, give, own, get)
+	rooms = unsafe.Add(rooms, int64(place)*a.piecesScratch(len(a.Levels.Rail), a.sumElem()))
+	return a.newRail(place, reduce.NewFold(sums, between, a.Size, 0).To(a.DType), rooms, give, own, get)
+}
+
+// newRail returns an exchange with this rank's counterparts. Nothing is summed up if give is nil.
+func (a *Args) newRail(place int, f reduce.Fold, room unsafe.Pointer, give []Part, own Part, get []Part) *pieces {
+	x := a.newPieces(a.Levels.Rail, f, a.sumElem(), room, give, own, get)
 	x.rail, x.tags = a.Levels.Here, int32(place)*tagsOfPieces
 	return x
 }

@@ -99,6 +99,7 @@ func (s *rankCall) part(x *tensor, i, n int) Part {
 
 // fakeWorld is n ranks, which make many calls one after another.
 type fakeWorld struct {
+	stages  []unsafe.Pointer // of levels
 	libs    []mpi.Library
 	engines []*work.Engine
 	node    *fakeNode // nil until a test needs it
@@ -113,6 +114,22 @@ func newWorld(n int, opts ...mpifake.Option) *fakeWorld {
 	return w
 }
 
+// levels returns what a rank needs for levels. Each is alone on its node; package group has tests of others.
+func (w *fakeWorld) levels(rank int) *Levels {
+	for len(w.stages) < len(w.libs) { // they stay until the tests end
+		stage, err := mem.Alloc(2 * levelBytes)
+		if err != nil {
+			panic(err)
+		}
+		w.stages = append(w.stages, stage)
+	}
+	l := &Levels{Many: 1, Rail: transport.EveryRank(len(w.libs)), Stage: w.stages[rank], Part: unsafe.Add(w.stages[rank], levelBytes)}
+	for i := range w.libs {
+		l.Nodes = append(l.Nodes, []int{i})
+	}
+	return l
+}
+
 // calls makes the calls of all ranks. The test fills in the buffers.
 func (w *fakeWorld) calls(like Args) []*rankCall {
 	out := make([]*rankCall, len(w.libs))
@@ -120,7 +137,7 @@ func (w *fakeWorld) calls(like Args) []*rankCall {
 		a := like
 		a.Lib, a.Comm, a.Wire, a.Rank, a.Size = lib, lib.World(), mpifake.World(lib), i, len(w.libs)
 		a.Notes = fakeNotes(a.Size)
-		a.Levels = &Levels{Many: 1, Rail: transport.EveryRank(a.Size)} // each is alone on its node; package group has tests of others
+		a.Levels = w.levels(i)
 		out[i] = &rankCall{args: a}
 		if w.inHeap {
 			out[i].heap = heapOf(i)

@@ -100,7 +100,6 @@ func TestAllReduceInLevels(t *testing.T) {
 func TestPartsInLevels(t *testing.T) {
 	for name, nodes := range severalNodes {
 		t.Run(name, func(t *testing.T) {
-			even := name != "two and one" && name != "three nodes"
 			n := len(nodes)
 			count := int(coll.LevelBytes()/4)/n + 777
 			ranks(t, n, nodes, func(t *testing.T, _ *world.Env, g *Group) {
@@ -113,9 +112,7 @@ func TestPartsInLevels(t *testing.T) {
 					d.ReduceOp = op.Sum
 					_, err := submit(g, d)
 					assert.NoError(t, err, what)
-					if even {
-						assert.Equal(t, "levels", g.Algorithm())
-					}
+					assert.Equal(t, "levels", g.Algorithm())
 					same(t, what, part, func(i int) (sum float32) {
 						for r := range n {
 							sum += value(r, g.Rank*count+i)
@@ -127,15 +124,86 @@ func TestPartsInLevels(t *testing.T) {
 					}
 					_, err = submit(g, desc(op.AllGather, []op.Buf{part}, []op.Buf{whole}))
 					assert.NoError(t, err, what)
-					if even {
-						assert.Equal(t, "levels", g.Algorithm())
-					}
+					assert.Equal(t, "levels", g.Algorithm())
 					same(t, what, whole, func(i int) float32 { return value(i/count, i%count) })
 					freeWhole()
 					freePart()
 				}
 			})
 		})
+	}
+}
+
+// Shares that differ in length, some of which are empty, in tensors one after the other and apart.
+func TestUnevenPartsInLevels(t *testing.T) {
+	for name, nodes := range severalNodes {
+		t.Run(name, func(t *testing.T) {
+			n := len(nodes)
+			length := func(rank int) int { return []int{0, 700001, 3, 1200007, 450000, 64}[rank] }
+			value := func(rank, i int) float32 { return float32(rank*1000 + i%100) }
+			ranks(t, n, nodes, func(t *testing.T, _ *world.Env, g *Group) {
+				for _, joined := range []bool{true, false} {
+					for _, mapped := range []bool{true, g.Rank == 1} {
+						what := fmt.Sprintf("mapped: %v, one after the other: %v", mapped, joined)
+						lists, free := shares(t, mapped, joined, n, length)
+						for r, b := range lists {
+							for i := range values(b) {
+								values(b)[i] = value(g.Rank, r+i)
+							}
+						}
+						part, freePart := tensor(t, mapped, length(g.Rank), func(int) float32 { return -1 })
+						d := desc(op.ReduceScatter, lists, []op.Buf{part})
+						d.ReduceOp = op.Sum
+						_, err := submit(g, d)
+						assert.NoError(t, err, what)
+						assert.Equal(t, "levels", g.Algorithm())
+						same(t, what, part, func(i int) (sum float32) {
+							for r := range n {
+								sum += value(r, g.Rank+i)
+							}
+							return sum
+						})
+						for i := range values(part) {
+							values(part)[i] = value(g.Rank, i)
+						}
+						_, err = submit(g, desc(op.AllGather, []op.Buf{part}, lists))
+						assert.NoError(t, err, what)
+						assert.Equal(t, "levels", g.Algorithm())
+						for r, b := range lists {
+							same(t, fmt.Sprintf("%s, from rank %d", what, r), b, func(i int) float32 { return value(r, i) })
+						}
+						free()
+						freePart()
+					}
+				}
+			})
+		})
+	}
+}
+
+// shares makes a tensor for each rank, parts of one or on their own.
+func shares(t *testing.T, mapped, joined bool, n int, length func(rank int) int) (list []op.Buf, free func()) {
+	total := 0
+	for r := range n {
+		total += length(r)
+	}
+	whole, freeWhole := tensor(t, mapped, total, func(int) float32 { return -1 })
+	frees := []func(){freeWhole}
+	from := 0
+	for r := range n {
+		b := whole
+		b.Data, b.Count = unsafe.Add(whole.Data, 4*from), int64(length(r))
+		if !joined {
+			var freeOne func()
+			b, freeOne = tensor(t, mapped, length(r), func(int) float32 { return -1 })
+			frees = append(frees, freeOne)
+		}
+		list, from = append(list, b), from+length(r)
+	}
+	return list, func() {
+		for _, f := range frees {
+			f()
+		}
 	}
 }
 
@@ -169,7 +237,6 @@ func TestHalvesInLevels(t *testing.T) {
 	}
 	for name, nodes := range severalNodes {
 		t.Run(name, func(t *testing.T) {
-			even := name != "two and one" && name != "three nodes"
 			ranks(t, len(nodes), nodes, func(t *testing.T, e *world.Env, g *Group) {
 				for _, c := range []sumOf{{op.BFloat16, op.Sum, false}, {op.Float16, op.Avg, true}, {op.BFloat16, op.PremulSum, g.Rank%2 == 0}, {op.Float16, op.Product, true}, {op.BFloat16, op.Max, true}} {
 					given := func(rank int) []uint16 {
@@ -197,9 +264,6 @@ func TestHalvesInLevels(t *testing.T) {
 					}
 					free()
 					freeRecv()
-					if !even {
-						continue
-					}
 					share := n/g.Size + 3
 					send, free = half(t, c.d, c.mapped, share*g.Size, func(i int) uint16 { return given(g.Rank)[i%period] })
 					recv, freeRecv = half(t, c.d, !c.mapped, share, func(int) uint16 { return 1 })

@@ -153,7 +153,7 @@ var operations = []operation{
 		Same:  "dtype, counts of the n parts",
 		Algorithms: []string{
 			"single", "inline", "mapped", "singleOnDevice", "allGatherIPC", "allGatherDirect", "staged",
-			"allGatherSlices", "allGatherLevels", "allGatherMPI", "allGatherUnevenMPI",
+			"allGatherSlices", "allGatherLevels", "allGatherLevelsUneven", "allGatherMPI", "allGatherUnevenMPI",
 		},
 	},
 	{
@@ -189,7 +189,7 @@ var operations = []operation{
 		Same:  "dtype, counts of the n parts, reduce op, scale",
 		Algorithms: []string{
 			"single", "inline", "mapped", "singleOnDevice", "reduceScatterIPC", "staged",
-			"reduceScatterSlices", "reduceScatterLevels",
+			"reduceScatterSlices", "reduceScatterLevels", "reduceScatterLevelsUneven",
 			"reduceScatterSlices16", "reduceScatterMPI",
 		},
 	},
