@@ -16,7 +16,7 @@ from ps_roles import BOTH, ONE_SERVER, begin, folder, layouts
 
 __all__ = ["begin", "folder"]
 
-pytestmark = pytest.mark.mpi(ranks=[2, 3])
+pytestmark = [pytest.mark.one_abi, pytest.mark.mpi(ranks=[2, 3])]
 
 DIM, STEPS = 5, 4
 Begin = Callable[..., bool]
