@@ -89,14 +89,15 @@ LEAVE_OUT ?=
 faults_of = $(addprefix test-faults-,$(filter $(1),$(MPIS)))
 TESTS = test-torch-jobs-newest test-cluster test-programs $(call faults_of,openmpi) test-torch-suite-newest test-docs test-examples \
 	test-paddle-jobs $(call faults_of,mpich) test-unit fuzz test-torch-newest-2 test-torch-newest-3 $(call faults_of,impi) \
-	test-cuda soak $(call faults_of,debian-%) $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu) test-paddle test-abi \
+	test-cuda soak test-new-collective $(call faults_of,debian-%) $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu) test-paddle-openmpi-2 test-paddle-openmpi-3 test-abi \
 	$(foreach mpi,$(MPIS),$(foreach ranks,$(call ranks_of,$(mpi)),test-mpi-$(mpi)-$(ranks))) test-torch-newest-4
 # What test-all adds.
-TESTS_MORE = test-torch-oldest test-examples-unpinned $(addprefix test-mpi-,$(foreach mpi,$(MPIS),$(filter $(mpi)-%,$(MORE_RANKS))))
+TESTS_MORE = test-torch-oldest test-examples-unpinned test-paddle-mpich-2 $(addprefix test-mpi-,$(foreach mpi,$(MPIS),$(filter $(mpi)-%,$(MORE_RANKS))))
 test: clean-results test-core test-two
 
-## test-all      all tests: also the oldest supported torch, unpinned versions, MPICH on 2 ranks and Intel MPI on 3; CI runs it when a pinned version changes
+## test-all      all tests: also the oldest supported torch, unpinned versions, MPICH on 2 ranks and Intel MPI on 3, Paddle with MPICH; CI runs it when a pinned version changes
 .PHONY: test-all
+test-all: export TEST_ALL := 1
 test-all: clean-results test-core test-two-all
 test test-all:
 	.venv-tools/bin/python tools/results.py $(RESULTS)
@@ -161,7 +162,14 @@ test-go: .venv-tools/.tools | $(RESULTS)
 .PHONY: test-abi
 test-abi: environments | $(RESULTS)
 	@: > $(RESULTS)/abi.xml
-	.venv-openmpi/bin/$(call pytest,abi) tests/abi
+	.venv-openmpi/bin/$(call pytest,abi) --ignore $(NEW_COLLECTIVE) tests/abi
+
+## test-new-collective adds a collective to a copy of the tree, builds and tries it there: what it costs is a row and a few functions
+NEW_COLLECTIVE := tests/abi/test_new_collective.py
+.PHONY: test-new-collective
+test-new-collective: environments | $(RESULTS)
+	@: > $(RESULTS)/new-collective.xml
+	.venv-openmpi/bin/$(call pytest,new-collective) $(NEW_COLLECTIVE)
 
 ## test-mpi      the tests of several ranks, under every MPI (MPIS="openmpi mpich ...") and number of ranks (RANKS="1 2")
 .PHONY: test-mpi

@@ -46,6 +46,15 @@ GROUPS = {
         "tests/jobs/torch/pytorch_suite.py",
         "tests/jobs/torch/test_pytorch_suite.py",
     ),
+    # The generators of what a new collective needs. tests/unit/core/test_ops.py always looks for
+    # other lists of operations.
+    ("test-new-collective",): (
+        "gocore/op",
+        "python/paddlempi/collectives.py",
+        "tests/abi/test_new_collective.py",
+        "tools/fronts.py",
+        "tools/opgen",
+    ),
 }
 
 

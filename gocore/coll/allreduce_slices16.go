@@ -113,9 +113,7 @@ func (a *Args) gatherSlices(p *Program, buf unsafe.Pointer, sl []slice) error {
 	last := sl[len(sl)-1]
 	if total := (last.from + last.count) * a.elem(); total > mpi.MaxCount {
 		for i, s := range sl {
-			if err := a.broadcastPart(p, i, a.at(buf, s.from), s.count); err != nil {
-				return err
-			}
+			a.broadcastPart(p, i, a.at(buf, s.from), s.count)
 		}
 		return nil
 	}
@@ -143,16 +141,8 @@ func (a *Args) int32s(p *Program, sl []slice) (counts, displs unsafe.Pointer, er
 }
 
 // broadcastPart appends a broadcast from root.
-func (a *Args) broadcastPart(p *Program, root int, data unsafe.Pointer, elements int64) error {
-	if elements == 0 {
-		return nil
+func (a *Args) broadcastPart(p *Program, root int, data unsafe.Pointer, elements int64) {
+	if elements > 0 {
+		a.addBroadcast(p, root, data, elements*a.elem())
 	}
-	n, t, err := a.bytes(p, elements*a.elem())
-	if err != nil {
-		return err
-	}
-	c := p.Call()
-	c.Fn, c.Comm, c.Peer = mpi.FnBcast, a.Comm, int32(root)
-	c.RecvBuf, c.RecvCount, c.RecvType = data, n, t
-	return nil
 }

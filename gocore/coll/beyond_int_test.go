@@ -50,12 +50,11 @@ func steps(t *testing.T, alg *Algorithm, a Args, rank, size int) (calls []mpi.Ca
 }
 
 func TestMovesOfMoreThanAnIntAreOneElementOfATypeOfThatLength(t *testing.T) {
-	whole, all := []Part{{Data: address(0), Count: many}}, []Part{{Data: address(0), Count: 3 * many}}
+	all := []Part{{Data: address(0), Count: 3 * many}}
 	for name, c := range map[string]struct {
 		alg        *Algorithm
 		send, recv []Part
 	}{
-		"broadcast":  {&broadcastMPI, nil, whole},
 		"all_gather": {&allGatherMPI, []Part{{Data: address(-many), Count: many}}, all},
 		"gather":     {&gatherMPI, []Part{{Data: address(-many), Count: many}}, all},
 		"scatter":    {&scatterMPI, all, []Part{{Data: address(-many), Count: many}}},
@@ -65,10 +64,20 @@ func TestMovesOfMoreThanAnIntAreOneElementOfATypeOfThatLength(t *testing.T) {
 		require.Len(t, calls, 1, name)
 		assert.EqualValues(t, 1, max(calls[0].SendCount, calls[0].RecvCount), name)
 	}
-	// The limit is in bytes, and exact.
-	for n, count := range map[int64]int64{1<<29 - 1: 1<<31 - 4, 1 << 29: 1} {
+}
+
+// The limit is in bytes, and exact.
+func TestBroadcastsOfMoreThanAnIntGoInPieces(t *testing.T) {
+	for n, counts := range map[int64][]int64{0: {0}, 1<<29 - 1: {1<<31 - 4}, 1 << 29: {1 << 30, 1 << 30}, 1<<29 + 1: {1 << 30, 1 << 30, 4}} {
 		calls := steps(t, &broadcastMPI, Args{Sig: Sig{DType: op.Float32, Count: n}, Recv: []Part{{Data: address(0), Count: n}}}, 0, 2)
-		assert.Equal(t, count, calls[0].RecvCount)
+		var done int64
+		var got []int64
+		for _, c := range calls {
+			assert.Equal(t, address(done), c.RecvBuf)
+			done += c.RecvCount
+			got = append(got, c.RecvCount)
+		}
+		assert.Equal(t, counts, got)
 	}
 }
 
@@ -123,8 +132,8 @@ func TestReduceScatterOfMoreThanAnInt(t *testing.T) {
 func TestUnevenAllGatherOfMoreThanAnInt(t *testing.T) {
 	parts := []Part{{Data: address(0), Count: many}, {}, {Data: address(1 << 36), Count: 7}}
 	calls := steps(t, &allGatherUnevenMPI, Args{Sig: Sig{Code: op.AllGather, DType: op.Int8}, Send: []Part{{Data: address(1 << 37), Count: 7}}, Recv: parts}, 2, 3)
-	require.Len(t, calls, 2) // rank 1 has no elements
-	assert.Equal(t, []int32{0, 2}, []int32{calls[0].Peer, calls[1].Peer})
-	assert.Equal(t, []int64{1, 7}, []int64{calls[0].RecvCount, calls[1].RecvCount})
-	assert.Equal(t, parts[2].Data, calls[1].RecvBuf)
+	require.Len(t, calls, 4) // three pieces; rank 1 has no elements
+	assert.Equal(t, []int32{0, 2}, []int32{calls[0].Peer, calls[3].Peer})
+	assert.Equal(t, []int64{1 << 30, 1 << 30, 3, 7}, []int64{calls[0].RecvCount, calls[1].RecvCount, calls[2].RecvCount, calls[3].RecvCount})
+	assert.Equal(t, parts[2].Data, calls[3].RecvBuf)
 }

@@ -11,7 +11,7 @@ import (
 // up. That is recursive doubling (Thakur, Rabenseifner, Gropp 2005), and for two ranks as many bytes leave a rank as
 // leave it by slices: S. But no message waits for a sum, so the wire is never idle; each rank does the whole sum for it.
 var allReduceDoubling = Algorithm{Name: "doubling", Memory: hostMemory, Enabled: func(s *Sig) bool {
-	return s.Nodes == 2 && s.Size == 2 && s.Forced&WithoutLevels == 0
+	return onApartNodes(s) && s.Size == 2
 }, polls: always, scratch: func(a *Args) int64 {
 	return a.scratch(piecesAtOnce*a.pieceStep()) + a.inputScratch()
 }, build: func(a *Args, p *Program) error {
@@ -42,6 +42,10 @@ type doubling struct {
 	err    error
 }
 
+func (x *doubling) other() int { return 1 - x.a.Rank }
+
+func (x *doubling) phase() Phase { return Phase{BetweenNodes, 0, x.other()} }
+
 func (x *doubling) requests(b *work.Batch) {
 	poller := x.a.Wire.Poller()
 	x.sent.addTo(b, poller)
@@ -54,7 +58,7 @@ func (x *doubling) poll() (over bool, err error) {
 	wire := x.a.Wire
 	for _, t := range []*track{&x.taken, &x.sent} {
 		if err := t.reap(wire); err == errShort {
-			x.fail(x.a.notAsAgreed(1 - x.a.Rank))
+			x.fail(x.a.notAsAgreed(x.other()))
 		} else if err != nil {
 			x.fail(err)
 		}
@@ -72,8 +76,6 @@ func (x *doubling) poll() (over bool, err error) {
 	}
 	return x.summed == x.pieces() && x.sent.idle(), nil
 }
-
-func (x *doubling) phase() Phase { return Phase{BetweenNodes, 0, 1 - x.a.Rank} }
 
 // fail keeps the first error, and gives up the receives: the other rank may send nothing more.
 func (x *doubling) fail(err error) {
@@ -95,7 +97,7 @@ func (x *doubling) incoming(k int64) unsafe.Pointer { return x.a.at(x.room, k%pi
 // start sums up the pieces that have come, and starts what may start: receives before sends, because a message that finds
 // no receive is copied.
 func (x *doubling) start() error {
-	wire, elem, other := x.a.Wire, x.a.elem(), int32(1-x.a.Rank)
+	wire, elem, other := x.a.Wire, x.a.elem(), int32(x.other())
 	for {
 		for x.taken.started < min(x.pieces(), x.summed+piecesAtOnce) {
 			_, n := x.piece(x.result, x.taken.started)
@@ -115,7 +117,7 @@ func (x *doubling) start() error {
 		}
 		at, n := x.piece(x.result, x.summed)
 		x.srcs[x.a.Rank], _ = x.piece(x.mine, x.summed)
-		x.srcs[1-x.a.Rank] = x.incoming(x.summed)
+		x.srcs[x.other()] = x.incoming(x.summed)
 		x.fold.Run(at, x.srcs, n)
 		x.summed++
 	}

@@ -147,8 +147,14 @@ func (c *collective) carryOut() (done bool, lingering *work.Handle, err error) {
 	return true, nil, c.finish(err)
 }
 
-// wireLooks is how often a synchronous call looks by itself whether all members have come by wire: some 50 us.
-const wireLooks = 100
+// A synchronous call looks wireLooks times by itself whether all members have come by wire: some 50 us. After the first
+// wireSpins, which take as long as a message to another node and back, it yields the core between two looks. The rank for
+// which it waits may need that core, also where there seems to be a core for each rank: two containers, or a rank and
+// the threads of another program.
+const (
+	wireLooks = 100
+	wireSpins = 24
+)
 
 // carryOutByWire announces c on this thread, and looks for a moment whether all members have come. A collective whose
 // input travels in the announcement is over then. Every other one becomes a task, which can be given up at any time:
@@ -159,9 +165,10 @@ func (c *collective) carryOutByWire(note arrive.Note) (lingering *work.Handle, e
 	state, res, err := g.arrival.Announce(g.turn, &c.sig, c.flags, note, 0)
 	g.Env.Engine.CalledMPI()
 	if c.flags&coll.Inline != 0 {
-		pause := work.Backoff{Crowded: g.Env.Node.Crowded()}
 		for looks := 0; looks < wireLooks && state == arrive.Pending && err == nil; looks++ {
-			pause.Pause()
+			if looks >= wireSpins || g.Env.Node.Crowded() {
+				work.Yield()
+			}
 			state, res, err = g.arrival.Poll(0)
 		}
 	}

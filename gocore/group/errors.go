@@ -11,15 +11,18 @@ import (
 // nodes that do not answer.
 func (c *collective) timeoutError() error {
 	g := c.g
+	who, arrived := "all members had come, the transfer did not end"+c.inPhase(), g.arrived == c.args.Seq
 	missing, known := g.arrival.Missing()
-	if !known {
+	switch {
+	case !known && arrived:
+		missing = g.inquiry.askAgain()
+	case !known:
 		missing = g.inquiry.ask()
 	}
 	ranks := g.World(missing)
-	who := "all members had come, the transfer did not end" + c.inPhase()
 	switch {
-	case len(ranks) > 0 && g.arrived == c.args.Seq:
-		who = fmt.Sprintf("%s, and rank(s) %s do not answer", who, status.Brief(ranks))
+	case len(ranks) > 0 && arrived:
+		who += fmt.Sprintf(", and rank(s) %s do not answer", status.Brief(ranks))
 	case len(ranks) > 0:
 		who = fmt.Sprintf("rank(s) %s never came", status.Brief(ranks))
 	}

@@ -109,11 +109,17 @@ func (g *Group) usableLocked(code op.Code) error {
 	return nil
 }
 
-// Fail breaks the group because of err. The queued collectives fail as well.
-func (g *Group) Fail(err error) {
-	if !g.silent { // its deadlines are those of the other group
+// noteBroken lets the departure know that the group broke, and how long its calls wait. The deadline of a silent group is
+// that of the group that it is a part of, which breaks with it.
+func (g *Group) noteBroken() {
+	if !g.silent {
 		g.Env.BrokeAfter(g.Timeout())
 	}
+}
+
+// Fail breaks the group because of err. The queued collectives fail as well.
+func (g *Group) Fail(err error) {
+	g.noteBroken()
 	g.mu.Lock()
 	if g.broken == nil {
 		g.broken = err

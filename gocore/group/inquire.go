@@ -70,29 +70,41 @@ func (q *inquiry) question(member int, now time.Time) {
 // ask asks all members about the current collective. It returns those that have not answered within
 // askWait that they have announced it. A member answers if it waits in the core, for this
 // collective or anything else.
-func (q *inquiry) ask() (missing []int) { return q.askAll(false) }
+func (q *inquiry) ask() (missing []int) { return q.askUntil(func() bool { return false }) }
+
+// askAgain is ask, and asks those, too, that have answered before: one of them may have stopped since.
+func (q *inquiry) askAgain() (silent []int) {
+	q.forget()
+	return q.ask()
+}
 
 // whoWasFirst asks all members again whether they take part in the current collective, and waits up to askWait until it
 // is known that one does not.
-func (q *inquiry) whoWasFirst() { q.askAll(true) }
+func (q *inquiry) whoWasFirst() {
+	q.forget()
+	q.askUntil(func() bool { return len(q.g.arrival.Closers(q.g.turn)) > 0 })
+}
 
-// askAll is ask. If first is set it asks those, too, that have said that they are there, and ends when the collective is
-// closed.
-func (q *inquiry) askAll(first bool) (missing []int) {
+// forget forgets which members have answered that they are there.
+func (q *inquiry) forget() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.here = map[int]bool{}
+}
+
+// askUntil is ask, and ends when enough is known.
+func (q *inquiry) askUntil(enough func() bool) (missing []int) {
 	g := q.g
 	q.mu.Lock()
 	now := time.Now()
 	q.begin(g.turn, now)
-	if first {
-		q.here = map[int]bool{}
-	}
 	for _, i := range q.elsewhere() {
 		q.question(i, now)
 	}
 	q.mu.Unlock()
 	_ = g.Env.Engine.Wait(func() bool {
 		g.Env.Mail.Pump()
-		if first && len(g.arrival.Closers(g.turn)) > 0 {
+		if enough() {
 			return true
 		}
 		q.mu.Lock()

@@ -188,6 +188,30 @@ func TestATransferThatIsGivenUpIsSeenOnOneNode(t *testing.T) {
 	})
 }
 
+// A rank that stops in the middle of a transfer is named at the deadline, although it has answered before.
+func TestARankThatStopsInATransferIsNamed(t *testing.T) {
+	slowly := func(_, _ int, c *mpi.Call) (time.Duration, error) {
+		if c.Fn == mpi.FnSend && c.SendCount > 100_000 {
+			return 10 * time.Second, nil
+		}
+		return 0, nil
+	}
+	hooked(t, []int{0, 1}, slowly, func(t *testing.T, e *world.Env, g *Group) {
+		if g.Rank == 0 {
+			_, err := sum(g, large(), 2*time.Second, 0)
+			blames(t, err, status.Timeout, 1, ", and rank(s) [1] do not answer; the group is broken")
+			return
+		}
+		d := allReduce(large())
+		d.Flags = op.FlagAsync
+		_, _, err := g.Submit(d, false)
+		assert.NoError(t, err)
+		time.Sleep(1500 * time.Millisecond) // it has answered by then
+		e.Engine.StopProgress()
+		time.Sleep(2 * time.Second)
+	})
+}
+
 // unreadable is a tensor that cannot be copied: its shape has more elements than it says.
 func unreadable() op.Buf {
 	b := floats(1, 2, 3, 4, 5)

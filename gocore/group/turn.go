@@ -145,7 +145,7 @@ func (g *Group) Expire(now time.Time) {
 	if why == nil {
 		return
 	}
-	g.Env.BrokeAfter(g.Timeout())
+	g.noteBroken()
 	g.Env.Unhold()
 	late[0].withdraw(why)
 	drop(late[1:], status.New(status.GroupBroken, "an operation before it failed: %v", why))

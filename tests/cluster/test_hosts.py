@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,7 +11,7 @@ import expectations
 import pytest
 import reports
 from hosts import Hosts, wait_for
-from mpis import MPI, ROOT
+from mpis import MPI, NAMES, ROOT
 
 TWO_BY_TWO = (("h1", 2), ("h2", 2))
 
@@ -105,6 +106,8 @@ def test_a_cut_cable_is_a_timeout_that_names_the_other_host(mpi: MPI, hosts: Hos
     assert [r["ranks"] for r in found] == [[2, 3], [2, 3], [0, 1], [0, 1]], found
 
 
+# Intel MPI has the ABI of MPICH, and the other tests here show what it does between hosts.
+@pytest.mark.parametrize("mpi", NAMES if "TEST_ALL" in os.environ else NAMES[:2], indirect=True)
 def test_train_runs_on_two_hosts(mpi: MPI, hosts: Hosts) -> None:
     result = mpi.run(hosts, TWO_BY_TWO, [ROOT / "examples" / "train.py"], timeout=120)
     expectations.assert_trained(result)

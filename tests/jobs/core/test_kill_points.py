@@ -20,6 +20,8 @@ import paddlempi
 import pytest
 from one_mpi import MPI
 
+pytestmark = pytest.mark.one_abi  # the points are in what the ranks of a node share
+
 ROOT = Path(__file__).resolve().parents[3]
 CORE = "_core.abi3.so"
 
@@ -143,13 +145,19 @@ def killing(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def build(core: Path) -> None:
-    """Build the core with the points. Where no go is on PATH, take that of the tools."""
+    """Build the core with the points. Where no go is on PATH, take that of the tools.
+
+    It is built like the installed one: Go's cache has the packages that are the same in both.
+    """
     tools = ROOT / ".venv-tools" / "bin" / "python"
-    command = [str(tools if tools.exists() else sys.executable), "tools/go.py", "build"]
-    command += ["-buildmode=c-shared", "-tags", "pymodule,grpcnotrace", "-o", str(core), "./capi"]
-    flags = {"CGO_CFLAGS": "-O2 -g -DPADDLEMPI_KILL_POINTS"}
+    code = "import core, pathlib, sys; core.build(pathlib.Path(sys.argv[1]), pymodule=True)"
+    command = [str(tools if tools.exists() else sys.executable), "-c", code, str(core)]
+    env = {
+        "PYTHONPATH": str(ROOT / "tools" / "build"),
+        "CGO_CFLAGS": "-O2 -g -DPADDLEMPI_KILL_POINTS",
+    }
     done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, **flags}, capture_output=True, text=True, check=False
+        command, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import job
 import pytest
 
+pytestmark = pytest.mark.one_abi  # no MPI sees mapped memory
+
 
 def checks() -> None:
     """Collectives on tensors of ``empty``, on ordinary ones, and the algorithm that they take."""

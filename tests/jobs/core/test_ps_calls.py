@@ -295,6 +295,8 @@ import numpy as np
 import paddlempi as dist
 from paddlempi import errors, ps
 
+pytestmark = pytest.mark.one_abi  # the servers of all MPIs are the same
+
 ps.init("trainer:2,pserver:1", mode="async")
 if not ps.is_trainer():
     dist.barrier()

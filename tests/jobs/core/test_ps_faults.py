@@ -11,6 +11,8 @@ import pytest
 from paddlempi import ps
 from ranks_tools import LATE
 
+pytestmark = pytest.mark.one_abi  # the servers of all MPIs are the same
+
 
 def survive(
     np: int, program: Callable[[], object], living: int, env: Mapping[str, str] | None = None

@@ -15,6 +15,8 @@ import sys
 import numpy as np
 from paddlempi import ps
 
+pytestmark = pytest.mark.one_abi  # the servers of all MPIs are the same
+
 store = {}
 
 @ps.server_function("counts")

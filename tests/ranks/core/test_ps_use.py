@@ -13,7 +13,7 @@ from ps_roles import ONE_SERVER, begin, folder, layouts
 
 __all__ = ["begin", "folder"]
 
-pytestmark = pytest.mark.mpi(ranks=[2, 3])
+pytestmark = [pytest.mark.one_abi, pytest.mark.mpi(ranks=[2, 3])]
 
 DIM = 4
 IDS = np.arange(6)

@@ -19,22 +19,22 @@ ALL = [name for names in left_out.GROUPS for name in names]
 PATHS = sorted({path for paths in left_out.GROUPS.values() for path in paths})
 
 
-def commit(repo: Path, path: str, days: int) -> None:
-    """Commit a file, as if that many days ago."""
-    (repo / path).parent.mkdir(parents=True, exist_ok=True)
-    (repo / path).write_text(path)
+def commit(repo: Path, *paths: str, days: int) -> None:
+    """Commit files, as if that many days ago."""
+    for path in paths:
+        (repo / path).parent.mkdir(parents=True, exist_ok=True)
+        (repo / path).write_text(path)
     git = ["git", "-C", str(repo), "-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run([*git, "add", "-A"], check=True)
     date = f"@{int(time.time()) - days * 86400} +0000"
     env = {**os.environ, "GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date}
-    subprocess.run([*git, "commit", "-q", "-m", path], check=True, env=env)
+    subprocess.run([*git, "commit", "-q", "-m", paths[0]], check=True, env=env)
 
 
 @pytest.fixture
 def repo(tmp_path: Path) -> Path:
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    for path in PATHS:
-        commit(tmp_path, f"{path}/file", 3)
+    commit(tmp_path, *(f"{path}/file" for path in PATHS), days=3)
     return tmp_path
 
 
@@ -46,6 +46,6 @@ def test_paths_exist() -> None:
 @pytest.mark.parametrize("path", PATHS)
 def test_what_was_touched_runs(repo: Path, path: str) -> None:
     assert left_out.left_out(repo) == ALL
-    commit(repo, f"{path}/other", 0)
+    commit(repo, f"{path}/other", days=0)
     names = {name for names, paths in left_out.GROUPS.items() if path in paths for name in names}
     assert left_out.left_out(repo) == [name for name in ALL if name not in names]
