@@ -6,7 +6,6 @@ import re
 import sys
 from pathlib import Path
 
-import pytest
 from paddlempi.testing import run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -23,9 +22,9 @@ print("done")
 """
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/torch.md"])
-def test_the_program_runs(page: str, tmp_path: Path) -> None:
-    text = (ROOT / page).read_text()
+def test_the_program_averages(tmp_path: Path) -> None:
+    """The README's program with DDP is as short; tests/jobs/docs runs both as they are."""
+    text = (ROOT / "docs" / "torch.md").read_text()
     programs = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
     (program,) = (program for program in programs if "DistributedDataParallel" in program)
     script = tmp_path / "train.py"
