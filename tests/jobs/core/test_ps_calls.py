@@ -8,6 +8,8 @@ import job
 import pytest
 from paddlempi.testing import run
 
+pytestmark = pytest.mark.one_abi  # the servers of all MPIs are the same
+
 
 def completes_after_a_timeout() -> None:
     """Rank 0 gives a push up and ends. Its push stays a part of the step, and the job ends."""
@@ -294,8 +296,6 @@ import sys
 import numpy as np
 import paddlempi as dist
 from paddlempi import errors, ps
-
-pytestmark = pytest.mark.one_abi  # the servers of all MPIs are the same
 
 ps.init("trainer:2,pserver:1", mode="async")
 if not ps.is_trainer():

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from paddlempi.testing import launch, run
 
+pytestmark = pytest.mark.one_abi  # the servers of all MPIs are the same
+
 TRAIN = """
 import os
 import sys
@@ -292,8 +294,6 @@ from pathlib import Path
 
 import numpy as np
 from paddlempi import errors, ps
-
-pytestmark = pytest.mark.one_abi  # the servers of all MPIs are the same
 
 here, dies = Path(sys.argv[1]), int(sys.argv[2])
 ps.init()

@@ -9,13 +9,13 @@ import job
 import pytest
 from paddlempi.testing import run
 
+pytestmark = pytest.mark.one_abi  # the servers of all MPIs are the same
+
 SCRIPT = """
 import sys
 
 import numpy as np
 from paddlempi import ps
-
-pytestmark = pytest.mark.one_abi  # the servers of all MPIs are the same
 
 store = {}
 
