@@ -106,7 +106,8 @@ test test-all:
 # and `make fuzz` take the time that they are given: half a minute, with test-all a minute.
 .PHONY: test-two test-two-all
 test-two test-two-all: | $(RESULTS)
-	@$(MAKE) --no-print-directory --output-sync=target $(two) $(addsuffix $(if $(filter %-all,$@),60,30),SECONDS= FUZZ_SECONDS=) $(if $(filter %-all,$@),$(TESTS) $(TESTS_MORE),$(filter-out $(LEAVE_OUT),$(TESTS)))
+	@$(MAKE) --no-print-directory environments $(FAKE_CUDA)
+	@$(MAKE) --no-print-directory --output-sync=target MADE=1 $(two) $(addsuffix $(if $(filter %-all,$@),60,30),SECONDS= FUZZ_SECONDS=) $(if $(filter %-all,$@),$(TESTS) $(TESTS_MORE),$(filter-out $(LEAVE_OUT),$(TESTS)))
 
 # The environments are made before two groups use them, also under make -j.
 ifneq ($(filter test test-all,$(MAKECMDGOALS)),)
@@ -446,12 +447,16 @@ help:
 	@sed -n 's/^## /  make /p' $(MAKEFILE_LIST)
 
 # The environments of the tests, two at a time. For a package of Debian's that apt cannot download, the reason is
-# printed.
+# printed. MADE: they are there. Then a group that needs them may begin at once, and not only after the others.
 .PHONY: environments
+ifdef MADE
+environments: ;
+else
 environments:
 	$(if $(filter debian-%,$(MPIS)),@$(MAKE) --no-print-directory .debian-mpi/.asked)
 	@$(MAKE) --no-print-directory $(two) $(TORCH_newest)/.programs \
 		$$(for mpi in $(MPIS); do $(call left_out,$$mpi) >/dev/null || echo .venv-$$mpi/.tests; done)
+endif
 
 $(FAKE_CUDA): $(wildcard gocore/cuda/cudafake/build.sh gocore/cuda/cudafake/driver/* gocore/cuda/kernels/*.cu \
 		gocore/cuda/kernels/*.h) .venv-tools/.tools
