@@ -329,8 +329,10 @@ func controlInfo(request []byte, _ work.Interrupt) (any, error) {
 		watch := w.env.Roster.Watch()
 		after := w.env.Reports.After.Seconds()
 		info.Liveness, info.ReportAfter = &watch, &after
-		if g := w.all.Load(); g != nil && g.Served() != nil {
-			info.Algorithms = g.Served()
+		if g := w.all.Load(); g != nil {
+			if served := g.Served(); served != nil {
+				info.Algorithms = served
+			}
 		}
 		info.Rank, info.Size, info.LocalRank, info.LocalSize, info.Node = &t.Rank, &t.Size, &t.LocalRank, &t.LocalSize, t.Node
 		return info, nil

@@ -19,8 +19,8 @@ var allReduceDoubling = Algorithm{Name: "doubling", Memory: hostMemory, Enabled:
 	if err != nil {
 		return err
 	}
-	x := &doubling{a: a, step: a.pieceStep(), fold: a.newFold(), mine: input, result: a.Recv[0], srcs: make([]unsafe.Pointer, 2)}
-	if x.room, err = a.alloc(p, piecesAtOnce*x.step); err != nil {
+	x := &doubling{a: a, fold: a.newFold(), mine: input, result: a.Recv[0], srcs: make([]unsafe.Pointer, 2)}
+	if x.room, err = a.alloc(p, piecesAtOnce*a.pieceStep()); err != nil {
 		return err
 	}
 	p.UntilOver(x.poll, x.requests, x.phase)
@@ -30,7 +30,6 @@ var allReduceDoubling = Algorithm{Name: "doubling", Memory: hostMemory, Enabled:
 // doubling is the exchange of a tensor with the other rank. A sum is in rank order, so both get the same bits.
 type doubling struct {
 	a      *Args
-	step   int64 // elements of a piece
 	fold   reduce.Fold
 	mine   Part           // what this rank gives; it may be result
 	result Part           // where the sum goes
@@ -55,11 +54,8 @@ func (x *doubling) requests(b *work.Batch) {
 // poll takes the exchange further, and tells whether it is over. After an error it starts nothing more, and it is over
 // when nothing is under way.
 func (x *doubling) poll() (over bool, err error) {
-	wire := x.a.Wire
 	for _, t := range []*track{&x.taken, &x.sent} {
-		if err := t.reap(wire); err == errShort {
-			x.fail(x.a.notAsAgreed(x.other()))
-		} else if err != nil {
+		if err := x.a.reap(t, x.other()); err != nil {
 			x.fail(err)
 		}
 	}
@@ -85,14 +81,11 @@ func (x *doubling) fail(err error) {
 	}
 }
 
-func (x *doubling) pieces() int64 { return (x.result.Count + x.step - 1) / x.step }
+func (x *doubling) pieces() int64 { return x.a.piecesOf(x.result) }
 
-// piece returns where piece k of a part is, and its elements.
-func (x *doubling) piece(part Part, k int64) (at unsafe.Pointer, elements int64) {
-	return x.a.at(part.Data, k*x.step), min(x.step, part.Count-k*x.step)
+func (x *doubling) incoming(k int64) unsafe.Pointer {
+	return x.a.at(x.room, k%piecesAtOnce*x.a.pieceStep())
 }
-
-func (x *doubling) incoming(k int64) unsafe.Pointer { return x.a.at(x.room, k%piecesAtOnce*x.step) }
 
 // start sums up the pieces that have come, and starts what may start: receives before sends, because a message that finds
 // no receive is copied.
@@ -100,13 +93,13 @@ func (x *doubling) start() error {
 	wire, elem, other := x.a.Wire, x.a.elem(), int32(x.other())
 	for {
 		for x.taken.started < min(x.pieces(), x.summed+piecesAtOnce) {
-			_, n := x.piece(x.result, x.taken.started)
+			_, n := x.a.piece(x.result, x.taken.started)
 			if err := x.taken.receive(wire, x.incoming(x.taken.started), n*elem, other, giveTag); err != nil {
 				return err
 			}
 		}
 		for x.sent.started < x.pieces() && !x.sent.full() {
-			at, n := x.piece(x.mine, x.sent.started)
+			at, n := x.a.piece(x.mine, x.sent.started)
 			if err := x.sent.send(wire, at, n*elem, other, giveTag); err != nil {
 				return err
 			}
@@ -115,8 +108,8 @@ func (x *doubling) start() error {
 		if x.summed == x.taken.ended || x.mine.Data == x.result.Data && x.summed == x.sent.ended {
 			return nil
 		}
-		at, n := x.piece(x.result, x.summed)
-		x.srcs[x.a.Rank], _ = x.piece(x.mine, x.summed)
+		at, n := x.a.piece(x.result, x.summed)
+		x.srcs[x.a.Rank], _ = x.a.piece(x.mine, x.summed)
 		x.srcs[x.other()] = x.incoming(x.summed)
 		x.fold.Run(at, x.srcs, n)
 		x.summed++

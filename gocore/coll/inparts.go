@@ -258,12 +258,7 @@ func (a *Args) inStage(stage unsafe.Pointer, parts []Part) []Part {
 	if !slices.ContainsFunc(parts, func(part Part) bool { return !a.inHeap(part) }) {
 		return parts
 	}
-	list, from := make([]Part, len(parts)), int64(0)
-	for i, part := range parts {
-		list[i] = Part{Data: a.at(stage, from), Count: part.Count}
-		from += part.Count
-	}
-	return list
+	return a.apart(Part{Data: stage}, parts)
 }
 
 // copyParts copies each part that is not in its place: inStage returns all as they are, or none.

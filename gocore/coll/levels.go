@@ -179,20 +179,36 @@ func (s *Sig) large() bool {
 	return elements*int64(s.DType.Size()) >= levelLeast
 }
 
-// reduceScatterLevels: for each node, the members here sum up the parts of its members, each the part of its counterpart
-// there. The counterparts exchange these sums. Bytes that leave a node: (1-1/N) of the input.
-var reduceScatterLevels = Algorithm{Name: "levels", Memory: hostMemory, Enabled: onEvenNodes, polls: always, scratch: func(a *Args) int64 {
-	return a.railsScratch() + a.apartScratch()
-}, build: func(a *Args, p *Program) error {
+// scatteredOnRails returns what this rank gives to each rank in a reduce_scatter, and the memory of the exchanges.
+func (a *Args) scatteredOnRails(p *Program) (given []Part, rooms unsafe.Pointer, err error) {
 	sends, err := a.keepApart(p)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
-	rooms, err := p.Alloc(a.railsScratch())
+	rooms, err = p.Alloc(a.railsScratch())
+	return a.perRank(sends), rooms, err
+}
+
+func (a *Args) scatteredScratch() int64 { return a.railsScratch() + a.apartScratch() }
+
+// seat returns the node of a rank, and its place among the members there.
+func (l *Levels) seat(rank int) (node, place int) {
+	for k, members := range l.Nodes {
+		if i := slices.Index(members, rank); i >= 0 {
+			return k, i
+		}
+	}
+	return -1, -1
+}
+
+// reduceScatterLevels: for each node, the members here sum up the parts of its members, each the part of its counterpart
+// there. The counterparts exchange these sums. Bytes that leave a node: (1-1/N) of the input.
+var reduceScatterLevels = Algorithm{Name: "levels", Memory: hostMemory, Enabled: onEvenNodes, polls: always, scratch: (*Args).scatteredScratch, build: func(a *Args, p *Program) error {
+	given, rooms, err := a.scatteredOnRails(p)
 	if err != nil {
 		return err
 	}
-	l, given := a.Levels, a.perRank(sends)
+	l := a.Levels
 	step := a.levelStep(max(len(l.Nodes), l.Many)) // there is a sum for each node, and a stage for the parts for one node
 	a.addInParts(p, parts(a.Count, step), func(part, place int) *levelPart {
 		from := int64(part) * step
@@ -256,23 +272,41 @@ func chosen(a *Args, parts []Part, members []int, from, n int64) []Part {
 	return list
 }
 
-// reducedInLevels is a part of an all_reduce on a node of several ranks.
-func (a *Args) reducedInLevels(in, out Part, rooms unsafe.Pointer, place int) *levelPart {
-	l := a.Levels
-	stage, memory := l.place(place)
-	shares := append(a.cut(in.Count, a.Rails), make([]slice, l.Many-a.Rails)...)
-	sum := Part{Data: memory, Count: shares[l.Here].count}
-	own := sum
+// rails cuts what a node has of a part: a slice for each rail, and nothing for the other ranks of this node.
+func (a *Args) rails(count int64) []slice {
+	return append(a.cut(count, a.Rails), make([]slice, max(0, a.Levels.Many-a.Rails))...)
+}
+
+// sumPlaces returns where the sum of this node's slice goes, and then the result of that slice.
+func (a *Args) sumPlaces(count int64, place int) (sum, own Part) {
+	stage, memory := a.Levels.place(place)
+	sum = Part{Data: memory, Count: a.rails(count)[a.Levels.Here].count}
+	own = sum
 	if reduce.Is16(a.DType) {
 		own.Data = unsafe.Add(stage, levelBytes/4) // behind what such a part needs there
 	}
-	from, to := a.inStage(stage, []Part{in}), a.inStage(stage, []Part{out})
+	return sum, own
+}
+
+// sumOnNode is the phase in which the ranks of this node sum up their parts, each a slice.
+func (a *Args) sumOnNode(in, sum Part, place int) nodePhase {
+	stage, _ := a.Levels.place(place)
+	from := a.inStage(stage, []Part{in})
+	return nodePhase{code: op.ReduceScatter, sends: a.views(from[0], a.rails(in.Count)), recvs: []Part{sum}, prepare: func() error {
+		a.copyParts(from, []Part{in})
+		return nil
+	}}
+}
+
+// reducedInLevels is a part of an all_reduce on a node of several ranks.
+func (a *Args) reducedInLevels(in, out Part, rooms unsafe.Pointer, place int) *levelPart {
+	l := a.Levels
+	stage, _ := l.place(place)
+	sum, own := a.sumPlaces(in.Count, place)
+	to := a.inStage(stage, []Part{out})
 	made := &levelPart{
-		before: []nodePhase{{code: op.ReduceScatter, sends: a.views(from[0], shares), recvs: []Part{sum}, prepare: func() error {
-			a.copyParts(from, []Part{in})
-			return nil
-		}}},
-		behind: []nodePhase{{code: op.AllGather, sends: []Part{own}, recvs: a.views(to[0], shares), finish: func() { a.copyParts([]Part{out}, to) }}},
+		before: []nodePhase{a.sumOnNode(in, sum, place)},
+		behind: []nodePhase{{code: op.AllGather, sends: []Part{own}, recvs: a.views(to[0], a.rails(in.Count)), finish: func() { a.copyParts([]Part{out}, to) }}},
 	}
 	if l.Rail != nil {
 		made.wire = a.onRailOf(rooms, place, sum, own)

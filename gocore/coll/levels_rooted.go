@@ -53,12 +53,8 @@ var reduceLevels = Algorithm{Name: "levels", Memory: hostMemory, Enabled: inLeve
 
 // rootsNode returns the number of the root's node, the root's place there, and whether this rank is on it.
 func (a *Args) rootsNode() (node, place int, here bool) {
-	for k, members := range a.Levels.Nodes {
-		if i := slices.Index(members, a.Root); i >= 0 {
-			return k, i, slices.Contains(members, a.Rank)
-		}
-	}
-	return -1, -1, false
+	node, place = a.Levels.seat(a.Root)
+	return node, place, slices.Contains(a.Levels.Nodes[node], a.Rank)
 }
 
 // broadcastInLevels is a part of a broadcast.
@@ -106,24 +102,15 @@ func (a *Args) broadcastInLevels(data Part, place int) *levelPart {
 func (a *Args) reducedToRoot(in, out Part, rooms unsafe.Pointer, place int) *levelPart {
 	l, made := a.Levels, &levelPart{}
 	node, _, here := a.rootsNode()
-	of := a.rails(in.Count)
-	stage, memory := l.place(place)
-	sum := Part{Data: memory, Count: of[l.Here].count}
-	own := sum
-	if reduce.Is16(a.DType) {
-		own.Data = unsafe.Add(stage, levelBytes/4) // behind what such a part needs there
-	}
+	stage, _ := l.place(place)
+	sum, own := a.sumPlaces(in.Count, place)
 	if l.Many == 1 {
 		made.before = []nodePhase{{prepare: func() error { return a.widen(sum, in) }}}
 		if here {
 			own = out
 		}
 	} else {
-		from := a.inStage(stage, []Part{in})
-		made.before = []nodePhase{{code: op.ReduceScatter, sends: a.views(from[0], of), recvs: []Part{sum}, prepare: func() error {
-			a.copyParts(from, []Part{in})
-			return nil
-		}}}
+		made.before = []nodePhase{a.sumOnNode(in, sum, place)}
 	}
 	if here && l.Many > 1 {
 		whole := Part{Data: stage, Count: in.Count}
@@ -132,7 +119,7 @@ func (a *Args) reducedToRoot(in, out Part, rooms unsafe.Pointer, place int) *lev
 			whole = a.inStage(stage, []Part{out})[0]
 			phase.finish = func() { a.copyParts([]Part{out}, []Part{whole}) }
 		}
-		phase.recvs = a.views(whole, of)
+		phase.recvs = a.views(whole, a.rails(in.Count))
 		made.behind = []nodePhase{phase}
 	}
 	if l.Rail == nil {

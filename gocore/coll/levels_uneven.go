@@ -1,7 +1,6 @@
 package coll
 
 import (
-	"slices"
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/op"
@@ -62,11 +61,6 @@ func (a *Args) apart(whole Part, pieces []Part) []Part {
 	return list
 }
 
-// rails cuts what a node has of a part: a slice for each rail, and nothing for the other ranks of this node.
-func (a *Args) rails(count int64) []slice {
-	return append(a.cut(count, a.Rails), make([]slice, max(0, a.Levels.Many-a.Rails))...)
-}
-
 // room hands out memory from at on, in cache lines.
 type room struct{ at unsafe.Pointer }
 
@@ -88,27 +82,16 @@ func (a *Args) unevenSteps(shares []Part) (step int64, count int) {
 
 // home returns the node of this rank, and where its share begins among those of the node.
 func (a *Args) home(shares []Part) (node int, begin int64) {
-	for k, members := range a.Levels.Nodes {
-		if i := slices.Index(members, a.Rank); i >= 0 {
-			_, begin = ofNode(shares, members[:i])
-			return k, begin
-		}
-	}
-	return -1, 0
+	node, place := a.Levels.seat(a.Rank)
+	_, begin = ofNode(shares, a.Levels.Nodes[node][:place])
+	return node, begin
 }
 
-var reduceScatterLevelsUneven = Algorithm{Name: "levels", Memory: hostMemory, Enabled: onUnevenNodes, polls: always, scratch: func(a *Args) int64 {
-	return a.railsScratch() + a.apartScratch()
-}, build: func(a *Args, p *Program) error {
-	sends, err := a.keepApart(p)
+var reduceScatterLevelsUneven = Algorithm{Name: "levels", Memory: hostMemory, Enabled: onUnevenNodes, polls: always, scratch: (*Args).scatteredScratch, build: func(a *Args, p *Program) error {
+	given, rooms, err := a.scatteredOnRails(p)
 	if err != nil {
 		return err
 	}
-	rooms, err := p.Alloc(a.railsScratch())
-	if err != nil {
-		return err
-	}
-	given := a.perRank(sends)
 	step, count := a.unevenSteps(given)
 	a.addInParts(p, count, func(part, place int) *levelPart {
 		return a.scatteredUnevenly(given, int64(part)*step, step, rooms, place)

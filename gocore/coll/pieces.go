@@ -34,7 +34,6 @@ type pieces struct {
 	me   int // this rank among those that take part
 	rail int
 	tags int32  // is added to the tags
-	step int64  // elements of a piece
 	elem int64  // bytes of an element of the first leg: those of partial sums are longer (Partial)
 	give []Part // what this rank gives to each of them; nil: nothing is summed up
 	own  Part   // where the sum goes; without a first leg, what this rank sends
@@ -59,6 +58,15 @@ type peer struct {
 // pieceStep returns the elements of a piece.
 func (a *Args) pieceStep() int64 { return pieceBytes / a.elem() }
 
+// piecesOf returns how many pieces a part has.
+func (a *Args) piecesOf(part Part) int64 { return (part.Count + a.pieceStep() - 1) / a.pieceStep() }
+
+// piece returns where piece k of a part is, and its elements.
+func (a *Args) piece(part Part, k int64) (at unsafe.Pointer, elements int64) {
+	from := k * a.pieceStep()
+	return a.at(part.Data, from), min(a.pieceStep(), part.Count-from)
+}
+
 // piecesScratch returns the scratch memory of a sum over n ranks, whose elements have elem bytes.
 func (a *Args) piecesScratch(n int, elem int64) int64 {
 	return pad(max(1, int64(n)*piecesAtOnce*a.pieceStep()*elem))
@@ -77,7 +85,7 @@ func (a *Args) addPieces(p *Program, who []int, f reduce.Fold, elem int64, room 
 }
 
 func (a *Args) newPieces(who []int, f reduce.Fold, elem int64, room unsafe.Pointer, give []Part, own Part, get []Part) *pieces {
-	x := &pieces{a: a, me: slices.Index(who, a.Rank), step: a.pieceStep(), elem: elem, fold: f, room: room, give: give, own: own, get: get, failed: -1}
+	x := &pieces{a: a, me: slices.Index(who, a.Rank), elem: elem, fold: f, room: room, give: give, own: own, get: get, failed: -1}
 	n := len(who)
 	x.srcs = make([]unsafe.Pointer, n)
 	for d := 1; d < n; d++ {
@@ -87,22 +95,14 @@ func (a *Args) newPieces(who []int, f reduce.Fold, elem int64, room unsafe.Point
 	return x
 }
 
-// piecesOf returns how many pieces a part has.
-func (x *pieces) piecesOf(part Part) int64 { return (part.Count + x.step - 1) / x.step }
-
-// piece returns where piece k of a part is, and its elements.
-func (x *pieces) piece(part Part, k int64) (at unsafe.Pointer, elements int64) {
-	return x.a.at(part.Data, k*x.step), min(x.step, part.Count-k*x.step)
-}
-
 // given returns where piece k of what this rank gives to number i of those that take part is, and its elements.
 func (x *pieces) given(i int, k int64) (at unsafe.Pointer, elements int64) {
-	return unsafe.Add(x.give[i].Data, k*x.step*x.elem), min(x.step, x.give[i].Count-k*x.step)
+	return unsafe.Add(x.give[i].Data, k*x.a.pieceStep()*x.elem), min(x.a.pieceStep(), x.give[i].Count-k*x.a.pieceStep())
 }
 
 // incoming returns where piece k of what number i of those that take part gives goes.
 func (x *pieces) incoming(i int, k int64) unsafe.Pointer {
-	return unsafe.Add(x.room, (int64(i)*piecesAtOnce+k%piecesAtOnce)*x.step*x.elem)
+	return unsafe.Add(x.room, (int64(i)*piecesAtOnce+k%piecesAtOnce)*x.a.pieceStep()*x.elem)
 }
 
 // phase names the rank that this one waits for: first one that has not sent all of its part, then one that has not taken
@@ -115,11 +115,11 @@ func (x *pieces) phase() Phase {
 	}
 	for i := range x.peers {
 		p := &x.peers[i]
-		if x.give != nil && p.taken.ended < x.piecesOf(x.own) || x.get != nil && p.gets.ended < x.piecesOf(x.get[p.i]) {
+		if x.give != nil && p.taken.ended < x.a.piecesOf(x.own) || x.get != nil && p.gets.ended < x.a.piecesOf(x.get[p.i]) {
 			phase.Partner = int(p.rank)
 			return phase
 		}
-		if phase.Partner < 0 && (p.given.ended < p.given.started || p.sent.ended < p.sent.started) {
+		if phase.Partner < 0 && !(p.given.idle() && p.sent.idle()) {
 			phase.Partner = int(p.rank)
 		}
 	}
@@ -139,17 +139,14 @@ func (x *pieces) requests(b *work.Batch) {
 // poll takes the exchange further, and tells whether it is over. After an error it starts nothing more, and it is over
 // when nothing is under way.
 func (x *pieces) poll() (over bool, err error) {
-	wire, underWay := x.a.Wire, false
+	underWay := false
 	for i := range x.peers {
 		for _, r := range x.peers[i].tracks() {
-			if err := r.reap(wire); err != nil && x.err == nil {
-				x.err, x.failed = err, int(x.peers[i].rank)
-				if err == errShort {
-					x.err = x.a.notAsAgreed(x.failed)
-				}
-				x.cancel()
+			if err := x.a.reap(r, int(x.peers[i].rank)); err != nil && x.err == nil {
+				x.failed = int(x.peers[i].rank)
+				x.giveUp(err)
 			}
-			underWay = underWay || r.ended < r.started
+			underWay = underWay || !r.idle()
 		}
 	}
 	if x.err != nil && underWay {
@@ -159,8 +156,7 @@ func (x *pieces) poll() (over bool, err error) {
 		return true, x.err
 	}
 	if err := x.start(); err != nil {
-		x.err = err
-		x.cancel()
+		x.giveUp(err)
 		return false, nil
 	}
 	return x.over(), nil
@@ -169,22 +165,22 @@ func (x *pieces) poll() (over bool, err error) {
 // start starts what may start: receives before sends, because a message that finds no receive is copied.
 func (x *pieces) start() error {
 	wire, elem := x.a.Wire, x.a.elem()
-	mine := x.piecesOf(x.own)
+	mine := x.a.piecesOf(x.own)
 	for i := range x.peers {
 		p := &x.peers[i]
 		for x.give != nil && p.taken.started < mine && p.taken.started < x.summed+piecesAtOnce && !p.taken.full() {
-			_, n := x.piece(x.own, p.taken.started)
+			_, n := x.a.piece(x.own, p.taken.started)
 			if err := p.taken.receive(wire, x.incoming(p.i, p.taken.started), n*x.elem, p.rank, giveTag+x.tags); err != nil {
 				return x.failedWith(p, err)
 			}
 		}
 		if x.get != nil {
-			last := x.piecesOf(x.get[p.i])
+			last := x.a.piecesOf(x.get[p.i])
 			if x.give != nil {
 				last = min(last, p.given.ended) // in place, a piece is sent before what replaces it is received
 			}
 			for p.gets.started < last && !p.gets.full() {
-				at, n := x.piece(x.get[p.i], p.gets.started)
+				at, n := x.a.piece(x.get[p.i], p.gets.started)
 				if err := p.gets.receive(wire, at, n*elem, p.rank, getTag+x.tags); err != nil {
 					return x.failedWith(p, err)
 				}
@@ -193,7 +189,7 @@ func (x *pieces) start() error {
 	}
 	for i := range x.peers {
 		p := &x.peers[i]
-		for x.give != nil && p.given.started < x.piecesOf(x.give[p.i]) && !p.given.full() {
+		for x.give != nil && p.given.started < x.a.piecesOf(x.give[p.i]) && !p.given.full() {
 			at, n := x.given(p.i, p.given.started)
 			if err := p.given.send(wire, at, n*x.elem, p.rank, giveTag+x.tags); err != nil {
 				return x.failedWith(p, err)
@@ -221,7 +217,7 @@ func (x *pieces) mayPass() bool {
 
 // pass sums up the next piece of own, and sends it.
 func (x *pieces) pass() error {
-	at, n := x.piece(x.own, x.summed)
+	at, n := x.a.piece(x.own, x.summed)
 	if x.give != nil {
 		for i := range x.srcs {
 			x.srcs[i] = x.incoming(i, x.summed)
@@ -249,28 +245,24 @@ func (x *pieces) failedWith(p *peer, err error) error {
 }
 
 func (x *pieces) over() bool {
-	mine := x.piecesOf(x.own)
+	mine := x.a.piecesOf(x.own)
 	if x.summed < mine {
 		return false
 	}
 	for i := range x.peers {
 		p := &x.peers[i]
-		if x.give != nil && p.given.ended < x.piecesOf(x.give[p.i]) ||
-			x.get != nil && (p.sent.ended < mine || p.gets.ended < x.piecesOf(x.get[p.i])) {
+		if x.give != nil && p.given.ended < x.a.piecesOf(x.give[p.i]) ||
+			x.get != nil && (p.sent.ended < mine || p.gets.ended < x.a.piecesOf(x.get[p.i])) {
 			return false
 		}
 	}
 	return true
 }
 
-// giveUp ends the exchange because of err: it starts nothing more.
+// giveUp ends the exchange because of err: it starts nothing more, and gives up the receives, because the other ranks may
+// send nothing more.
 func (x *pieces) giveUp(err error) {
 	x.err = err
-	x.cancel()
-}
-
-// cancel gives up the receives: the other ranks may send nothing more.
-func (x *pieces) cancel() {
 	for i := range x.peers {
 		x.peers[i].taken.cancel(x.a.Wire)
 		x.peers[i].gets.cancel(x.a.Wire)
@@ -321,6 +313,15 @@ func (t *track) addTo(b *work.Batch, poller work.Poller) {
 
 // errShort is the error of a message that has another length than it has to have.
 var errShort = errors.New("coll: a message of another length")
+
+// reap releases those of t, of messages with a rank, that have ended, and returns the first error.
+func (a *Args) reap(t *track, rank int) error {
+	err := t.reap(a.Wire)
+	if err == errShort {
+		return a.notAsAgreed(rank)
+	}
+	return err
+}
 
 // reap releases those that have ended, and returns the first error.
 func (t *track) reap(by transport.Requests) (first error) {

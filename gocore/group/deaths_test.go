@@ -1,7 +1,6 @@
 package group
 
 import (
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -9,7 +8,6 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"github.com/paddlempi/paddlempi/gocore/mpi"
-	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/world"
@@ -18,30 +16,18 @@ import (
 // ranksThatMPIFails is ranks for four ranks of two nodes. Once failing is set, MPI tells of a death wherever
 // ranks 0 to 2 call it for the application.
 func ranksThatMPIFails(t *testing.T, failing *atomic.Bool, f func(t *testing.T, e *world.Env, g *Group)) {
-	libs := mpifake.New(4, mpifake.Nodes([]int{0, 0, 1, 1}), mpifake.WithHook(func(rank, _ int, c *mpi.Call) (time.Duration, error) {
+	fails := func(rank, _ int, c *mpi.Call) (time.Duration, error) {
 		if failing.Load() && rank != 3 && c.Fn != mpi.FnMrecv {
 			err := status.New(status.ProcFailed, "MPI_Isomething failed with MPI_ERR_PROC_FAILED")
 			err.MPIClass = 63
 			return 0, err
 		}
 		return 0, nil
-	}))
-	var wg sync.WaitGroup
-	for _, lib := range libs {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			e, err := world.NewEnv(mpifake.World(lib), 20*time.Second, nil)
-			if !assert.NoError(t, err) {
-				return
-			}
-			g, err := World(e, 0, 10*time.Second)
-			if assert.NoError(t, err) {
-				f(t, e, g)
-			}
-		}()
 	}
-	wg.Wait()
+	hooked(t, []int{0, 0, 1, 1}, fails, func(t *testing.T, e *world.Env, g *Group) {
+		g.SetTimeout(10 * time.Second)
+		f(t, e, g)
+	})
 }
 
 // mpiTells are the operations in which MPI tells of the death of rank 3, and how errors describe them.

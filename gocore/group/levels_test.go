@@ -3,7 +3,6 @@ package group
 import (
 	"fmt"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 	"unsafe"
@@ -436,26 +435,12 @@ func TestARankThatGivesUpInLevelsIsNamed(t *testing.T) {
 // troubleInLevels makes a large all_reduce on two nodes of two ranks, over an MPI with a hook. Each rank waits as long as
 // timeout says. It returns the errors, and what the ranks have recorded.
 func troubleInLevels(t *testing.T, hook mpifake.Hook, timeout func(rank int) time.Duration) (errs [4]error, records [4]trace.OperationRecord) {
-	libs := mpifake.New(4, mpifake.Nodes([]int{0, 0, 1, 1}), mpifake.WithHook(hook))
-	var wg sync.WaitGroup
-	for _, lib := range libs {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			e, err := world.NewEnv(mpifake.World(lib), 20*time.Second, nil)
-			if !assert.NoError(t, err) {
-				return
-			}
-			g, err := World(e, 0, 10*time.Second)
-			if !assert.NoError(t, err) {
-				return
-			}
-			_, errs[g.Rank] = sum(g, large(), timeout(g.Rank), 0)
-			list := recorded(t, e)
-			records[g.Rank] = list[len(list)-1]
-		}()
-	}
-	wg.Wait()
+	hooked(t, []int{0, 0, 1, 1}, hook, func(t *testing.T, e *world.Env, g *Group) {
+		g.SetTimeout(10 * time.Second)
+		_, errs[g.Rank] = sum(g, large(), timeout(g.Rank), 0)
+		list := recorded(t, e)
+		records[g.Rank] = list[len(list)-1]
+	})
 	return errs, records
 }
 
