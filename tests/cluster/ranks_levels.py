@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 Op = Any
 
 PERIOD = 7
-PARTS = 5 << 20  # bytes: two whole parts in levels, and one that is shorter
+PARTS = 9 << 20  # bytes: two whole parts in levels, and one that is shorter
 FLOATS = [np.dtype(t) for t in ("f4", "f8", "c8", "c16", "f2", ml_dtypes.bfloat16)]
 WHOLE = [np.dtype(t) for t in ("i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8")]
 ARITHMETIC = [ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX]
