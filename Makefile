@@ -211,17 +211,17 @@ test-cuda-jobs: $(TORCH_newest)/.torch $(FAKE_CUDA) | $(RESULTS)
 
 # These hold a stream. They run first, while no memory of another rank is unmapped, which waits for all streams.
 HOLDING := streams order messages
+on_gpu = tools/launched.sh $(TORCH_newest)/bin/python -m paddlempi.testing.launch -np 2 --
 
 ## test-gpu      what needs a GPU, on 2 ranks that share it; part of make test if this machine has one
 .PHONY: test-gpu
 test-gpu: $(TORCH_newest)/.torch | $(RESULTS)
-	tools/launched.sh $(TORCH_newest)/bin/python -m paddlempi.testing.launch -np 2 -- $(call pytest,gpu) --mpi --mpi-ranks 2 tests/gpu
-	PADDLEMPI_CUDA=libcuda.so.1 tools/launched.sh $(TORCH_newest)/bin/python -m paddlempi.testing.launch -np 2 -- \
-		$(call pytest,gpu-staged) --mpi --mpi-ranks 2 tests/ranks/cuda
-	PADDLEMPI_CUDA=libcuda.so.1 PADDLEMPI_CUDA_PATHS=ipc,staged tools/launched.sh $(TORCH_newest)/bin/python \
-		-m paddlempi.testing.launch -np 2 -- $(call pytest,gpu-ipc) --mpi --mpi-ranks 2 $(HOLDING:%=tests/ranks/cuda/test_%.py)
-	PADDLEMPI_CUDA=libcuda.so.1 PADDLEMPI_CUDA_PATHS=ipc,staged tools/launched.sh $(TORCH_newest)/bin/python \
-		-m paddlempi.testing.launch -np 2 -- $(call pytest,gpu-ipc-2) --mpi --mpi-ranks 2 tests/ranks/cuda $(HOLDING:%=--ignore=tests/ranks/cuda/test_%.py)
+	$(on_gpu) $(call pytest,gpu) --mpi --mpi-ranks 2 tests/gpu
+	PADDLEMPI_CUDA=libcuda.so.1 $(on_gpu) $(call pytest,gpu-staged) --mpi --mpi-ranks 2 tests/ranks/cuda
+	PADDLEMPI_CUDA=libcuda.so.1 PADDLEMPI_CUDA_PATHS=ipc,staged $(on_gpu) $(call pytest,gpu-ipc) --mpi --mpi-ranks 2 \
+		$(HOLDING:%=tests/ranks/cuda/test_%.py)
+	PADDLEMPI_CUDA=libcuda.so.1 PADDLEMPI_CUDA_PATHS=ipc,staged $(on_gpu) $(call pytest,gpu-ipc-2) --mpi --mpi-ranks 2 \
+		tests/ranks/cuda $(HOLDING:%=--ignore=tests/ranks/cuda/test_%.py)
 	PADDLEMPI_CUDA=libcuda.so.1 $(TORCH_newest)/bin/$(call pytest,gpu-jobs) tests/jobs/cuda/test_ipc.py
 
 ## test-faults   wrong use, timeouts, Ctrl-C, fork, hard exits: every test starts its jobs, under every MPI
