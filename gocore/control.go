@@ -37,6 +37,7 @@ var methods = map[string]func(request []byte, interrupt work.Interrupt) (any, er
 	"launcher":          controlLauncher,
 	"addresses":         controlAddresses,
 	"abort":             controlAbort,
+	"heap_has":          controlHeapHas,
 	"heap_adopt":        controlHeapAdopt,
 	"heap_disown":       controlHeapDisown,
 	"trace_dump":        controlTraceDump,
