@@ -65,7 +65,7 @@ ROOMS = (
         "the functions behind the C interface: init, submit, wait, exit, the control methods; the "
         "worlds and their groups by id",
         "diagnose dl group heap mem mpi netif op ps/admin ps/checkpoint ps/client ps/link "
-        "ps/route ps/server ps/table reduce status topo trace work world",
+        "ps/route ps/server ps/table reduce status topo trace window work world",
         files="doc boundary control control_cuda control_heap control_trace tables_call ps_init "
         "tables_remote ps_service ps_checkpoint_phases ps_checkpoint ps_kv ps_admin ps tables core "
         "world closers request",
@@ -81,6 +81,12 @@ ROOMS = (
         "call, checks of arguments, errors that name ranks",
         "arrive buffer coll coll/ipc coll/shm cuda mem messages op status trace transport "
         "work world",
+    ),
+    Room(
+        "gocore/window",
+        "windows: memory of the members that all of them read, write and update, in mapped memory "
+        "or by messages",
+        "heap mem op status transport work",
     ),
     Room(
         "gocore/messages",

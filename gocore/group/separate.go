@@ -5,9 +5,20 @@ import (
 	"slices"
 	"time"
 
+	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/transport"
 )
+
+// Carrier returns what carries the messages of the group's windows, and their tag: the communicator of its collectives, whose
+// other messages have other tags. A window of a group so needs no communicator of its own, of which an MPI has some 1,000 only.
+// It is nil in a group of one.
+func (g *Group) Carrier() (on transport.Endpoint, tag int32) {
+	if g.Size == 1 {
+		return nil, 0
+	}
+	return g.collComm, coll.WindowTag
+}
 
 // Separate makes a communicator of the members that carries nothing else, for another room of the core that moves bytes
 // between them by itself (ps/link). It is collective, and the

@@ -156,6 +156,7 @@ __all__ = [
 _LATER = {
     "Checkpoint": ".checkpoints",
     "DataParallel": ".paddle",
+    "Window": ".window",
     "checkpoint": ".checkpoints",
     "latest_checkpoint": ".checkpoints",
 }
