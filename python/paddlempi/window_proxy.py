@@ -247,7 +247,7 @@ class Proxy:
         raise DtypeError(f"{self!r} is no array: get() its elements first")
 
     # Python's defaults would compare and test the proxy, not its elements.
-    __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _no_array  # type: ignore[assignment]
+    __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _no_array
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
