@@ -76,6 +76,7 @@ from .work import Work
 
 if _TYPE_CHECKING:
     from .checkpoints import Checkpoint, checkpoint, latest_checkpoint
+    from .window import Window
 
 __version__ = "0.1.0"
 
@@ -92,6 +93,7 @@ __all__ = [
     "ProbeResult",
     "ProcessGroup",
     "ReduceOp",
+    "Window",
     "Work",
     "all_gather",
     "all_gather_into_tensor",
