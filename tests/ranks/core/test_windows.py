@@ -192,8 +192,9 @@ def test_numbers_of_python(dist: ModuleType, neighbours: tuple[int, int], dtype:
                     window.fetch_and_op(value, after)
             with pytest.raises(errors.DtypeError, match=r"value=1\.5 is no number"):
                 window.fetch_and_op(1.5, after)
-        with pytest.raises(errors.DtypeError, match="expected=x is no number"):
-            window.compare_and_swap("x", 1, after) if kind is not bool else int("x is no number")
+        if kind is not bool:
+            with pytest.raises(errors.DtypeError, match="expected=x is no number"):
+                window.compare_and_swap("x", 1, after)
         window.fence()
 
 
@@ -363,6 +364,7 @@ def test_locks(dist: ModuleType, rank: int, size: int) -> None:
                 window.put(value, 0)
             with window.lock_all():
                 window.get(value, 0)
+        window.fence()  # else a rank that holds it here would wait for one that wants it alone
         with window.lock(0, shared=True):
             window.fence()  # all ranks hold it
             with pytest.raises(errors.ArgumentError, match="rank=0 is locked already"), window.lock(0):
@@ -374,6 +376,7 @@ def test_locks(dist: ModuleType, rank: int, size: int) -> None:
 def test_a_window_that_is_locked_is_not_freed(dist: ModuleType, rank: int) -> None:
     window = Window(1)
     with window.lock(0, shared=True):
+        window.fence()
         with pytest.raises(errors.ArgumentError, match="holds the lock of rank 0"):
             window.free()
     window.fence()
@@ -396,7 +399,7 @@ def test_after_free(dist: ModuleType, rank: int) -> None:
 
 def test_many_windows(dist: ModuleType, rank: int, size: int) -> None:
     """More windows than an MPI has communicators."""
-    for turn in range(2500):
+    for turn in range(1100):
         with Window(1, dtype="int32") as window:
             if turn % 100 == 0:
                 window.accumulate(np.ones(1, "int32"), turn % size)
