@@ -9,6 +9,7 @@
 #include "dlpack.h"
 #include "gil.h"
 #include "guard.h"
+#include "operation.h"
 #include "pytools.h"
 #include "tensor.h"
 
@@ -42,8 +43,10 @@ PyObject *py_window_new(PyObject *self, PyObject *const *args, Py_ssize_t n) {
 	PyObject *out = NULL;
 	if (side_describe(&s, args[0], "recv")) {
 		name_error("Window");
+		operation_refuse(group, PMPI_OP_ALL_GATHER); /* the other members wait in this collective */
 	} else if (s.n != 1) {
 		raise_code(PMPI_ERR_TYPE, "Window: the memory must be one tensor");
+		operation_refuse(group, PMPI_OP_ALL_GATHER);
 	} else {
 		PyThreadState *ts = PyEval_SaveThread();
 		int rc = pmpi_window_new(&s.bufs[0], group, timeout, &window);

@@ -47,7 +47,11 @@ type call struct {
 func (w *Window) byMessages(a *access, r int, at box, deadline time.Time) error {
 	asked := &answers{w: w, r: r, what: a.code.String(), to: a.recv, deadline: deadline}
 	defer asked.drop()
-	err := at.pieces(pieceBytes/w.elem, func(part box, from int64) error {
+	piece := pieceBytes / w.elem
+	if at.count*w.elem <= 4*smallPiece {
+		piece = smallPiece / w.elem
+	}
+	err := at.pieces(piece, func(part box, from int64) error {
 		c := call{head: head{code: a.code, reduce: a.reduce}, at: part}
 		if c.data[0] = shifted(a.send, from*w.elem); a.code == CompareAndSwap {
 			c.data = [2]unsafe.Pointer{a.compare, a.send}

@@ -28,6 +28,7 @@ type post struct {
 	stays   bool // it goes on without windows, because other members may still send
 	closed  bool // it takes no more messages: the communicator may be freed
 
+	heard  time.Time // when the last message came
 	using  func()    // ends the use of the group; nil while MPI has nothing under way
 	looked time.Time // for members that have died
 }
@@ -80,6 +81,8 @@ const (
 	// matches is how many messages one look takes, and mostComing how many bytes of messages are here at once.
 	matches    = 32
 	mostComing = 16 << 20
+	// lively is how long after a message another one is expected: a thread that waits does not sleep so long.
+	lively = time.Millisecond
 	// atOnce is the longest message that is received while the look lasts.
 	atOnce = 16 << 10
 )
@@ -219,6 +222,7 @@ func (p *post) idle() bool {
 func (p *post) Requests(b *work.Batch) (moving bool) {
 	p.ws.mu.Lock()
 	defer p.ws.mu.Unlock()
+	moving = time.Since(p.heard) < lively
 	for _, out := range p.sending {
 		if out.Done == 0 {
 			b.Add(p.on.Poller(), out.Address())
@@ -285,6 +289,7 @@ func (p *post) match() {
 			return
 		}
 		p.use()
+		p.heard = time.Now()
 		p.coming += a.room
 		if from := int(m.Source); from >= 0 && from < len(p.peers) {
 			p.peers[from].queue = append(p.peers[from].queue, a)

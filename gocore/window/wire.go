@@ -15,6 +15,8 @@ const (
 	// pieceBytes is the most bytes of elements in a message. Larger accesses are several messages.
 	pieceBytes  = 256 << 10
 	mostMessage = headBytes + mostDims*dimBytes + pieceBytes
+	// Up to four pieces have so many bytes: every MPI sends such a message at once, without a word from the receiver.
+	smallPiece = 32 << 10
 )
 
 // kind says what a message is.
