@@ -68,7 +68,7 @@ ROOMS = (
         "ps/route ps/server ps/table reduce status topo trace window work world",
         files="doc boundary control control_cuda control_heap control_trace tables_call ps_init "
         "tables_remote ps_service ps_checkpoint_phases ps_checkpoint ps_kv ps_admin ps tables core "
-        "world closers request",
+        "world windows closers request",
     ),
     Room(
         "gocore/diagnose",

@@ -261,47 +261,35 @@ def test_sizes_differ(dist: ModuleType, rank: int, size: int) -> None:
 
 def test_wrong_arguments(dist: ModuleType, rank: int, size: int) -> None:
     with Window(8, dtype="float32") as window:
-        x = np.ones(3, "float32")
-        target = size - 1
+        x: Any = np.ones(3, "float32")
+        target, put = size - 1, window.put
+        nothing: Any = None
+        number: Any = 3
+        both: Any = [x, x]
+        text: Any = "0"
         wrong: list[tuple[type[Exception], str, Any]] = [
-            (errors.ArgumentError, "put: rank=-1 is no rank", lambda: window.put(x, -1)),
+            (errors.ArgumentError, "put: rank=-1 is no rank", lambda: put(x, -1)),
             (errors.ArgumentError, f"get: rank={size} is no", lambda: window.get(x, size)),
-            (
-                errors.ArgumentError,
-                "offset=6 and the 3 elements of x",
-                lambda: window.put(x, target, 6),
-            ),
-            (
-                errors.ArgumentError,
-                "offset=-1 and the 3 elements of out",
-                lambda: window.get(x, target, -1),
-            ),
+            (errors.ArgumentError, "offset=6 and the 3 elements of x", lambda: put(x, target, 6)),
+            (errors.ArgumentError, "offset=-1 and the 3", lambda: window.get(x, target, -1)),
             (errors.ArgumentError, "rank=9 is no rank", lambda: window.flush(9)),
             (errors.ArgumentError, "rank=-2 is no rank", lambda: window.flush(-2)),
             (errors.ArgumentError, "op=AVG", lambda: window.accumulate(x, target, ReduceOp.AVG)),
-            (
-                errors.ArgumentError,
-                "out is read-only|read-only",
-                lambda: window.get(frozen, target),
-            ),
+            (errors.ArgumentError, "is read-only", lambda: window.get(frozen, target)),
             (errors.ArgumentError, "shape_of: rank=7", lambda: window.shape_of(7)),
-            (errors.DtypeError, "x is of float64", lambda: window.put(np.ones(3), target)),
-            (errors.DtypeError, "None is no tensor", lambda: window.put(None, target)),  # type: ignore[arg-type]
-            (errors.DtypeError, "a value of type int", lambda: window.put(3, target)),  # type: ignore[arg-type]
-            (errors.DtypeError, "a list is no tensor", lambda: window.put([x, x], target)),  # type: ignore[arg-type]
-            (errors.DtypeError, "rank, offset and index", lambda: window.put(x, "0")),  # type: ignore[arg-type]
-            (
-                errors.DtypeError,
-                "op=LAND is not defined",
-                lambda: window.accumulate(x, target, Window.LAND),
-            ),
+            (errors.DtypeError, "x is of float64", lambda: put(np.ones(3), target)),
+            (errors.DtypeError, "None is no tensor", lambda: put(nothing, target)),
+            (errors.DtypeError, "a value of type int", lambda: put(number, target)),
+            (errors.DtypeError, "a list is no tensor", lambda: put(both, target)),
+            (errors.DtypeError, "rank, offset and index", lambda: put(x, text)),
+            (errors.DtypeError, "op=LAND", lambda: window.accumulate(x, target, Window.LAND)),
             (errors.DtypeError, "op=reduce op 77", lambda: window.accumulate(x, target, 77)),
             (errors.ArgumentError, "timeout=-1", lambda: window.wait_signal(target, timeout=-1)),
         ]
         frozen = x.copy()
         frozen.flags.writeable = False
-        for kind, text, call in wrong:
-            with pytest.raises(kind, match=text):
+        for kind, words, call in wrong:
+            with pytest.raises(kind, match=words):
                 call()
         window.fence()
         assert not window.local.any()
