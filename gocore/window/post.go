@@ -83,7 +83,7 @@ const (
 	mostComing = 16 << 20
 	// lively is how long after a message another one is expected: a thread that waits does not sleep so long.
 	lively = time.Millisecond
-	// atOnce is the longest message that may be over at once: it is tested where it begins.
+	// atOnce is the longest message that is received while the look lasts.
 	atOnce = 16 << 10
 )
 
@@ -190,11 +190,6 @@ func (p *post) send(r int, block unsafe.Pointer, n int64) error {
 	if err != nil {
 		mem.Free(block)
 		return err
-	}
-	if n <= atOnce && transport.Over(p.on, request) { // as mostly
-		p.on.Release(request)
-		mem.Free(block)
-		return nil
 	}
 	p.use()
 	p.sending = append(p.sending, outgoing{request, block})
