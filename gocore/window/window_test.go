@@ -459,11 +459,12 @@ func TestAWindowThatWasClosedElsewhere(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ranks(t, nodes, func(m *member) {
 				own := tensor(op.Int64, int64(0))
-				w, other := m.make(own), m.make(tensor(op.Int64, int64(0)))
+				w := m.make(own)
+				meet := func() { require.NoError(m, collective{m.group, -1, false}.barrier()) }
 				if m.rank == 0 {
 					w.Close()
 				}
-				other.fenced(m.T)
+				meet()
 				if m.rank == 1 {
 					err := w.test(Op{Code: Put, Rank: 0, Send: tensor(op.Int64, int64(1))})
 					if err == nil {
@@ -472,9 +473,24 @@ func TestAWindowThatWasClosedElsewhere(t *testing.T) {
 					assert.Equal(m, status.GroupDestroyed, status.CodeOf(err))
 					assert.ErrorContains(m, err, "rank 0 has freed the window")
 				}
-				other.fenced(m.T)
+				meet()
 				assert.Zero(m, valuesOf[int64](own)[0])
 			})
 		})
 	}
+}
+
+func TestALongWaitIsReported(t *testing.T) {
+	ranks(t, []int{0, 1}, func(m *member) {
+		w := m.make(tensor(op.Int64, int64(0)))
+		if m.rank == 0 {
+			lines := make(chan string, 10)
+			m.env.Reports.After, m.env.Reports.Write = 50*time.Millisecond, func(line string) { lines <- line }
+			err := w.test(Op{Code: WaitSignal, Rank: 1, TimeoutNS: int64(2 * time.Second)})
+			assert.Equal(m, status.Timeout, status.CodeOf(err))
+			assert.Contains(m, <-lines, "Window.wait_signal on the group of ranks [0 1]")
+			assert.Empty(m, lines)
+		}
+		w.fenced(m.T)
+	})
 }
