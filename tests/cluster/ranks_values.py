@@ -107,14 +107,13 @@ class Cases:
     def lengths(self, dtype: DType, some: int, parts: bool = True) -> Iterator[int]:
         """The elements of tensors: of all lengths, or of so many of them, others each time.
 
-        One of several parts is among them for some dtypes, or for all.
+        One of several parts is among them, for two dtypes or for all.
         """
         self._number += 1
         first = 0 if self.all else self._number
-        chosen = [
-            LENGTHS[(first + i) % len(LENGTHS)] for i in range(len(LENGTHS) if self.all else some)
-        ]
-        if parts and (self.all or self._number % 4 == 0):
+        several = len(LENGTHS) if self.all else some
+        chosen = [LENGTHS[(first + i) % len(LENGTHS)] for i in range(several)]
+        if parts and (self.all or dtype in (FLOATS[0], FLOATS[-1])):
             chosen.append(PARTS + 1000)
         return (-(-nbytes // dtype.itemsize) for nbytes in chosen)
 
@@ -148,7 +147,7 @@ def coalesced(cases: Cases) -> Iterator[tuple[str, bool]]:
         for together in (True, False):
             cases.next()
             op, mine = cases.op(dtype), given(cases.rank, dtype)
-            lengths = list(cases.lengths(dtype, 4, parts=cases.all))
+            lengths = list(cases.lengths(dtype, 3, parts=cases.all))
             random.Random(cases.next()).shuffle(lengths)
             tensors = [filled(cases.kind(), n, dtype, mine) for n in lengths]
             if together:
@@ -165,7 +164,7 @@ def shares(cases: Cases) -> Iterator[tuple[str, bool]]:
     rank, size = cases.rank, cases.size
     for dtype in EVERY:
         mine = given(rank, dtype)
-        for length in cases.lengths(dtype, 2):
+        for length in cases.lengths(dtype, 1):
             cases.next()
             kind, op, count = cases.kind(), cases.op(dtype), -(-length // size)
             total = reduced(op, dtype)

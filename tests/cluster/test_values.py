@@ -21,7 +21,7 @@ SHAPES = {
     "3x2": (2, 2, 2),
 }
 EVERY = [(mpi, shape) for mpi in NAMES for shape in SHAPES]
-SOME = [("mpich", "2x2"), ("openmpi", "1+2"), ("impi", "2x1")]
+SOME = [("mpich", "2x2"), ("openmpi", "1+2")]
 HOW_MUCH = "all" if "TEST_ALL" in os.environ else "some"
 # What must have served: the program is of no use if the sizes pass an algorithm by.
 ALGORITHMS = {"2x1": {"doubling", "slices"}, "3x1": {"slices"}, "4x1": {"slices"}}
@@ -42,7 +42,7 @@ def test_values_and_bits_are_right(mpi: MPI, four: Hosts, shape: str) -> None:
         found = reports.read(place)
     assert len(found) == sum(SHAPES[shape]), str(result)
     assert [r["wrong"] for r in found] == [[] for _ in found]
-    assert all(r["tried"] > 500 for r in found), found
+    assert all(r["tried"] > 300 for r in found), found
     for report in found:
         assert {"inline", *ALGORITHMS.get(shape, {"levels"})} <= set(report["algorithms"]), report
     assert result.code == 0 and not result.timed_out, str(result)
