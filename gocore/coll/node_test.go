@@ -455,11 +455,15 @@ func TestAnOfferThatWasFreedTellsNothing(t *testing.T) {
 			require.Equal(t, Even|Inline, flags)
 		}
 		assert.Equal(t, !c.place, o.CarriesInput(), what)
-		assert.Positive(t, o.Note(&a).Bytes, what)
-		o.Free()
+		note, err := o.Note(&a)
+		require.NoError(t, err)
+		assert.Positive(t, note.Bytes, what)
+		o.Free(0)
 		assert.False(t, o.CarriesInput(), what)
-		assert.Equal(t, arrive.Note{}, o.Note(&a), what)
-		o.Free()
+		note, err = o.Note(&a)
+		require.NoError(t, err)
+		assert.Equal(t, arrive.Note{}, note, what)
+		o.Free(0)
 	}
 }
 

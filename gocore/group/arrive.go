@@ -101,7 +101,7 @@ func (c *collective) note() (arrive.Note, error) {
 			return arrive.Note{}, err
 		}
 	}
-	return c.offer.Note(&c.args), nil
+	return c.offer.Note(&c.args)
 }
 
 // announce announces t, unless t was announced ahead. If t cannot say what belongs to its announcement, it is

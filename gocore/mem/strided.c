@@ -1,5 +1,5 @@
-// Both directions are one copy of an n-dimensional box, in which each side has strides. Those of
-// the contiguous side follow from the shape. Adjacent dimensions that continue each other on both
+// All are one copy of an n-dimensional box, in which each side has strides. Those of
+// a contiguous side follow from the shape. Adjacent dimensions that continue each other on both
 // sides become one. The last of the remaining dimensions is the inner loop. If another dimension
 // has a smaller stride in the tensor, as in a transposed one, these two are walked in tiles. So a
 // cache line of the tensor is used completely before it is evicted.
@@ -107,8 +107,9 @@ static void copy_box(char *d, const char *s, int size, dim *dims, int n, int pac
 	}
 }
 
+// copy copies a tensor. A side without strides is contiguous.
 static int copy(void *dst, const void *src, int size, int ndim, const int64_t *shape,
-				const int64_t *strides, int pack) {
+				const int64_t *dst_strides, const int64_t *src_strides) {
 	if (ndim < 0 || ndim > PMPI_MAX_DIMS ||
 		(size != 1 && size != 2 && size != 4 && size != 8 && size != 16))
 		return -1;
@@ -120,24 +121,29 @@ static int copy(void *dst, const void *src, int size, int ndim, const int64_t *s
 			return 0;
 		if (shape[k] == 1)
 			continue;
-		int64_t step = strides[k] * size;
-		dim v = {shape[k], pack ? packed : step, pack ? step : packed};
+		dim v = {shape[k], dst_strides ? dst_strides[k] * size : packed,
+				 src_strides ? src_strides[k] * size : packed};
 		if (n < PMPI_MAX_DIMS && v.d == dims[n].d * dims[n].n && v.s == dims[n].s * dims[n].n)
 			dims[n].n *= v.n;
 		else
 			dims[--n] = v;
 		packed *= shape[k];
 	}
-	copy_box(dst, src, size, dims + n, PMPI_MAX_DIMS - n, pack);
+	copy_box(dst, src, size, dims + n, PMPI_MAX_DIMS - n, src_strides != NULL);
 	return 0;
 }
 
 int pmpi_pack(void *dst, const void *src, int size, int ndim, const int64_t *shape,
 			  const int64_t *strides) {
-	return copy(dst, src, size, ndim, shape, strides, 1);
+	return copy(dst, src, size, ndim, shape, NULL, strides);
 }
 
 int pmpi_unpack(void *dst, const void *src, int size, int ndim, const int64_t *shape,
 				const int64_t *strides) {
-	return copy(dst, src, size, ndim, shape, strides, 0);
+	return copy(dst, src, size, ndim, shape, strides, NULL);
+}
+
+int pmpi_copy_tensor(void *dst, const void *src, int size, int ndim, const int64_t *shape,
+			  const int64_t *dst_strides, const int64_t *src_strides) {
+	return copy(dst, src, size, ndim, shape, dst_strides, src_strides);
 }

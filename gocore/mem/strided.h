@@ -16,6 +16,10 @@ int pmpi_pack(void *dst, const void *src, int size, int ndim, const int64_t *sha
 int pmpi_unpack(void *dst, const void *src, int size, int ndim, const int64_t *shape,
 				const int64_t *strides);
 
+// pmpi_copy_tensor copies the elements of the tensor at src to those of another one of the same shape.
+int pmpi_copy_tensor(void *dst, const void *src, int size, int ndim, const int64_t *shape,
+			  const int64_t *dst_strides, const int64_t *src_strides);
+
 #pragma GCC visibility pop
 
 #endif
