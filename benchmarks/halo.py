@@ -3,8 +3,10 @@
     mpirun -np 2 python benchmarks/halo.py [--json FILE]        # or: make bench-halo
 
 The tensor is float32, 128 x 128 x 128 on each rank, with a border of 1 on all sides, edges and
-corners included. The contenders take turns in the same processes. Those in C call the same libmpi,
-with a subarray type for each box:
+corners included. The contenders take turns in the same processes. Before each call all cells are
+written, as a step of a simulation does, and the ranks come together. Only the call is measured.
+
+The contenders in C call the same libmpi, with a subarray type for each box:
 
 * ``neighbours by dimension``: ``MPI_Neighbor_alltoallw`` on a grid of one dimension, for each
   dimension in turn. Each has the borders that the one before has filled.
@@ -47,34 +49,53 @@ from paddlempi.cli.bench.sampling import shuffled  # noqa: E402
 C_LOOPS = r"""
 #include <stddef.h>
 #include <time.h>
-static double since(const struct timespec *a)
+static double now(void)
 {
-	struct timespec b;
-	clock_gettime(CLOCK_MONOTONIC, &b);
-	return (b.tv_sec - a->tv_sec) + (b.tv_nsec - a->tv_nsec) * 1e-9;
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec + t.tv_nsec * 1e-9;
+}
+typedef int (*barrier)(void *);
+typedef struct {
+	barrier wait;
+	void *comm;
+	long cells;
+	int computes;
+} before;
+/* What a step does before its exchange: it writes all cells, and the ranks come together. */
+void begin(const before *b, float *data)
+{
+	for (long i = 0; b->computes && i < b->cells; i++)
+		data[i] = data[i] * 0.5f + 1;
+	b->wait(b->comm);
+	b->wait(b->comm);
 }
 typedef int (*alltoallw)(void *, const int *, const ptrdiff_t *, void *, void *, const int *,
                          const ptrdiff_t *, void *, void *);
 double neighbours(alltoallw f, void *data, int phases, void **comms, void **gives, void **gets,
-                  const int *ones, const ptrdiff_t *zeros, long calls)
+                  const int *ones, const ptrdiff_t *zeros, const before *b, long calls)
 {
-	struct timespec a;
-	clock_gettime(CLOCK_MONOTONIC, &a);
-	for (long i = 0; i < calls; i++)
+	double all = 0;
+	for (long i = 0; i < calls; i++) {
+		begin(b, data);
+		double from = now();
 		for (int k = 0; k < phases; k++)
 			f(data, ones, zeros, gives[k], data, ones, zeros, gets[k], comms[k]);
-	return since(&a);
+		all += now() - from;
+	}
+	return all;
 }
 typedef int (*start)(void *, int, void *, int, int, void *, void *);
 typedef int (*waitall)(int, void *, void *);
 double messages(start isend, start irecv, waitall all, void *data, int phases, const int *n_gives,
                 const int *n_gets, void **gives, void **gets, const int *to, const int *from,
-                void *comm, char *requests, int size, void *ignore, long calls)
+                void *comm, char *requests, int size, void *ignore, const before *b, long calls)
 {
-	struct timespec a;
-	clock_gettime(CLOCK_MONOTONIC, &a);
+	double all_calls = 0;
 	for (long i = 0; i < calls; i++) {
 		int g = 0, r = 0;
+		begin(b, data);
+		double from_then = now();
 		for (int k = 0; k < phases; k++) {
 			char *q = requests;
 			for (int end = r + n_gets[k]; r < end; r++, q += size)
@@ -83,8 +104,9 @@ double messages(start isend, start irecv, waitall all, void *data, int phases, c
 				isend(data, 1, gives[g], to[g], 7, comm, q);
 			all((int)((q - requests) / size), requests, ignore);
 		}
+		all_calls += now() - from_then;
 	}
-	return since(&a);
+	return all_calls;
 }
 """
 
@@ -143,16 +165,32 @@ def build() -> ctypes.CDLL:
         return ctypes.CDLL(str(built))
 
 
+class Before(ctypes.Structure):
+    """What is done before each exchange: ``before`` in C."""
+
+    _fields_ = (
+        ("wait", ctypes.c_void_p),
+        ("comm", ctypes.c_void_p),
+        ("cells", ctypes.c_long),
+        ("computes", ctypes.c_int),
+    )
+
+
 class InC:
     """The contenders in C, on one libmpi."""
 
     def __init__(self, environment: dict[str, Any], shape: Sequence[int]) -> None:
         self.loops = build()
+        self.before = Before()
         self.lib = ctypes.CDLL(environment["mpi"]["path"])
         self.wide = environment["mpi"]["abi"] != "mpich"  # handles are pointers
+        self.mask = (1 << 64) - 1 if self.wide else (1 << 32) - 1
         self.ignore = {"openmpi": 0, "mpich": 1, "standard": 0}[environment["mpi"]["abi"]]
         self.shape = list(shape)
         self.keep: list[Any] = []  # what C reads
+        self.before.wait = self.function("MPI_Barrier")
+        self.before.comm = MPI._handleof(MPI.COMM_WORLD)
+        self.before.cells = int(np.prod(shape))
 
     def function(self, name: str) -> ctypes.c_void_p:
         return ctypes.cast(getattr(self.lib, name), ctypes.c_void_p)
@@ -163,7 +201,7 @@ class InC:
             for b in boxes
         ]
         self.keep.append(made)
-        return [MPI._handleof(t) for t in made]
+        return [MPI._handleof(t) & self.mask for t in made]
 
     def array(self, values: Sequence[int], kind: Any) -> int:
         """Return the address of an array for C, which stays."""
@@ -186,13 +224,14 @@ class InC:
         loop = self.loops.neighbours
         loop.restype = ctypes.c_double
         p = ctypes.c_void_p
-        loop.argtypes = [p, p, ctypes.c_int, p, p, p, p, p, ctypes.c_long]
+        loop.argtypes = [p, p, ctypes.c_int, p, p, p, p, p, p, ctypes.c_long]
         given = (
             self.array(comms, np.uint64),
             self.array(gives, np.uint64),
             self.array(gets, np.uint64),
             self.array([1] * most, np.int32),
             self.array([0] * most, np.int64),
+            ctypes.addressof(self.before),
         )
         function = self.function("MPI_Neighbor_alltoallw")
 
@@ -207,7 +246,7 @@ class InC:
         loop = self.loops.messages
         loop.restype = ctypes.c_double
         p, i = ctypes.c_void_p, ctypes.c_int
-        loop.argtypes = [p, p, p, p, i, p, p, p, p, p, p, p, p, i, p, ctypes.c_long]
+        loop.argtypes = [p, p, p, p, i, p, p, p, p, p, p, p, p, i, p, p, ctypes.c_long]
         size = 8 if self.wide else 4
         given = (
             self.array([len(part[0]) for part in parts], np.int32),
@@ -220,6 +259,7 @@ class InC:
             self.array([0] * (len(give) + len(get)), np.uint64),
             size,
             self.ignore,
+            ctypes.addressof(self.before),
         )
         functions = [self.function(f"MPI_{name}") for name in ("Isend", "Irecv", "Waitall")]
 
@@ -229,13 +269,19 @@ class InC:
         return block
 
 
-def paddlempi_block(cart: Any, width: int) -> Block:
+def paddlempi_block(in_c: InC, cart: Any, width: int) -> Block:
+    begin = in_c.loops.begin
+    begin.restype, begin.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p]
+    before = ctypes.addressof(in_c.before)
+
     def block(a: np.ndarray, calls: int) -> float:
-        exchange = cart.halo_exchange
-        start = time.perf_counter()
+        exchange, clock, seconds = cart.halo_exchange, time.perf_counter, 0.0
         for _ in range(calls):
+            begin(before, a.ctypes.data)
+            start = clock()
             exchange(a, width)
-        return time.perf_counter() - start
+            seconds += clock() - start
+        return seconds
 
     return block
 
@@ -254,6 +300,7 @@ def main() -> None:
     parser.add_argument("--inner", type=int, nargs="+", default=(128, 128, 128))
     parser.add_argument("--width", type=int, default=1)
     parser.add_argument("--periodic", action="store_true")
+    parser.add_argument("--no-compute", action="store_true", help="nothing is written between calls")
     options = parser.parse_args()
 
     dist.init_process_group("mpi")
@@ -264,7 +311,7 @@ def main() -> None:
     ordinary, mapped = np.zeros(shape, np.float32), dist.zeros(shape, "float32")
     in_c = InC(environment, shape)
     by_dimension, at_once = (phases(cart, shape, w, once) for once in (False, True))
-    ours = paddlempi_block(cart, w)
+    ours = paddlempi_block(in_c, cart, w)
     contenders: dict[str, tuple[Block, np.ndarray]] = {
         "C, neighbours by dimension": (in_c.neighbours(by_dimension), ordinary),
         "C, neighbours at once": (in_c.neighbours(at_once), ordinary),
@@ -295,6 +342,7 @@ def main() -> None:
                 print(f"{name}: a wrong result; left out", flush=True)
     samples: dict[str, list[float]] = {name: [] for name in contenders}
     gc.disable()
+    in_c.before.computes = not options.no_compute
     for round_ in range(options.rounds + 2):
         for name in shuffled(list(contenders), round_):
             block, a = contenders[name]

@@ -6,7 +6,6 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/heap"
 	"github.com/paddlempi/paddlempi/gocore/mem"
-	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
@@ -15,30 +14,31 @@ import (
 //
 // What a rank gives is packed in a block: an index, then the bytes for each neighbour in the order of Out. The block
 // lies in the note, or in the rank's heap, or goes over the wire in a message for each neighbour. The neighbours unpack
-// it into their tensors. A rank may be its own neighbour.
+// it into their tensors.
 type Neighbours struct {
 	Inner [4]int64 // the inner lengths of the tensor of a halo, which all members compare (Fit)
 	// Fit returns an error if the inner lengths of the ranks do not fit together. It is the same on all ranks. nil:
 	// there are none.
-	Fit     func(inner func(rank int) *[4]int64) error
-	Out, In []Swap // by rank; several with one rank are in the order that both have agreed on
-	// The bytes of all of them.
-	OutBytes, InBytes int64
+	Fit func(inner func(rank int) *[4]int64) error
+	// Out and In are by rank; several with one rank are in the order that both have agreed on.
+	Out, In           []Swap
+	OutBytes, InBytes int64  // of all of them
+	Pack              []Copy // how Out is packed
+	Self              []Copy // what a rank gives to itself
 }
 
-// Swap is what goes to one rank or comes from it.
+// Swap is what goes to another rank or comes from it. Unpack says where it goes; Out has none.
 type Swap struct {
-	Rank  int
-	Bytes int64
-	Boxes []Box
+	Rank   int
+	Bytes  int64
+	Unpack Copy
 }
 
-// Box is a part of a tensor: that with the number Of on its side. It begins From bytes behind the beginning of the
-// tensor; Layout has its count, dtype, shape and strides, and no Data.
-type Box struct {
-	Of     int
-	From   int64
-	Layout op.Buf
+// Copy is boxes of the tensor with the number From of one side, which go into the tensor with the number To of the
+// receive side. Only one of the two is used if the other side is packed.
+type Copy struct {
+	From, To int
+	Boxes    []mem.Box
 }
 
 // The note of such a call is a neighbourNote, and behind it the block if that lies in the note.
@@ -72,9 +72,9 @@ func (n *Neighbours) indexBytes() int64 {
 func (n *Neighbours) blockBytes() int64 { return n.indexBytes() + n.OutBytes }
 
 // fill makes the block of this call.
-func (n *Neighbours) fill(a *Args, block unsafe.Pointer) error {
+func (n *Neighbours) fill(a *Args, block unsafe.Pointer) {
 	n.index(a, block)
-	return n.pack(a, unsafe.Add(block, n.indexBytes()))
+	n.pack(a, unsafe.Add(block, n.indexBytes()))
 }
 
 // index writes the index of the block.
@@ -90,40 +90,26 @@ func (n *Neighbours) index(a *Args, block unsafe.Pointer) {
 }
 
 // pack copies what this rank gives to memory, one swap after the other.
-func (n *Neighbours) pack(a *Args, to unsafe.Pointer) error {
-	side := a.Send
+func (n *Neighbours) pack(a *Args, to unsafe.Pointer) {
+	side := a.given()
+	for i := range n.Pack {
+		mem.CopyBoxes(to, side[n.Pack[i].From].Data, n.Pack[i].Boxes)
+	}
+}
+
+// given returns the side that the rank gives.
+func (a *Args) given() []Part {
 	if a.ReadsRecv() {
-		side = a.Recv
+		return a.Recv
 	}
-	for i := range n.Out {
-		for k := range n.Out[i].Boxes {
-			b := n.Out[i].Boxes[k].in(side)
-			if err := mem.Pack(to, &b); err != nil {
-				return err
-			}
-			to = unsafe.Add(to, b.Bytes())
-		}
-	}
-	return nil
+	return a.Send
 }
 
 // unpack copies what came from one rank to where it goes.
-func (s *Swap) unpack(a *Args, from unsafe.Pointer) error {
-	for k := range s.Boxes {
-		b := s.Boxes[k].in(a.Recv)
-		if err := mem.Unpack(&b, from); err != nil {
-			return err
-		}
-		from = unsafe.Add(from, b.Bytes())
+func (s *Swap) unpack(a *Args, from unsafe.Pointer) {
+	if s.Bytes > 0 {
+		mem.CopyBoxes(a.Recv[s.Unpack.To].Data, from, s.Unpack.Boxes)
 	}
-	return nil
-}
-
-// in returns the box in the tensors of a side.
-func (b *Box) in(side []Part) op.Buf {
-	buf := b.Layout
-	buf.Data = unsafe.Add(side[b.Of].Data, b.From)
-	return buf
 }
 
 // blocks: the members read what their neighbours give in the blocks that these have announced. One arrival, and no
@@ -134,9 +120,7 @@ var blocks = Algorithm{Name: "blocks", Memory: hostMemory, Enabled: func(s *Sig)
 	if err := a.fit(); err != nil {
 		return err
 	}
-	if err := a.swapWithSelf(); err != nil {
-		return err
-	}
+	a.swapWithSelf()
 	err := a.eachNeighbour(func(r int, out, in []Swap) error {
 		b, err := a.blockOf(r)
 		if err != nil {
@@ -151,9 +135,7 @@ var blocks = Algorithm{Name: "blocks", Memory: hostMemory, Enabled: func(s *Sig)
 		}
 		at := unsafe.Add(b.data, from)
 		for i := range in {
-			if err := in[i].unpack(a, at); err != nil {
-				return err
-			}
+			in[i].unpack(a, at)
 			at = unsafe.Add(at, in[i].Bytes)
 		}
 		return nil
@@ -186,36 +168,12 @@ func (a *Args) fit() error {
 }
 
 // swapWithSelf copies what this rank gives to itself.
-func (a *Args) swapWithSelf() error {
-	n := a.Neighbours
-	out, in := with(n.Out, a.Rank), with(n.In, a.Rank)
-	side := a.Send
-	if a.ReadsRecv() {
-		side = a.Recv
+func (a *Args) swapWithSelf() {
+	side := a.given()
+	for i := range a.Neighbours.Self {
+		c := &a.Neighbours.Self[i]
+		mem.CopyBoxes(a.Recv[c.To].Data, side[c.From].Data, c.Boxes)
 	}
-	for i := range out {
-		for k := range out[i].Boxes {
-			from, to := out[i].Boxes[k].in(side), in[i].Boxes[k].in(a.Recv)
-			if err := mem.CopyTensor(&to, &from); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// with returns those of some swaps that are with one rank.
-func with(swaps []Swap, rank int) []Swap {
-	for i := range swaps {
-		if swaps[i].Rank == rank {
-			to := i
-			for to < len(swaps) && swaps[to].Rank == rank {
-				to++
-			}
-			return swaps[i:to]
-		}
-	}
-	return nil
 }
 
 // eachNeighbour calls f for every other rank with which this one exchanges something.
@@ -229,24 +187,21 @@ func (a *Args) eachNeighbour(f func(r int, out, in []Swap) error) error {
 		if len(in) > 0 {
 			r = min(r, in[0].Rank)
 		}
-		o, i := len(withFirst(out, r)), len(withFirst(in, r))
-		if r != a.Rank {
-			if err := f(r, out[:o], in[:i]); err != nil {
-				return err
-			}
+		o, i := with(out, r), with(in, r)
+		if err := f(r, out[:o], in[:i]); err != nil {
+			return err
 		}
 		out, in = out[o:], in[i:]
 	}
 	return nil
 }
 
-// withFirst returns the first swaps of a list, those with a rank.
-func withFirst(swaps []Swap, rank int) []Swap {
-	n := 0
+// with returns how many swaps at the beginning of a list are with a rank.
+func with(swaps []Swap, rank int) (n int) {
 	for n < len(swaps) && swaps[n].Rank == rank {
 		n++
 	}
-	return swaps[:n]
+	return n
 }
 
 // toldBlock is the block of another rank, or its index alone. It lies in memory that the other one may change, so what

@@ -26,12 +26,8 @@ var neighbourMessages = Algorithm{Name: "messages", Memory: hostMemory, polls: a
 		if err := a.fit(); err != nil {
 			return err
 		}
-		if err := a.swapWithSelf(); err != nil {
-			return err
-		}
-		if err := n.pack(a, x.out); err != nil {
-			return err
-		}
+		a.swapWithSelf()
+		n.pack(a, x.out)
 		return x.compare()
 	})
 	p.UntilOver(x.poll, x.requests, nil)
@@ -63,7 +59,7 @@ type swapMessage struct {
 // notes have room for what they expect.
 func (x *swapMessages) compare() error {
 	a, n := x.a, x.a.Neighbours
-	x.gives, x.gets = a.messagesOf(n.Out, x.out), a.messagesOf(n.In, x.in)
+	x.gives, x.gets = messagesOf(n.Out, x.out), messagesOf(n.In, x.in)
 	return a.eachNeighbour(func(r int, out, in []Swap) error {
 		note, bytes := a.Notes.Note(a.Seq, r)
 		if bytes < neighbourNoteBytes || (*neighbourNote)(note).bytes == 0 {
@@ -87,11 +83,11 @@ func (x *swapMessages) compare() error {
 }
 
 // messagesOf lists the messages of some swaps, whose bytes lie one after the other.
-func (a *Args) messagesOf(swaps []Swap, at unsafe.Pointer) []swapMessage {
+func messagesOf(swaps []Swap, at unsafe.Pointer) []swapMessage {
 	list := make([]swapMessage, len(swaps))
 	for i := range swaps {
 		s := &swaps[i]
-		list[i] = swapMessage{rank: s.Rank, data: at, bytes: s.Bytes, leftOut: s.Rank == a.Rank || s.Bytes == 0}
+		list[i] = swapMessage{rank: s.Rank, data: at, bytes: s.Bytes, leftOut: s.Bytes == 0}
 		at = unsafe.Add(at, s.Bytes)
 	}
 	return list
@@ -183,9 +179,7 @@ func (x *swapMessages) fail(err error) {
 func (x *swapMessages) unpack() error {
 	for i := range x.gets {
 		if m := &x.gets[i]; !m.leftOut {
-			if err := x.a.Neighbours.In[i].unpack(x.a, m.data); err != nil {
-				return err
-			}
+			x.a.Neighbours.In[i].unpack(x.a, m.data)
 		}
 	}
 	return x.unexpected

@@ -132,23 +132,22 @@ func (o *Offer) MakeBlock(a *Args, flags arrive.Flags, from *Blocks) (arrive.Fla
 }
 
 // tell makes the note.
-func (s *blockOffer) tell(a *Args) (arrive.Note, error) {
+func (s *blockOffer) tell(a *Args) arrive.Note {
 	n := a.Neighbours
 	if s.from != nil {
-		if err := n.fill(a, s.block.data); err != nil {
-			return arrive.Note{}, err
-		}
+		n.fill(a, s.block.data)
 	}
 	if s.note == nil {
-		return arrive.Note{Data: unsafe.Pointer(&s.told), Bytes: s.bytes}, nil
+		return arrive.Note{Data: unsafe.Pointer(&s.told), Bytes: s.bytes}
 	}
 	*(*neighbourNote)(s.note) = s.told
 	block := unsafe.Add(s.note, neighbourNoteBytes)
 	if s.whole {
-		return arrive.Note{Data: s.note, Bytes: s.bytes}, n.fill(a, block)
+		n.fill(a, block)
+	} else {
+		n.index(a, block)
 	}
-	n.index(a, block)
-	return arrive.Note{Data: s.note, Bytes: s.bytes}, nil
+	return arrive.Note{Data: s.note, Bytes: s.bytes}
 }
 
 func (s *blockOffer) free(seq uint64) {

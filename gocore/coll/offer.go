@@ -50,18 +50,18 @@ func (o *Offer) Make(a *Args, flags arrive.Flags, copied bool) (arrive.Flags, er
 func (o *Offer) CarriesInput() bool { return o.bytes > 0 || o.swaps != nil }
 
 // Note returns the note. It is called when the call is announced, because it reads the input.
-func (o *Offer) Note(a *Args) (arrive.Note, error) {
+func (o *Offer) Note(a *Args) arrive.Note {
 	switch {
 	case o.swaps != nil:
 		return o.swaps.tell(a)
 	case o.places.bytes > 0:
-		return o.places.Note(), nil
+		return o.places.Note()
 	case o.bytes == 0:
-		return arrive.Note{}, nil
+		return arrive.Note{}
 	}
 	parts := Input(a)
 	if o.block == nil {
-		return arrive.Note{Data: parts[0].Data, Bytes: o.bytes}, nil
+		return arrive.Note{Data: parts[0].Data, Bytes: o.bytes}
 	}
 	to := o.block
 	for i := range parts {
@@ -69,7 +69,7 @@ func (o *Offer) Note(a *Args) (arrive.Note, error) {
 		mem.Copy(to, parts[i].Data, n)
 		to = unsafe.Add(to, n)
 	}
-	return arrive.Note{Data: o.block, Bytes: o.bytes}, nil
+	return arrive.Note{Data: o.block, Bytes: o.bytes}
 }
 
 // Free gives back what Make has allocated. The operation is over for this rank, or was not announced. The offer tells

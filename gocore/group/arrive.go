@@ -101,7 +101,7 @@ func (c *collective) note() (arrive.Note, error) {
 			return arrive.Note{}, err
 		}
 	}
-	return c.offer.Note(&c.args)
+	return c.offer.Note(&c.args), nil
 }
 
 // announce announces t, unless t was announced ahead. If t cannot say what belongs to its announcement, it is

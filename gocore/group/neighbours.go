@@ -68,9 +68,21 @@ func (g *Group) NewGraph(to, from []int) (int32, error) {
 			return 0, status.New(status.Argument, "rank %d is not in the group, which has ranks 0 to %d", r, g.Size-1)
 		}
 	}
+	if count(to, g.Rank) != count(from, g.Rank) {
+		return 0, status.New(status.Argument, "rank %d of the group gives to itself %d times, and gets from itself %d times", g.Rank, count(to, g.Rank), count(from, g.Rank))
+	}
 	return g.patterns.add(fmt.Sprint("graph", to, from), func() *pattern {
 		return &pattern{to: to, from: from, toOrder: inOrder(to), fromOrder: inOrder(from)}
 	}), nil
+}
+
+func count(ranks []int, rank int) (n int) {
+	for _, r := range ranks {
+		if r == rank {
+			n++
+		}
+	}
+	return n
 }
 
 // inOrder returns the indexes of ranks, by rank. Equal ones keep their order.
@@ -219,10 +231,10 @@ func (p *pattern) newPlan(rank int, b *op.Buf) (*plan, error) {
 		steps = rowMajor(k.shape)
 	}
 	n := &k.neighbours
-	n.Inner = h.Inner(k.shape)
-	n.Out, n.OutBytes = swapsOf(out, b.DType, steps)
-	n.In, n.InBytes = swapsOf(in, b.DType, steps)
-	n.Fit = p.fit
+	n.Inner, n.Fit = h.Inner(k.shape), p.fit
+	if err := k.arrange(rank, out, in, steps); err != nil {
+		return nil, err
+	}
 	sum := fnv.New64a()
 	fmt.Fprint(sum, p.hash, k.shape[:len(k.shape)-len(h.Dims)])
 	k.hash = sum.Sum64() | 1
@@ -238,25 +250,88 @@ func rowMajor(shape []int64) []int64 {
 	return steps
 }
 
-// swapsOf joins the boxes of each rank in one swap.
-func swapsOf(boxes []grid.Box, dtype op.DType, steps []int64) (swaps []coll.Swap, bytes int64) {
-	slices.SortStableFunc(boxes, func(x, y grid.Box) int { return x.Rank - y.Rank })
-	for _, b := range boxes {
-		if len(swaps) == 0 || swaps[len(swaps)-1].Rank != b.Rank {
-			swaps = append(swaps, coll.Swap{Rank: b.Rank})
+// arrange makes copies of the boxes that a rank gives and gets.
+func (k *plan) arrange(rank int, out, in []grid.Box, steps []int64) error {
+	n := &k.neighbours
+	slices.SortStableFunc(out, func(x, y grid.Box) int { return x.Rank - y.Rank })
+	slices.SortStableFunc(in, func(x, y grid.Box) int { return x.Rank - y.Rank })
+	var pack, self coll.Copy
+	toSelf := slices.IndexFunc(in, func(b grid.Box) bool { return b.Rank == rank })
+	for i := range out {
+		from, layout := placed(&out[i], k.dtype, steps)
+		if out[i].Rank == rank { // the boxes in both lists are in the same order
+			to, border := placed(&in[toSelf], k.dtype, steps)
+			toSelf++
+			box, err := mem.NewBox(to, &border, from, &layout)
+			if err != nil {
+				return err
+			}
+			self.Boxes = append(self.Boxes, box)
+			continue
 		}
-		s := &swaps[len(swaps)-1]
-		from, count := int64(0), int64(1)
-		for k := range b.N {
-			from += b.From[k] * steps[k]
-			count *= b.N[k]
+		box, err := mem.NewBox(n.OutBytes, &op.Buf{Count: layout.Count, DType: k.dtype}, from, &layout)
+		if err != nil {
+			return err
 		}
-		layout := op.Buf{Count: count, DType: dtype, NDim: int32(len(b.N)), Shape: unsafe.Pointer(&b.N[0]), Strides: unsafe.Pointer(&steps[0])}
-		s.Boxes = append(s.Boxes, coll.Box{From: from * int64(dtype.Size()), Layout: layout})
-		s.Bytes += layout.Bytes()
-		bytes += layout.Bytes()
+		pack.Boxes = append(pack.Boxes, box)
+		n.Out = extended(n.Out, out[i].Rank, layout.Bytes())
+		n.OutBytes += layout.Bytes()
 	}
-	return swaps, bytes
+	for i := range in {
+		if in[i].Rank == rank {
+			continue
+		}
+		to, layout := placed(&in[i], k.dtype, steps)
+		n.In = extended(n.In, in[i].Rank, layout.Bytes())
+		s := &n.In[len(n.In)-1]
+		box, err := mem.NewBox(to, &layout, s.Bytes-layout.Bytes(), &op.Buf{Count: layout.Count, DType: k.dtype})
+		if err != nil {
+			return err
+		}
+		s.Unpack.Boxes = append(s.Unpack.Boxes, box)
+		n.InBytes += layout.Bytes()
+	}
+	n.Pack, n.Self = []coll.Copy{pack}, []coll.Copy{self}
+	for _, c := range n.Pack {
+		byLengths(c.Boxes)
+	}
+	byLengths(self.Boxes)
+	for i := range n.In {
+		byLengths(n.In[i].Unpack.Boxes)
+	}
+	return nil
+}
+
+// extended adds bytes to the last swap, or appends one with another rank.
+func extended(swaps []coll.Swap, rank int, bytes int64) []coll.Swap {
+	if len(swaps) == 0 || swaps[len(swaps)-1].Rank != rank {
+		swaps = append(swaps, coll.Swap{Rank: rank})
+	}
+	swaps[len(swaps)-1].Bytes += bytes
+	return swaps
+}
+
+// byLengths brings boxes of the same lengths together.
+func byLengths(boxes []mem.Box) {
+	for i := range boxes {
+		next := i + 1
+		for j := next; j < len(boxes); j++ {
+			if boxes[i].SameLengths(&boxes[j]) {
+				boxes[next], boxes[j] = boxes[j], boxes[next]
+				next++
+			}
+		}
+	}
+}
+
+// placed is a box of a tensor: where it begins, in bytes from the tensor's first element, and its layout.
+func placed(b *grid.Box, dtype op.DType, steps []int64) (from int64, layout op.Buf) {
+	layout = op.Buf{Count: 1, DType: dtype, NDim: int32(len(b.N)), Shape: unsafe.Pointer(&b.N[0]), Strides: unsafe.Pointer(&steps[0])}
+	for k := range b.N {
+		from += b.From[k] * steps[k]
+		layout.Count *= b.N[k]
+	}
+	return from * int64(dtype.Size()), layout
 }
 
 // fit compares the inner lengths of the members of a halo.
@@ -286,38 +361,63 @@ func (c *collective) checkGraph(p *pattern, sends, recvs []op.Buf) error {
 			return buffer.OverlapError(c.args.Code, i)
 		}
 	}
-	n := &coll.Neighbours{}
-	n.Out, n.OutBytes = swapsWith(p.to, p.toOrder, sends)
-	n.In, n.InBytes = swapsWith(p.from, p.fromOrder, recvs)
-	c.args.Neighbours = n
-	if !slices.EqualFunc(toSelf(n.Out, c.g.Rank), toSelf(n.In, c.g.Rank), func(x, y int64) bool { return x == y }) {
-		return status.New(status.Argument, "%s: this rank gives itself tensors of %v bytes, and gets from itself %v", c.args.Code, toSelf(n.Out, c.g.Rank), toSelf(n.In, c.g.Rank))
+	n, err := p.arrange(c.g.Rank, sends, recvs)
+	if err != nil {
+		return err
 	}
+	c.args.Neighbours = n
 	c.sig = arrive.Signature{uint64(c.args.Code), 0, 0}
 	return nil
 }
 
-// swapsWith makes a swap of each tensor.
-func swapsWith(ranks, order []int, bufs []op.Buf) (swaps []coll.Swap, bytes int64) {
-	swaps = make([]coll.Swap, 0, len(order))
-	for _, i := range order {
-		b := &bufs[i]
-		layout := op.Buf{Count: b.Count, DType: b.DType}
-		if !b.Contiguous() {
-			layout = *buffer.Layout(b)
-			layout.Data = nil
+// arrange makes swaps of the tensors of a call.
+func (p *pattern) arrange(rank int, sends, recvs []op.Buf) (*coll.Neighbours, error) {
+	n := &coll.Neighbours{}
+	var toSelf []int
+	for _, i := range p.toOrder {
+		b := &sends[i]
+		if p.to[i] == rank {
+			toSelf = append(toSelf, i)
+			continue
 		}
-		swaps = append(swaps, coll.Swap{Rank: ranks[i], Bytes: b.Bytes(), Boxes: []coll.Box{{Of: i, Layout: layout}}})
-		bytes += b.Bytes()
+		box, err := mem.NewBox(n.OutBytes, &op.Buf{Count: b.Count, DType: b.DType}, 0, b)
+		if err != nil {
+			return nil, err
+		}
+		n.Out = append(n.Out, coll.Swap{Rank: p.to[i], Bytes: b.Bytes()})
+		n.Pack = append(n.Pack, coll.Copy{From: i, Boxes: []mem.Box{box}})
+		n.OutBytes += b.Bytes()
 	}
-	return swaps, bytes
+	for _, i := range p.fromOrder {
+		b := &recvs[i]
+		if p.from[i] == rank {
+			from := toSelf[0] // NewGraph has counted them
+			toSelf = toSelf[1:]
+			box, err := selfBox(b, &sends[from])
+			if err != nil {
+				return nil, err
+			}
+			n.Self = append(n.Self, coll.Copy{From: from, To: i, Boxes: []mem.Box{box}})
+			continue
+		}
+		box, err := mem.NewBox(0, b, 0, &op.Buf{Count: b.Count, DType: b.DType})
+		if err != nil {
+			return nil, err
+		}
+		n.In = append(n.In, coll.Swap{Rank: p.from[i], Bytes: b.Bytes(), Unpack: coll.Copy{To: i, Boxes: []mem.Box{box}}})
+		n.InBytes += b.Bytes()
+	}
+	return n, nil
 }
 
-func toSelf(swaps []coll.Swap, rank int) (bytes []int64) {
-	for i := range swaps {
-		if swaps[i].Rank == rank {
-			bytes = append(bytes, swaps[i].Bytes)
-		}
+// selfBox is the copy of a tensor that a rank gives to itself.
+func selfBox(to, from *op.Buf) (mem.Box, error) {
+	if to.Count != from.Count {
+		return mem.Box{}, status.New(status.Argument, "%s: this rank gives itself a tensor of %d elements, and expects one of %d", op.NeighborAllToAll, from.Count, to.Count)
 	}
-	return bytes
+	if !to.Contiguous() && !from.Contiguous() && !slices.Equal(to.Dims(), from.Dims()) {
+		return mem.Box{}, status.New(status.Argument, "%s: this rank gives itself a tensor of shape %v and gets it in one of shape %v, neither of which is contiguous: make one contiguous, or give both the same shape",
+			op.NeighborAllToAll, from.Dims(), to.Dims())
+	}
+	return mem.NewBox(0, to, 0, from)
 }

@@ -107,18 +107,15 @@ static void copy_box(char *d, const char *s, int size, dim *dims, int n, int pac
 	}
 }
 
-// copy copies a tensor. A side without strides is contiguous.
-static int copy(void *dst, const void *src, int size, int ndim, const int64_t *shape,
-				const int64_t *dst_strides, const int64_t *src_strides) {
-	if (ndim < 0 || ndim > PMPI_MAX_DIMS ||
-		(size != 1 && size != 2 && size != 4 && size != 8 && size != 16))
-		return -1;
-	dim dims[PMPI_MAX_DIMS];
+// reduce lists the dimensions of a tensor, the last ones of PMPI_MAX_DIMS, and returns where the list begins. A
+// side without strides is contiguous. Returns -1 if the tensor is empty.
+static int reduce(dim *dims, int size, int ndim, const int64_t *shape, const int64_t *dst_strides,
+				  const int64_t *src_strides) {
 	int n = PMPI_MAX_DIMS; // filled from the last dimension on
 	int64_t packed = size;
 	for (int k = ndim - 1; k >= 0; k--) {
 		if (shape[k] == 0)
-			return 0;
+			return -1;
 		if (shape[k] == 1)
 			continue;
 		dim v = {shape[k], dst_strides ? dst_strides[k] * size : packed,
@@ -129,7 +126,22 @@ static int copy(void *dst, const void *src, int size, int ndim, const int64_t *s
 			dims[--n] = v;
 		packed *= shape[k];
 	}
-	copy_box(dst, src, size, dims + n, PMPI_MAX_DIMS - n, src_strides != NULL);
+	return n;
+}
+
+static int in_range(int size, int ndim) {
+	return ndim >= 0 && ndim <= PMPI_MAX_DIMS &&
+		   (size == 1 || size == 2 || size == 4 || size == 8 || size == 16);
+}
+
+static int copy(void *dst, const void *src, int size, int ndim, const int64_t *shape,
+				const int64_t *dst_strides, const int64_t *src_strides) {
+	if (!in_range(size, ndim))
+		return -1;
+	dim dims[PMPI_MAX_DIMS];
+	int n = reduce(dims, size, ndim, shape, dst_strides, src_strides);
+	if (n >= 0)
+		copy_box(dst, src, size, dims + n, PMPI_MAX_DIMS - n, src_strides != NULL);
 	return 0;
 }
 
@@ -143,7 +155,68 @@ int pmpi_unpack(void *dst, const void *src, int size, int ndim, const int64_t *s
 	return copy(dst, src, size, ndim, shape, strides, NULL);
 }
 
-int pmpi_copy_tensor(void *dst, const void *src, int size, int ndim, const int64_t *shape,
-			  const int64_t *dst_strides, const int64_t *src_strides) {
-	return copy(dst, src, size, ndim, shape, dst_strides, src_strides);
+int pmpi_make_box(pmpi_box *box, int size, int ndim, const int64_t *shape,
+				  const int64_t *dst_strides, const int64_t *src_strides) {
+	if (!in_range(size, ndim))
+		return -1;
+	dim dims[PMPI_MAX_DIMS];
+	int from = reduce(dims, size, ndim, shape, dst_strides, src_strides);
+	box->size = size;
+	box->ndim = from < 0 ? -1 : PMPI_MAX_DIMS - from; // -1: the box is empty
+	if (box->ndim > PMPI_BOX_DIMS)
+		return -1;
+	for (int k = 0; k < box->ndim; k++) {
+		box->n[k] = dims[from + k].n;
+		box->d[k] = dims[from + k].d;
+		box->s[k] = dims[from + k].s;
+	}
+	return 0;
+}
+
+// copy_rows copies `rows` of the outermost dimension of a box, from `at` on.
+static void copy_rows(char *dst, const char *src, const pmpi_box *b, int64_t at, int64_t rows) {
+	dim dims[PMPI_BOX_DIMS];
+	for (int k = 0; k < b->ndim; k++)
+		dims[k] = (dim){b->n[k], b->d[k], b->s[k]};
+	dst += b->dst, src += b->src;
+	if (b->ndim > 0) {
+		dims[0].n = rows;
+		dst += at * b->d[0], src += at * b->s[0];
+	}
+	int last = b->ndim - 1;
+	copy_box(dst, src, b->size, dims, b->ndim, last < 0 || b->s[last] != b->size);
+}
+
+static int same_lengths(const pmpi_box *a, const pmpi_box *b) {
+	return a->ndim == b->ndim && a->size == b->size &&
+		   memcmp(a->n, b->n, (size_t)a->ndim * sizeof *a->n) == 0;
+}
+
+// How many elements of each box are copied in turn: their cache lines fit into L2.
+enum { IN_TURN = 2048 };
+
+void pmpi_copy_boxes(void *dst, const void *src, const pmpi_box *boxes, int64_t count) {
+	const pmpi_box *end = boxes + count;
+	while (boxes < end) {
+		const pmpi_box *next = boxes + 1;
+		if (boxes->ndim < 0) {
+			boxes = next;
+			continue;
+		}
+		int64_t rows = boxes->ndim > 0 ? boxes->n[0] : 1, step = rows;
+		// Only lines whose elements are apart can have something in common with those of another box.
+		int last = boxes->ndim - 1;
+		if (last > 0 && (boxes->s[last] != boxes->size || boxes->d[last] != boxes->size)) {
+			int64_t row = 1;
+			for (int k = 1; k <= last; k++)
+				row *= boxes->n[k];
+			step = row < IN_TURN ? IN_TURN / row : 1;
+			while (next < end && same_lengths(boxes, next))
+				next++;
+		}
+		for (int64_t at = 0; at < rows; at += step)
+			for (const pmpi_box *b = boxes; b < next; b++)
+				copy_rows(dst, src, b, at, rows - at < step ? rows - at : step);
+		boxes = next;
+	}
 }

@@ -5,8 +5,10 @@ package mem
 // #cgo nocallback pmpi_pack
 // #cgo noescape pmpi_unpack
 // #cgo nocallback pmpi_unpack
-// #cgo noescape pmpi_copy_tensor
-// #cgo nocallback pmpi_copy_tensor
+// #cgo noescape pmpi_make_box
+// #cgo nocallback pmpi_make_box
+// #cgo noescape pmpi_copy_boxes
+// #cgo nocallback pmpi_copy_boxes
 // #include "strided.h"
 import "C"
 
@@ -47,25 +49,6 @@ func Unpack(b *op.Buf, src unsafe.Pointer) error {
 	}
 	if C.pmpi_unpack(b.Data, src, C.int(b.DType.Size()), C.int(b.NDim), (*C.int64_t)(b.Shape), (*C.int64_t)(b.Strides)) != 0 {
 		return tooMany(b)
-	}
-	return nil
-}
-
-// CopyTensor copies the elements of one tensor to those of another one of the same shape and dtype. They do not overlap.
-func CopyTensor(dst, src *op.Buf) error {
-	if dst.Contiguous() {
-		return Pack(dst.Data, src)
-	}
-	if src.Contiguous() {
-		return Unpack(dst, src.Data)
-	}
-	for _, b := range []*op.Buf{dst, src} {
-		if err := checkSteps(b); err != nil {
-			return err
-		}
-	}
-	if C.pmpi_copy_tensor(dst.Data, src.Data, C.int(src.DType.Size()), C.int(src.NDim), (*C.int64_t)(src.Shape), (*C.int64_t)(dst.Strides), (*C.int64_t)(src.Strides)) != 0 {
-		return tooMany(src)
 	}
 	return nil
 }
