@@ -293,11 +293,11 @@ func (k *plan) arrange(rank int, out, in []grid.Box, steps []int64) error {
 	}
 	n.Pack, n.Self = []coll.Copy{pack}, []coll.Copy{self}
 	for _, c := range n.Pack {
-		byLengths(c.Boxes)
+		sideBySide(c.Boxes)
 	}
-	byLengths(self.Boxes)
+	sideBySide(self.Boxes)
 	for i := range n.In {
-		byLengths(n.In[i].Unpack.Boxes)
+		sideBySide(n.In[i].Unpack.Boxes)
 	}
 	return nil
 }
@@ -311,12 +311,12 @@ func extended(swaps []coll.Swap, rank int, bytes int64) []coll.Swap {
 	return swaps
 }
 
-// byLengths brings boxes of the same lengths together.
-func byLengths(boxes []mem.Box) {
+// sideBySide brings boxes that are alike together.
+func sideBySide(boxes []mem.Box) {
 	for i := range boxes {
 		next := i + 1
 		for j := next; j < len(boxes); j++ {
-			if boxes[i].SameLengths(&boxes[j]) {
+			if boxes[i].Alike(&boxes[j]) {
 				boxes[next], boxes[j] = boxes[j], boxes[next]
 				next++
 			}

@@ -47,8 +47,11 @@ func NewBox(to int64, dst *op.Buf, from int64, src *op.Buf) (b Box, err error) {
 	return b, nil
 }
 
-// SameLengths tells whether two boxes have as many elements in each dimension.
-func (b *Box) SameLengths(other *Box) bool { return b.c.ndim == other.c.ndim && b.c.n == other.c.n }
+// Alike tells whether two boxes have the same lengths and steps. CopyBoxes takes less time if such boxes follow each
+// other.
+func (b *Box) Alike(other *Box) bool {
+	return b.c.ndim == other.c.ndim && b.c.n == other.c.n && b.c.d == other.c.d && b.c.s == other.c.s
+}
 
 // CopyBoxes copies boxes, none of which overlaps another one.
 func CopyBoxes(dst, src unsafe.Pointer, boxes []Box) {

@@ -107,8 +107,8 @@ static void copy_box(char *d, const char *s, int size, dim *dims, int n, int pac
 	}
 }
 
-// reduce lists the dimensions of a tensor, the last ones of PMPI_MAX_DIMS, and returns where the list begins. A
-// side without strides is contiguous. Returns -1 if the tensor is empty.
+// reduce lists the dimensions of a tensor, the last ones of PMPI_MAX_DIMS, and returns where the
+// list begins. A side without strides is contiguous. Returns -1 if the tensor is empty.
 static int reduce(dim *dims, int size, int ndim, const int64_t *shape, const int64_t *dst_strides,
 				  const int64_t *src_strides) {
 	int n = PMPI_MAX_DIMS; // filled from the last dimension on
@@ -173,50 +173,84 @@ int pmpi_make_box(pmpi_box *box, int size, int ndim, const int64_t *shape,
 	return 0;
 }
 
-// copy_rows copies `rows` of the outermost dimension of a box, from `at` on.
-static void copy_rows(char *dst, const char *src, const pmpi_box *b, int64_t at, int64_t rows) {
+static void copy_one(char *dst, const char *src, const pmpi_box *b) {
 	dim dims[PMPI_BOX_DIMS];
 	for (int k = 0; k < b->ndim; k++)
 		dims[k] = (dim){b->n[k], b->d[k], b->s[k]};
-	dst += b->dst, src += b->src;
-	if (b->ndim > 0) {
-		dims[0].n = rows;
-		dst += at * b->d[0], src += at * b->s[0];
-	}
 	int last = b->ndim - 1;
-	copy_box(dst, src, b->size, dims, b->ndim, last < 0 || b->s[last] != b->size);
+	copy_box(dst + b->dst, src + b->src, b->size, dims, b->ndim, last < 0 || b->s[last] != b->size);
 }
 
-static int same_lengths(const pmpi_box *a, const pmpi_box *b) {
-	return a->ndim == b->ndim && a->size == b->size &&
-		   memcmp(a->n, b->n, (size_t)a->ndim * sizeof *a->n) == 0;
+typedef void (*pair_fn)(char *d, const char *s, int64_t n, int64_t dstep, int64_t sstep,
+						int64_t dother, int64_t sother);
+
+#define DEFINE_PAIR(size)                                                                          \
+	static void pair##size(char *d, const char *s, int64_t n, int64_t dstep, int64_t sstep,        \
+						   int64_t dother, int64_t sother) {                                       \
+		for (int64_t i = 0; i < n; i++, d += dstep, s += sstep) {                                  \
+			char a[size], b[size];                                                                 \
+			memcpy(a, s, size);                                                                    \
+			memcpy(b, s + sother, size);                                                           \
+			memcpy(d, a, size);                                                                    \
+			memcpy(d + dother, b, size);                                                           \
+		}                                                                                          \
+	}
+
+DEFINE_PAIR(1)
+DEFINE_PAIR(2)
+DEFINE_PAIR(4)
+DEFINE_PAIR(8)
+DEFINE_PAIR(16)
+
+// are_pair tells whether two boxes are copied element by element in turn: they have the same
+// lengths and steps, and elements of the last dimension, which are closest, have a cache line each.
+static int are_pair(const pmpi_box *a, const pmpi_box *b) {
+	int last = a->ndim - 1;
+	size_t bytes = (size_t)a->ndim * sizeof *a->n;
+	if (last < 0 || a->ndim != b->ndim || a->size != b->size || memcmp(a->n, b->n, bytes) ||
+		memcmp(a->d, b->d, bytes) || memcmp(a->s, b->s, bytes) ||
+		(a->s[last] == a->size && a->d[last] == a->size))
+		return 0;
+	for (int k = 0; k < last; k++)
+		if (magnitude(a->s[k]) < magnitude(a->s[last]) ||
+			magnitude(a->d[k]) < magnitude(a->d[last]))
+			return 0;
+	return 1;
 }
 
-// How many elements of each box are copied in turn: their cache lines fit into L2.
-enum { IN_TURN = 2048 };
+static void copy_pair(char *d, const char *s, const pmpi_box *a, const pmpi_box *b) {
+	pair_fn pair = a->size == 1   ? pair1
+				   : a->size == 2 ? pair2
+				   : a->size == 4 ? pair4
+				   : a->size == 8 ? pair8
+								  : pair16;
+	int last = a->ndim - 1;
+	int64_t at[PMPI_BOX_DIMS] = {0};
+	d += a->dst, s += a->src;
+	for (;;) {
+		pair(d, s, a->n[last], a->d[last], a->s[last], b->dst - a->dst, b->src - a->src);
+		int k = last - 1;
+		for (; k >= 0; k--) {
+			d += a->d[k], s += a->s[k];
+			if (++at[k] < a->n[k])
+				break;
+			d -= a->d[k] * a->n[k], s -= a->s[k] * a->n[k];
+			at[k] = 0;
+		}
+		if (k < 0)
+			return;
+	}
+}
 
 void pmpi_copy_boxes(void *dst, const void *src, const pmpi_box *boxes, int64_t count) {
-	const pmpi_box *end = boxes + count;
-	while (boxes < end) {
-		const pmpi_box *next = boxes + 1;
-		if (boxes->ndim < 0) {
-			boxes = next;
+	for (const pmpi_box *b = boxes, *end = boxes + count; b < end; b++) {
+		if (b->ndim < 0)
 			continue;
+		if (b + 1 < end && are_pair(b, b + 1)) {
+			copy_pair(dst, src, b, b + 1);
+			b++;
+		} else {
+			copy_one(dst, src, b);
 		}
-		int64_t rows = boxes->ndim > 0 ? boxes->n[0] : 1, step = rows;
-		// Only lines whose elements are apart can have something in common with those of another box.
-		int last = boxes->ndim - 1;
-		if (last > 0 && (boxes->s[last] != boxes->size || boxes->d[last] != boxes->size)) {
-			int64_t row = 1;
-			for (int k = 1; k <= last; k++)
-				row *= boxes->n[k];
-			step = row < IN_TURN ? IN_TURN / row : 1;
-			while (next < end && same_lengths(boxes, next))
-				next++;
-		}
-		for (int64_t at = 0; at < rows; at += step)
-			for (const pmpi_box *b = boxes; b < next; b++)
-				copy_rows(dst, src, b, at, rows - at < step ? rows - at : step);
-		boxes = next;
 	}
 }

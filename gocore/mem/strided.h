@@ -27,14 +27,16 @@ typedef struct pmpi_box {
 	int32_t ndim, size;
 } pmpi_box;
 
-// pmpi_make_box sets n, d, s, ndim and size of a box for a tensor of which both sides have strides, in
-// elements; a side without them is contiguous. Returns 0, or -1 if the box has too many dimensions.
+// pmpi_make_box sets n, d, s, ndim and size of a box for a tensor of which both sides have strides,
+// in elements; a side without them is contiguous. Returns 0, or -1 if the box has too many
+// dimensions.
 int pmpi_make_box(pmpi_box *box, int size, int ndim, const int64_t *shape,
 				  const int64_t *dst_strides, const int64_t *src_strides);
 
-// pmpi_copy_boxes copies boxes, none of which overlaps another one. If neighbours in the list have the
-// same n, it copies a part of each in turn: what one has brought into a cache may be there for the
-// next.
+// pmpi_copy_boxes copies boxes, none of which overlaps another one. Two that follow each other in
+// the list, and have the same lengths and steps, are copied element by element in turn. These are
+// often the two ends of the rows of a tensor, and the end of a row has a cache line in common with
+// the beginning of the next.
 void pmpi_copy_boxes(void *dst, const void *src, const pmpi_box *boxes, int64_t count);
 
 #pragma GCC visibility pop
