@@ -144,7 +144,7 @@ func (g *Group) join(comm transport.Comm) (err error) {
 		return nil
 	}
 	if g.Env.Topo.OneNode(g.Ranks) {
-		lines, _, err := g.Env.Node.MakeLines(comm, transport.EveryRank(g.Size))
+		lines, _, err := g.Env.Node.MakeLines(comm, transport.EveryRank(g.Size), 0)
 		if err != nil {
 			return err
 		}
@@ -157,11 +157,21 @@ func (g *Group) join(comm transport.Comm) (err error) {
 			return nil
 		}
 	}
-	if g.wire, err = arrive.NewWire(comm, coll.ArrivalTag); err != nil {
+	board, err := g.makeLevels(comm)
+	if err != nil {
+		return err
+	}
+	nodes := arrive.OfOneEach(g.Size)
+	if g.levels != nil && g.forced&coll.WithoutLevels == 0 {
+		nodes = g.levels.Nodes
+	} else {
+		board = nil
+	}
+	if g.wire, err = arrive.NewWire(comm, coll.ArrivalTag, nodes, board); err != nil {
 		return err
 	}
 	g.arrival, g.notes = g.wire, g.wire
-	return g.makeLevels(comm)
+	return nil
 }
 
 // MonitoredBarrier returns when all members have called it. It uses messages and has no part in the
