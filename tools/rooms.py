@@ -64,9 +64,9 @@ ROOMS = (
         "gocore",
         "the functions behind the C interface: init, submit, wait, exit, the control methods; the "
         "worlds and their groups by id",
-        "diagnose dl group heap mem mpi netif op ps/admin ps/checkpoint ps/client ps/link "
+        "diagnose dl grid group heap mem mpi netif op ps/admin ps/checkpoint ps/client ps/link "
         "ps/route ps/server ps/table reduce status topo trace work world",
-        files="doc boundary control control_cuda control_heap control_trace tables_call ps_init "
+        files="doc boundary control control_grid control_cuda control_heap control_trace tables_call ps_init "
         "tables_remote ps_service ps_checkpoint_phases ps_checkpoint ps_kv ps_admin ps tables core "
         "world closers request",
     ),
@@ -79,7 +79,7 @@ ROOMS = (
         "gocore/group",
         "process groups: how they are made and end, the order of their collectives, the life of a "
         "call, checks of arguments, errors that name ranks",
-        "arrive buffer coll coll/ipc coll/shm cuda mem messages op status trace transport "
+        "arrive buffer coll coll/ipc coll/shm cuda grid mem messages op status trace transport "
         "work world",
     ),
     Room(
@@ -248,6 +248,10 @@ ROOMS = (
     Room("gocore/cgroup", "how much memory and how many CPUs cgroups leave to this process"),
     Room("gocore/descriptors", "connections and locks that a forked child closes"),
     Room("gocore/dl", "`dlopen`, `dlsym`, the environment of C"),
+    Room(
+        "gocore/grid",
+        "grids of ranks: dimensions, neighbours, and the boxes of a halo",
+    ),
     Room(
         "gocore/op",
         "operations, dtypes, reduce ops and their traits (generated); the descriptor",

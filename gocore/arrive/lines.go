@@ -101,6 +101,9 @@ func (l *Lines) Turn(seq uint64) {
 	C.pa_turn(l.base(), C.int(l.me), C.uint64_t(seq))
 }
 
+// Finish says that this member has finished with collective seq, in its turn.
+func (l *Lines) Finish(seq uint64) { C.pa_turn(l.base(), C.int(l.me), C.uint64_t(seq+1)) }
+
 // Finished tells whether all members have finished with collective seq, as far as they have said.
 func (l *Lines) Finished(seq uint64) bool {
 	return C.pa_finished(l.base(), C.int(l.n), C.uint64_t(seq)) != 0

@@ -151,6 +151,9 @@ func (g *Group) join(comm transport.Comm) (err error) {
 		if lines != nil {
 			g.local, g.arrival, g.notes = true, lines, lines
 			g.node = &coll.Node{Lines: lines, Reach: g.Reach, Read: g.Read}
+			if shared, _ := g.Env.Node.Heaps(); shared {
+				g.blocks = &coll.Blocks{Finished: lines.Finished}
+			}
 			return nil
 		}
 	}
