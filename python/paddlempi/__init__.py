@@ -60,6 +60,7 @@ from .group import (
     new_subgroups,
     split_group,
 )
+from .jobs import Intercommunicator, accept, connect, get_parent, spawn
 from .memory import empty, empty_like, zeros
 from .objects import (
     all_gather_object,
@@ -88,11 +89,13 @@ __all__ = [
     "DistContext",
     "Error",
     "GroupMember",
+    "Intercommunicator",
     "P2POp",
     "ProbeResult",
     "ProcessGroup",
     "ReduceOp",
     "Work",
+    "accept",
     "all_gather",
     "all_gather_into_tensor",
     "all_gather_object",
@@ -106,6 +109,7 @@ __all__ = [
     "broadcast",
     "broadcast_object_list",
     "checkpoint",
+    "connect",
     "destroy_process_group",
     "empty",
     "empty_like",
@@ -120,6 +124,7 @@ __all__ = [
     "get_group_rank",
     "get_local_rank",
     "get_local_size",
+    "get_parent",
     "get_process_group_ranks",
     "get_rank",
     "get_world_size",
@@ -146,6 +151,7 @@ __all__ = [
     "send",
     "send_object_list",
     "sendrecv",
+    "spawn",
     "split_group",
     "watch_preemption",
     "zeros",
