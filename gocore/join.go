@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/channel"
@@ -37,7 +38,10 @@ type way interface {
 	join(j transport.Joiner) (transport.Comm, error)
 	// lost tells whether the other party will not come any more. It is asked while join runs.
 	lost() bool
-	// over is called on rank 0 when all is over. joined says that there is a world of both parties.
+	// settle is called on rank 0 when there is a world of both parties, as this one sees it. It waits until the other one sees
+	// it, too, up to limit.
+	settle(limit time.Time) error
+	// over is called on rank 0 when all is over. joined says that both parties have settled.
 	over(joined bool)
 }
 
@@ -257,6 +261,9 @@ func (s *party) make(by way) (*membership, error) {
 		return nil
 	}, func() (err error) {
 		made, err = s.world(by)
+		if err == nil && s.g.Rank == 0 {
+			err = by.settle(limit)
+		}
 		return err
 	}, func() {
 		if made != nil {
@@ -301,6 +308,7 @@ type byTCP struct {
 	file    string // has the secret, if secret is nil
 	card    meet.Card
 	peer    *meet.Peer
+	built   atomic.Bool // there is a world, as this party sees it
 }
 
 func (m *byTCP) can(j transport.Joiner) error { return j.CanJoin() }
@@ -338,11 +346,19 @@ func (m *byTCP) join(j transport.Joiner) (transport.Comm, error) {
 	return j.Join(socket, m.first)
 }
 
-func (m *byTCP) lost() bool { return m.peer.Gone() }
+// lost is not asked what the connection says once this party has settled: the other one may close it then.
+func (m *byTCP) lost() bool { return m.peer.Gone() && !m.built.Load() }
+
+func (m *byTCP) settle(limit time.Time) error {
+	m.built.Store(true)
+	if err := m.peer.Settle(limit); err != nil {
+		return status.New(status.PeerDied, "%s: %s ended while the jobs were being joined (%v)", m.what, m.peer.Card, err)
+	}
+	return nil
+}
 
 func (m *byTCP) over(joined bool) {
 	if joined {
-		m.peer.Joined()
 		m.peer.Close()
 		return
 	}
@@ -372,6 +388,7 @@ func (m *bySpawn) prepare(context.Context) error {
 
 func (m *bySpawn) join(j transport.Joiner) (transport.Comm, error) { return j.Spawn(m.command) }
 func (m *bySpawn) lost() bool                                      { return false }
+func (m *bySpawn) settle(time.Time) error                          { return nil }
 func (m *bySpawn) over(bool)                                       {}
 
 // byParents is the way of processes that were spawned.
@@ -381,6 +398,7 @@ func (byParents) can(transport.Joiner) error                      { return nil }
 func (byParents) prepare(context.Context) error                   { return nil }
 func (byParents) join(j transport.Joiner) (transport.Comm, error) { return j.Parents() }
 func (byParents) lost() bool                                      { return false }
+func (byParents) settle(time.Time) error                          { return nil }
 func (byParents) over(bool)                                       {}
 
 // cardOf is what another job is told of the members of g.

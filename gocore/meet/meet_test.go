@@ -85,9 +85,16 @@ func TestTwoJobsMeet(t *testing.T) {
 	assert.Equal(t, "MPI", string(got[:]))
 
 	assert.False(t, here.peer.Gone())
-	there.Joined()
-	there.Close()
-	assert.Never(t, here.peer.Gone, 50*time.Millisecond, 10*time.Millisecond, "it has joined before it closed")
+	settled := make(chan error)
+	go func() { settled <- there.Settle(time.Now().Add(patience)) }()
+	select {
+	case <-settled:
+		assert.Fail(t, "it has not waited for the other one")
+	case <-time.After(20 * time.Millisecond):
+	}
+	assert.False(t, here.peer.Gone(), "it waits")
+	require.NoError(t, here.peer.Settle(time.Now().Add(patience)))
+	require.NoError(t, <-settled)
 }
 
 func TestAPeerThatEndsIsGone(t *testing.T) {
@@ -101,6 +108,7 @@ func TestAPeerThatEndsIsGone(t *testing.T) {
 	require.NoError(t, err)
 	there.Close()
 	assert.Eventually(t, here.peer.Gone, patience, time.Millisecond)
+	assert.Error(t, here.peer.Settle(time.Now().Add(patience)))
 }
 
 func TestAnotherSecretIsTurnedAway(t *testing.T) {

@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"sync"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/descriptors"
 	"github.com/paddlempi/paddlempi/gocore/status"
@@ -175,32 +177,43 @@ func dup(fd int) (int, error) {
 	return int(n), nil
 }
 
-// Joined tells the other party, after Socket, that this one has joined.
-func (p *Peer) Joined() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.fd >= 0 {
-		_ = syscall.Sendmsg(p.fd, []byte{1}, nil, nil, syscall.MSG_NOSIGNAL|syscall.MSG_DONTWAIT)
+// Settle tells the other party, after Socket, that this one has joined, and waits until it has, too. Neither closes the
+// connection before that.
+func (p *Peer) Settle(limit time.Time) error {
+	if err := syscall.Sendmsg(p.fd, []byte{1}, nil, nil, syscall.MSG_NOSIGNAL); err != nil {
+		return err
+	}
+	for {
+		var one [1]byte
+		n, err := syscall.Read(p.fd, one[:])
+		switch {
+		case n == 1:
+			return nil
+		case n == 0 && err == nil:
+			return io.ErrUnexpectedEOF
+		case err != syscall.EINTR && err != syscall.EAGAIN:
+			return err
+		case time.Now().After(limit):
+			return os.ErrDeadlineExceeded
+		}
 	}
 }
 
-// Gone tells, after Socket, whether the other party has closed the connection and has not said that it has joined. MPI may
-// use the connection meanwhile.
+// Gone tells, after Socket, whether the other party has closed the connection. MPI may use it meanwhile.
 func (p *Peer) Gone() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.fd < 0 {
 		return false
 	}
-	var one [1]byte
-	n, _, err := syscall.Recvfrom(p.fd, one[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
-	switch err {
-	case nil:
-		return n == 0
-	case syscall.EAGAIN, syscall.EINTR:
-		return false
-	}
-	return true
+	const hangup = 0x2000 // POLLRDHUP: package syscall has no poll(2)
+	ask := struct {
+		fd              int32
+		events, revents int16
+	}{int32(p.fd), hangup, 0}
+	var now syscall.Timespec
+	n, _, errno := syscall.Syscall6(syscall.SYS_PPOLL, uintptr(unsafe.Pointer(&ask)), 1, uintptr(unsafe.Pointer(&now)), 0, 0, 0)
+	return errno == 0 && n == 1 // also after an error of the connection
 }
 
 func (p *Peer) closeConn() {
