@@ -33,6 +33,11 @@ var methods = map[string]func(request []byte, interrupt work.Interrupt) (any, er
 	"halo":              controlHalo,
 	"halo_boxes":        controlHaloBoxes,
 	"graph":             controlGraph,
+	"spawn":             controlSpawn,
+	"get_parent":        controlParent,
+	"accept":            controlAccept,
+	"connect":           controlConnect,
+	"disconnect":        controlDisconnect,
 	"monitored_barrier": controlMonitoredBarrier,
 	"info":              controlInfo,
 	"cuda":              controlCUDA,
@@ -125,11 +130,12 @@ func controlNewGroup(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {
 		Ranks   []int    `json:"ranks"`
 		Timeout *float64 `json:"timeout"`
+		Group   int64    `json:"group"` // of the world of the ranks
 	}
 	if err := parse("new_group", request, &r); err != nil {
 		return nil, err
 	}
-	w, err := initialWorld()
+	w, err := worldOf(r.Group)
 	if err != nil {
 		return nil, err
 	}

@@ -64,11 +64,13 @@ ROOMS = (
         "gocore",
         "the functions behind the C interface: init, submit, wait, exit, the control methods; the "
         "worlds and their groups by id",
-        "diagnose dl grid group heap mem mpi netif op ps/admin ps/checkpoint ps/client ps/link "
-        "ps/route ps/server ps/table reduce status topo trace work world",
-        files="doc boundary control control_grid control_cuda control_heap control_trace tables_call ps_init "
+        "channel diagnose dl grid group heap meet mem mpi netif op ps/admin "
+        "ps/checkpoint ps/client ps/link ps/route ps/server ps/table reduce status "
+        "topo trace transport work world",
+        files="doc boundary control control_grid control_cuda control_heap control_trace "
+        "tables_call ps_init control_join join "
         "tables_remote ps_service ps_checkpoint_phases ps_checkpoint ps_kv ps_admin ps tables core "
-        "world closers request",
+        "guests world closers request",
     ),
     Room(
         "gocore/diagnose",
@@ -207,6 +209,12 @@ ROOMS = (
         "which ranks of a job on several nodes have died: a tree of connections that the kernel "
         "watches",
         "descriptors dl netif status",
+    ),
+    Room(
+        "gocore/meet",
+        "two jobs that find each other by TCP: the listener, the secret, what the jobs tell each "
+        "other",
+        "descriptors status",
     ),
     Room(
         "gocore/netif",

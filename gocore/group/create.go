@@ -75,6 +75,11 @@ func New(e *world.Env, id int64, ranks []int, timeout time.Duration) (*Group, er
 // block, so build runs on a thread of its own: if a member dies, it may never return, and the caller gets an error. It
 // counts as a use of the world then, so MPI is not finalized. If it returns after all, abandoned is called.
 func create(e *world.Env, what string, ranks []int, build func() error, abandoned func()) error {
+	return attempt(e, what, ranks, func() error { return nil }, build, abandoned)
+}
+
+// attempt is create that is also given up if ends returns why.
+func attempt(e *world.Env, what string, ranks []int, ends, build func() error, abandoned func()) error {
 	made, given := make(chan error), make(chan struct{})
 	done := e.Use()
 	go func() {
@@ -103,6 +108,10 @@ func create(e *world.Env, what string, ranks []int, build func() error, abandone
 			}
 			return err
 		case now := <-tick.C:
+			if err := ends(); err != nil {
+				close(given)
+				return err
+			}
 			if since.IsZero() && e.Roster.AnyDied(ranks) {
 				since = now
 			}

@@ -126,6 +126,20 @@ int pmpi_mpi_create_group(const struct pmpi_mpi_table *t, uintptr_t comm, int n,
 						  const int32_t *ranks, int tag, uintptr_t *out);
 int pmpi_mpi_split_shared(const struct pmpi_mpi_table *t, uintptr_t comm, uintptr_t *out);
 int pmpi_mpi_free_comm(const struct pmpi_mpi_table *t, uintptr_t comm);
+
+// Processes that are not in MPI_COMM_WORLD. argv has the command and its arguments, and NULL after
+// them. folder, in which the processes start, may be NULL.
+int pmpi_mpi_spawn(const struct pmpi_mpi_table *t, char **argv, int n, const char *folder,
+				   uintptr_t comm, uintptr_t *out);
+// pmpi_mpi_parent gives MPI_COMM_NULL to a process that was not spawned.
+int pmpi_mpi_parent(const struct pmpi_mpi_table *t, uintptr_t *out);
+int pmpi_mpi_join(const struct pmpi_mpi_table *t, int socket, uintptr_t *out);
+// pmpi_mpi_bridge makes an intercommunicator of two communicators, whose ranks 0 are in pair.
+int pmpi_mpi_bridge(const struct pmpi_mpi_table *t, uintptr_t local, uintptr_t pair, int other,
+					uintptr_t *out);
+int pmpi_mpi_merge(const struct pmpi_mpi_table *t, uintptr_t inter, int high, uintptr_t *out);
+int pmpi_mpi_disconnect(const struct pmpi_mpi_table *t, uintptr_t comm);
+
 // pmpi_mpi_own_errhandler makes pmpi_mpi_errors_return set an error handler of this library, which
 // does nothing, instead of MPI_ERRORS_RETURN.
 int pmpi_mpi_own_errhandler(struct pmpi_mpi_table *t);

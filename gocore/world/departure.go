@@ -263,6 +263,22 @@ func (d *Departure) AwaitDepartures() bool {
 	return finalizable
 }
 
+// Await takes the departure further until it is over. It returns false without an error if it never will be: some rank
+// has died, or has ended without the others.
+func (d *Departure) Await(deadline time.Time, interrupt work.Interrupt) (over bool, err error) {
+	err = work.NewEngine().Wait(func() bool {
+		over = d.AllDeparted()
+		return over || d.Deserted() || d.stage == undeparted || d.e.Mail.has(mailAbsent)
+	}, deadline, interrupt)
+	return over, err
+}
+
+// GoAlone tells the other ranks that the process of this one ends, without a departure that is over.
+func (d *Departure) GoAlone() {
+	d.stayAway()
+	d.End(false)
+}
+
 // EndTogether waits until the processes of all ranks are about to end, and tells whether they are: false if one
 // of them has ended before, or if the ranks have agreed that MPI cannot be finalized. Call it after AwaitDepartures
 // or Close. It has no deadline, because the other ranks may go on for long.

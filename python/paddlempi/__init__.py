@@ -60,6 +60,7 @@ from .group import (
     new_subgroups,
     split_group,
 )
+from .jobs import Intercommunicator, accept, connect, get_parent, spawn
 from .memory import empty, empty_like, zeros
 from .objects import (
     all_gather_object,
@@ -91,11 +92,13 @@ __all__ = [
     "Error",
     "Graph",
     "GroupMember",
+    "Intercommunicator",
     "P2POp",
     "ProbeResult",
     "ProcessGroup",
     "ReduceOp",
     "Work",
+    "accept",
     "all_gather",
     "all_gather_into_tensor",
     "all_gather_object",
@@ -109,6 +112,7 @@ __all__ = [
     "broadcast",
     "broadcast_object_list",
     "checkpoint",
+    "connect",
     "destroy_process_group",
     "empty",
     "empty_like",
@@ -123,6 +127,7 @@ __all__ = [
     "get_group_rank",
     "get_local_rank",
     "get_local_size",
+    "get_parent",
     "get_process_group_ranks",
     "get_rank",
     "get_world_size",
@@ -149,6 +154,7 @@ __all__ = [
     "send",
     "send_object_list",
     "sendrecv",
+    "spawn",
     "split_group",
     "watch_preemption",
     "zeros",

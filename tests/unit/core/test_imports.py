@@ -42,7 +42,7 @@ PYTHON = (
     ("collectives",),
     ("p2p",),
     ("objects",),
-    ("context", "communicator", "checkpoints", "preemption"),
+    ("context", "communicator", "checkpoints", "preemption", "jobs"),
     ("ps",),
     ("__init__",),
     ("torch", "paddle"),
