@@ -175,6 +175,24 @@ func goTable(d *C.pmpi_table_op, n C.int32_t, count *C.int64_t, e *C.pmpi_error)
 	return fill(e, err)
 }
 
+//export goWindowNew
+func goWindowNew(memory *C.pmpi_buf, group, timeout C.int64_t, nested C.int, window *C.int64_t, e *C.pmpi_error) (rc C.int) {
+	defer caught(e, &rc)
+	id, err := gocore.NewWindow((*op.Buf)(unsafe.Pointer(memory)), int64(group), time.Duration(timeout), nested != 0)
+	*window = C.int64_t(id)
+	return fill(e, err)
+}
+
+//export goWindow
+func goWindow(o *C.pmpi_window_op, nested C.int, e *C.pmpi_error) (rc C.int) {
+	defer caught(e, &rc)
+	call := (*gocore.WindowOp)(unsafe.Pointer(o))
+	if call.Size != C.sizeof_pmpi_window_op {
+		return fill(e, status.New(status.Argument, "pmpi_window: op.size is %d; this core's pmpi_window_op has %d bytes", call.Size, C.sizeof_pmpi_window_op))
+	}
+	return fill(e, gocore.CallWindow(call, nested != 0))
+}
+
 //export goHeapAlloc
 func goHeapAlloc(bytes C.int64_t, e *C.pmpi_error) (p unsafe.Pointer) {
 	var rc C.int

@@ -19,6 +19,10 @@ _Static_assert(sizeof(pmpi_op) == 120 && offsetof(pmpi_op, send) == 64 &&
 _Static_assert(sizeof(pmpi_table_op) == 184 && offsetof(pmpi_table_op, learning_rate) == 160,
 			   "pmpi_table_op is gocore.TableOp");
 
+_Static_assert(sizeof(pmpi_window_op) == 208 && offsetof(pmpi_window_op, send) == 32 &&
+				   offsetof(pmpi_window_op, shape) == 184,
+			   "pmpi_window_op is window.Op, and pw_op of gocore/window/access.h");
+
 static int forked;
 /* The state of one thread. It is on the heap and freed by a pthread key, because Go makes all
  * thread-local memory of this object static, and a late dlopen gets very little of that. */
@@ -121,6 +125,29 @@ int pmpi_order(pmpi_work work, uint64_t stream) {
 int pmpi_table(const pmpi_table_op *ops, int32_t n, int64_t *count) {
 	GUARD();
 	return goTable((pmpi_table_op *)ops, n, count, last_error());
+}
+
+/* In gocore/window/access.c. It is weak, because cgo links the files of this folder without those of
+ * others to see what they import. */
+struct pw_op;
+__attribute__((weak, visibility("hidden"))) int pw_quick(const struct pw_op *op);
+
+int pmpi_guard_window(const pmpi_window_op *op) {
+	return forked ? 1 : pw_quick((const struct pw_op *)op);
+}
+
+int pmpi_window_new(const pmpi_buf *memory, int64_t group, int64_t timeout_ns, int64_t *window) {
+	GUARD();
+	thread_state *t = current();
+	return goWindowNew((pmpi_buf *)memory, group, timeout_ns, t->interrupting, window, &t->error);
+}
+
+int pmpi_window(const pmpi_window_op *op) {
+	GUARD();
+	if (pw_quick((const struct pw_op *)op) == 0)
+		return 0;
+	thread_state *t = current();
+	return goWindow((pmpi_window_op *)op, t->interrupting, &t->error);
 }
 
 void *pmpi_heap_alloc(int64_t bytes) {

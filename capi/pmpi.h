@@ -234,6 +234,67 @@ typedef struct pmpi_table_op {
  * code. */
 int pmpi_table(const pmpi_table_op *ops, int32_t n, int64_t *count);
 
+/* What pmpi_window does with the elements of a window. */
+enum {
+	PMPI_WINDOW_PUT = 1,            /* the target's elements become those of send */
+	PMPI_WINDOW_GET = 2,            /* recv gets the target's elements */
+	PMPI_WINDOW_ACCUMULATE = 3,     /* the target's elements are combined with those of send */
+	PMPI_WINDOW_GET_ACCUMULATE = 4, /* the same; recv gets the elements before */
+	/* One element: if it is compare, bit for bit, it becomes send. recv gets the element before. */
+	PMPI_WINDOW_COMPARE_AND_SWAP = 5,
+	PMPI_WINDOW_FLUSH = 6, /* returns when the caller's accesses to rank are done */
+	PMPI_WINDOW_FENCE = 7, /* collective: returns when those of all members are */
+	PMPI_WINDOW_SIGNAL = 8,
+	PMPI_WINDOW_WAIT_SIGNAL = 9, /* takes a signal of rank, and waits until there is one */
+	PMPI_WINDOW_LOCK = 10,
+	PMPI_WINDOW_LOCK_SHARED = 11,
+	PMPI_WINDOW_UNLOCK = 12,
+	/* Collective: ends the window. Afterwards nobody uses its memory, unless window_in_use of
+	 * pmpi_control says so. */
+	PMPI_WINDOW_FREE = 13
+};
+
+/* Ways to combine elements besides PMPI_REDUCE_*; of these AVG and PREMUL_SUM are not for windows. */
+enum {
+	PMPI_WINDOW_REPLACE = 101,
+	PMPI_WINDOW_NO_OP = 102,
+	PMPI_WINDOW_LAND = 103,
+	PMPI_WINDOW_LOR = 104,
+	PMPI_WINDOW_LXOR = 105
+};
+
+/* As the rank of FLUSH, LOCK, LOCK_SHARED and UNLOCK: every member, in their order. */
+#define PMPI_WINDOW_ALL INT32_MIN
+
+/* A call of a window. rank is a rank of the window's group, and offset counts elements in its
+ * memory. Without a shape the target has as many elements as the tensor, which follow each other.
+ * With one, shape and strides (in elements, of any sign) say where they are, from offset on, and the
+ * tensor has them in row-major order. Tensors are in host memory and of the window's dtype. */
+typedef struct pmpi_window_op {
+	uint32_t size; /* sizeof(pmpi_window_op) */
+	int32_t code;  /* PMPI_WINDOW_* */
+	int64_t window;
+	int32_t rank;
+	int32_t reduce_op; /* of ACCUMULATE and GET_ACCUMULATE */
+	int64_t offset;
+	pmpi_buf send, recv, compare;
+	int32_t ndim;
+	int32_t reserved;
+	const int64_t *shape;   /* ndim entries, or NULL */
+	const int64_t *strides; /* ndim entries, or NULL */
+	int64_t timeout_ns;     /* below 0: the group's */
+} pmpi_window_op;
+
+/* pmpi_window_new makes a window: all members of group give memory of theirs, a contiguous tensor
+ * in memory of pmpi_heap_alloc, which belongs to the window until it ends. It is collective.
+ * timeout_ns below 0 stands for the group's. *window becomes its number in this process. Returns 0
+ * or an error code. */
+int pmpi_window_new(const pmpi_buf *memory, int64_t group, int64_t timeout_ns, int64_t *window);
+
+/* pmpi_window carries out a call of a window. When it returns, the tensors may be used again; a PUT
+ * or an ACCUMULATE is done at the target after a FLUSH. Returns 0 or an error code. */
+int pmpi_window(const pmpi_window_op *op);
+
 /* pmpi_heap_alloc takes bytes of memory that the other ranks of the node can map, aligned to a
  * cache line and not zeroed: collectives on it work in place. It may be called before init and
  * after destroy. Returns NULL after an error (pmpi_last_error), for instance where the machine

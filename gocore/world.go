@@ -111,6 +111,7 @@ func forgetGroups(w *membership) {
 
 // remove destroys a group. Its world may still keep it, because MPI uses it or a wait was interrupted.
 func remove(g *group.Group) error {
+	closeWindows(func(other *group.Group) bool { return other == g }, false)
 	err := g.Destroy()
 	updateGroups(func(live map[int64]entry) { delete(live, g.ID) })
 	return err
@@ -169,6 +170,7 @@ func (w *membership) closesWithMPI() {
 func (w *membership) destroy() error {
 	w.removeCloser()
 	w.ended.Store(true)
+	w.closeWindows(false)
 	settled, err := w.env.Destroy()
 	forgetGroups(w)
 	departing = append(departing, w.env)
@@ -188,8 +190,14 @@ func (w *membership) destroy() error {
 func (w *membership) leave() {
 	w.ended.Store(true)
 	initial.CompareAndSwap(w, nil)
+	w.closeWindows(true)
 	_, _ = w.env.Leave()
 	departing = append(departing, w.env)
+}
+
+// closeWindows closes the windows of all groups of w. leaving says that the process ends.
+func (w *membership) closeWindows(leaving bool) {
+	closeWindows(func(g *group.Group) bool { return g.Env == w.env }, leaving)
 }
 
 // destroyTogether is how long the end of a world waits for other ranks that end it, too.

@@ -66,7 +66,7 @@ ROOMS = (
         "worlds and their groups by id",
         "channel diagnose dl grid group heap meet mem mpi netif op ps/admin "
         "ps/checkpoint ps/client ps/link ps/route ps/server ps/table reduce status "
-        "topo trace transport work world",
+        "topo trace transport window work world",
         files="doc boundary control control_grid control_cuda control_heap control_trace "
         "tables_call ps_init control_join join "
         "tables_remote ps_service ps_checkpoint_phases ps_checkpoint ps_kv ps_admin ps tables core "
@@ -83,6 +83,12 @@ ROOMS = (
         "call, checks of arguments, errors that name ranks",
         "arrive buffer coll coll/ipc coll/shm cuda grid mem messages op status trace transport "
         "work world",
+    ),
+    Room(
+        "gocore/window",
+        "windows: memory of the members that all of them read, write and update, in mapped memory "
+        "or by messages",
+        "heap mem op status transport work",
     ),
     Room(
         "gocore/messages",

@@ -41,6 +41,10 @@ const pairTag = 1
 // communicator.
 const ArrivalTag = 2
 
+// WindowTag is the tag of the messages of windows (gocore/window), on the same communicator. The tags of pieces are
+// below it.
+const WindowTag = 1 << 10
+
 func (t *messageBatch) add(fn mpi.Fn, peer int, data unsafe.Pointer, elements int64) {
 	if elements == 0 || t.err != nil {
 		return

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/transport"
 )
@@ -26,6 +27,16 @@ func (g *Group) Alone(what string, timeout time.Duration) (transport.Comm, error
 // member dies, or if ends, which is asked now and then, returns why. If build returns after that, abandoned is called.
 func (g *Group) Attempt(what string, ends, build func() error, abandoned func()) error {
 	return attempt(g.Env, what, g.Ranks, ends, build, abandoned)
+}
+
+// Carrier returns what carries the messages of the group's windows, and their tag: the communicator of its collectives, whose
+// other messages have other tags. A window of a group so needs no communicator of its own, of which an MPI has some 1,000 only.
+// It is nil in a group of one.
+func (g *Group) Carrier() (on transport.Endpoint, tag int32) {
+	if g.Size == 1 {
+		return nil, 0
+	}
+	return g.collComm, coll.WindowTag
 }
 
 // Separate makes a communicator of the members that carries nothing else, for another room of the core that moves bytes

@@ -21,6 +21,16 @@ func (r Ref) Data() unsafe.Pointer { return r.data }
 
 // Acquire is At for memory that stays mapped. It refuses adopted memory, whose file its owner could cut.
 func (v *View) Acquire(l Location, n int64) (Ref, error) {
+	r, err := v.Hold(l, n)
+	if err == nil && r.from.adopted != nil {
+		r.Release()
+		return Ref{}, status.New(status.Argument, "the %d bytes at %d of the other rank's heap are not the heap's own memory", n, l.Offset)
+	}
+	return r, err
+}
+
+// Hold is Acquire for adopted memory, too.
+func (v *View) Hold(l Location, n int64) (Ref, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.head == nil {
@@ -31,9 +41,6 @@ func (v *View) Acquire(l Location, n int64) (Ref, error) {
 		return Ref{}, err
 	}
 	m := v.mapped[l.Generation]
-	if m.adopted != nil {
-		return Ref{}, status.New(status.Argument, "the %d bytes at %d of the other rank's heap are not the heap's own memory", n, l.Offset)
-	}
 	m.refs++
 	return Ref{v, m, p}, nil
 }

@@ -63,7 +63,8 @@ func (b *Batch) poll() (changed int) {
 // entry is a task of the engine.
 type entry struct {
 	Task
-	patient bool
+	patient  bool
+	standing bool
 }
 
 // Engine holds the tasks of a process. All methods are safe for concurrent use.
@@ -91,6 +92,7 @@ type Engine struct {
 
 	stopped  atomic.Pointer[status.Error] // why no wait may go on; nil while waits may
 	active   atomic.Int32                 // len(tasks) plus the calls of Hold without their Unhold
+	standing atomic.Int32                 // the tasks of AddStanding
 	urgent   atomic.Int32                 // the tasks of Add, and the handles for which no goroutine will wait
 	left     atomic.Int64                 // when the last goroutine left Wait, or patient tasks came; see monotonic
 	inside   atomic.Int32                 // goroutines in Wait
@@ -126,8 +128,16 @@ func (e *Engine) Add(t Task) {
 // waited for a while (patience), or while a core is idle (Spare).
 func (e *Engine) AddPatient(t Task) {
 	e.startPatience()
-	e.append(entry{t, true})
+	e.append(entry{Task: t, patient: true})
 	e.progress.wake(e.spare.Load())
+}
+
+// AddStanding hands a task to the engine that serves requests of other ranks, for as long as there may be some. It is
+// patient. No goroutine waits for its end, so it does not count as work for which the progress thread waits.
+func (e *Engine) AddStanding(t Task) {
+	e.standing.Add(1)
+	e.append(entry{Task: t, patient: true, standing: true})
+	e.progress.wake(false)
 }
 
 func (e *Engine) append(t entry) {
@@ -137,9 +147,9 @@ func (e *Engine) append(t entry) {
 	e.active.Add(1)
 }
 
-// startPatience begins the time that the progress thread leaves to callers, if there are no tasks.
+// startPatience begins the time that the progress thread leaves to callers, if there are no tasks but standing ones.
 func (e *Engine) startPatience() {
-	if e.active.Load() == 0 {
+	if e.active.Load() == e.standing.Load() {
 		e.left.Store(monotonic())
 	}
 }
@@ -230,6 +240,8 @@ func (e *Engine) remove(over []entry) {
 		switch {
 		case !slices.Contains(over, t):
 			kept = append(kept, t)
+		case t.standing:
+			e.standing.Add(-1)
 		case !t.patient:
 			e.urgent.Add(-1)
 		}

@@ -78,6 +78,7 @@ from .work import Work
 
 if _TYPE_CHECKING:
     from .checkpoints import Checkpoint, checkpoint, latest_checkpoint
+    from .window import Window
 
 __version__ = "0.1.0"
 
@@ -97,6 +98,7 @@ __all__ = [
     "ProbeResult",
     "ProcessGroup",
     "ReduceOp",
+    "Window",
     "Work",
     "accept",
     "all_gather",
@@ -165,6 +167,7 @@ __all__ = [
 _LATER = {
     "Checkpoint": ".checkpoints",
     "DataParallel": ".paddle",
+    "Window": ".window",
     "checkpoint": ".checkpoints",
     "latest_checkpoint": ".checkpoints",
 }

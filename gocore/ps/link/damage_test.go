@@ -354,10 +354,10 @@ func FuzzHead(f *testing.F) {
 }
 
 func FuzzError(f *testing.F) {
-	f.Add(packError(status.New(status.PeerDied, "x").WithRanks(1, 2)))
+	f.Add(status.Pack(status.New(status.PeerDied, "x").WithRanks(1, 2)))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if e, ok := unpackError(b); ok {
-			again, ok := unpackError(packError(e))
+		if e, ok := status.Unpack(b); ok {
+			again, ok := status.Unpack(status.Pack(e))
 			require.True(t, ok)
 			assert.Equal(t, e.Ranks, again.Ranks)
 			assert.Equal(t, e.Code, again.Code)

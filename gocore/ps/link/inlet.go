@@ -81,7 +81,7 @@ func (i *inlet) drain() {
 }
 
 // end notes why no more requests come.
-func (i *inlet) end(err error) { i.lost.CompareAndSwap(nil, plain(err)) }
+func (i *inlet) end(err error) { i.lost.CompareAndSwap(nil, status.Plain(err)) }
 
 // gone is the error that the trainer has closed its links.
 func (i *inlet) gone() error {

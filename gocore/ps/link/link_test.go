@@ -288,7 +288,7 @@ func TestErrorsTravel(t *testing.T) {
 		"mpi":      {Code: status.MPI, MPIClass: 15, Msg: "é"},
 		"other":    {Code: status.Panic, Msg: "not of this library"},
 		"wrapped":  {Code: status.Timeout, Msg: "outside: inside", Ranks: []int{2}},
-		"long":     {Code: status.NoMemory, Msg: strings.Repeat("x", mostText)},
+		"long":     {Code: status.NoMemory, Msg: strings.Repeat("x", status.MostText)},
 		"terminal": {Code: status.Type, Msg: "a?[31mb"},
 		"header":   {Code: status.Argument, Msg: "the server's answer has a header of 65537 bytes, and the most are 65536"},
 	}

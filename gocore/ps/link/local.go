@@ -37,7 +37,7 @@ func (s *localInlet) reply(in *Incoming, header []byte, err error) {
 	b, failed := outcome(header, err)
 	var answer error
 	if failed {
-		answer, _ = unpackError(b)
+		answer, _ = status.Unpack(b)
 		b = nil
 	}
 	s.from.o.mu.Lock()

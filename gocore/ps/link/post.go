@@ -360,9 +360,9 @@ func (p *post) drop(s *sender) {
 
 // tell tells a trainer that no more requests are taken from it, because of err.
 func (p *post) tell(s *sender, err error) {
-	e := plain(err)
+	e := status.Plain(err)
 	e.Msg, e.Ranks = e.Msg[:min(len(e.Msg), mostBye/2)], e.Ranks[:min(len(e.Ranks), 16)]
-	b := packError(e)
+	b := status.Pack(e)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	h := head{kind: kindBye, header: int64(len(b))}

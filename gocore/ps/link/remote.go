@@ -166,7 +166,7 @@ func (s *remoteOutlet) post(p *Pending, r *Request) error {
 		return err
 	} else if err != nil {
 		x.fail = err
-		s.why.CompareAndSwap(nil, plain(err)) // the server may have a part of the request
+		s.why.CompareAndSwap(nil, status.Plain(err)) // the server may have a part of the request
 	}
 	s.under.Add(1)
 	l.g.Engine().AddPatient(x)
@@ -291,7 +291,7 @@ func (x *remoteRequest) read() (header []byte, err error) {
 		copy(bytesOf(p.regions[regionAnswer].data(), h.inline()), b[headBytes:])
 		return header, nil
 	}
-	e, ok := unpackError(header)
+	e, ok := status.Unpack(header)
 	if !ok {
 		return nil, rot(rubbish("%d bytes that are no error", len(header)))
 	}
@@ -328,15 +328,15 @@ func (s *remoteOutlet) bye() *status.Error {
 	}
 	room, err := mem.Alloc(mostBye)
 	if err != nil {
-		return plain(err)
+		return status.Plain(err)
 	}
 	defer mem.Free(room)
 	if err := transport.TakeNow(comm, m, room, m.Bytes); err != nil {
-		return plain(err)
+		return status.Plain(err)
 	}
 	h, err := readHead(bytesOf(room, m.Bytes))
 	if err == nil && h.kind == kindBye {
-		if e, ok := unpackError(bytesOf(room, m.Bytes)[headBytes:]); ok {
+		if e, ok := status.Unpack(bytesOf(room, m.Bytes)[headBytes:]); ok {
 			e.Msg = s.o.what + ": it takes no more: " + e.Msg
 			return e
 		}
@@ -347,7 +347,7 @@ func (s *remoteOutlet) bye() *status.Error {
 
 // died makes the requests give their receives up. MPI may keep the sends for ever, and then their memory
 // stays.
-func (s *remoteOutlet) died(err error) { s.why.CompareAndSwap(nil, plain(err)) }
+func (s *remoteOutlet) died(err error) { s.why.CompareAndSwap(nil, status.Plain(err)) }
 
 func (s *remoteOutlet) await(done func() bool, deadline time.Time, interrupt work.Interrupt) error {
 	var why error

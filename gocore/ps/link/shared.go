@@ -115,7 +115,7 @@ func (s *sharedOutlet) take(credit int) (header []byte, err, rot error) {
 	if failed == 0 {
 		return header, nil, nil
 	}
-	e, ok := unpackError(header)
+	e, ok := status.Unpack(header)
 	if !ok {
 		return nil, nil, rubbish("%d bytes that are no error", n)
 	}

@@ -2,70 +2,11 @@ package link
 
 import (
 	"encoding/binary"
-	"errors"
-	"strings"
-	"unicode"
 
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// Errors and the heads of messages as bytes. Whoever reads them checks every length and number.
-
-const (
-	errorHead = 12   // code, class of MPI, number of ranks
-	mostRanks = 1024 // of an error
-	mostText  = 8 << 10
-	mostCode  = 1 << 10 // no code of an error is above
-)
-
-// packError makes bytes of an error, at most MaxHeader.
-func packError(err error) []byte {
-	e := plain(err)
-	ranks := e.Ranks[:min(len(e.Ranks), mostRanks)]
-	b := binary.LittleEndian.AppendUint32(nil, uint32(e.Code))
-	b = binary.LittleEndian.AppendUint32(b, uint32(e.MPIClass))
-	b = binary.LittleEndian.AppendUint32(b, uint32(len(ranks)))
-	for _, r := range ranks {
-		b = binary.LittleEndian.AppendUint32(b, uint32(r))
-	}
-	return append(b, e.Msg[:min(len(e.Msg), mostText)]...)
-}
-
-// unpackError is the opposite of packError. ok is false if the bytes are none of its.
-func unpackError(b []byte) (e *status.Error, ok bool) {
-	if len(b) < errorHead {
-		return nil, false
-	}
-	code, class, n := binary.LittleEndian.Uint32(b), binary.LittleEndian.Uint32(b[4:]), binary.LittleEndian.Uint32(b[8:])
-	b = b[errorHead:]
-	if code == 0 || code > mostCode || n > mostRanks || len(b) < 4*int(n) {
-		return nil, false
-	}
-	e = &status.Error{Code: status.Code(code), MPIClass: int(int32(class))}
-	for ; n > 0; n, b = n-1, b[4:] {
-		r := int32(binary.LittleEndian.Uint32(b))
-		if r < 0 {
-			return nil, false
-		}
-		e.Ranks = append(e.Ranks, int(r))
-	}
-	e.Msg = strings.Map(func(r rune) rune { // a terminal may show it
-		if unicode.IsPrint(r) || r == '\n' || r == '\t' {
-			return r
-		}
-		return '?'
-	}, string(b))
-	return e, true
-}
-
-// plain is what another process gets of an error.
-func plain(err error) *status.Error {
-	var e *status.Error
-	if !errors.As(err, &e) || e.Code <= 0 {
-		return status.New(status.Panic, "%v", err)
-	}
-	return &status.Error{Code: e.Code, MPIClass: e.MPIClass, Ranks: e.Ranks, Msg: err.Error()}
-}
+// The heads of messages as bytes. Whoever reads them checks every length and number.
 
 // outcome is an answer as it travels: its header, or an error as bytes.
 func outcome(header []byte, err error) (b []byte, failed bool) {
@@ -73,7 +14,7 @@ func outcome(header []byte, err error) (b []byte, failed bool) {
 		err = status.New(status.Argument, "the server's answer has a header of %d bytes, and the most are %d", len(header), MaxHeader)
 	}
 	if err != nil {
-		return packError(err), true
+		return status.Pack(err), true
 	}
 	return header, false
 }

@@ -42,7 +42,7 @@ PYTHON = (
     ("collectives",),
     ("p2p",),
     ("objects",),
-    ("context", "communicator", "checkpoints", "preemption", "jobs"),
+    ("context", "communicator", "checkpoints", "preemption", "jobs", "window"),
     ("ps",),
     ("__init__",),
     ("torch", "paddle"),

@@ -1,0 +1,130 @@
+package window
+
+// #include "access.h"
+import "C"
+
+import (
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// endLimit is how long the end of a window waits for threads of this process, and for members of this node.
+const endLimit = time.Second
+
+// Free ends the window on all members together. It is collective. What this member has begun is done before, as flush
+// says. After an error the window has ended on this member all the same, unless a member has refused.
+func (w *Window) Free(timeout time.Duration, nested bool) error {
+	if w.ended.Load() {
+		return nil
+	}
+	w.mu.Lock()
+	locked := slices.IndexFunc(w.held, func(h held) bool { return h != notHeld })
+	w.mu.Unlock()
+	if locked >= 0 {
+		_ = w.ws.g.Refuse(op.Barrier)
+		return status.New(status.Argument, "%s: this rank holds the lock of rank %d, or waits for it", Free, locked)
+	}
+	o := Op{Code: Flush, TimeoutNS: int64(timeout)}
+	deadline := w.deadline(&o)
+	flushed := w.onAll(&o)
+	err := prefix(Free.String(), collective{w.ws.g, max(0, time.Until(deadline)), nested}.barrier())
+	if status.CodeOf(err) == status.Refused {
+		return err
+	}
+	w.Close()
+	if err != nil {
+		return err
+	}
+	if w.until(time.Now().Add(endLimit), w.allLeft) && !w.InUse() {
+		w.own.free() // else it stays: a member may still look at it
+	}
+	return flushed
+}
+
+// Close ends the window on this member alone. A member that accesses its memory later gets an error. What members have
+// sent is thrown away. The control block stays, because they may look at it.
+func (w *Window) Close() {
+	if w.ended.Swap(true) {
+		return
+	}
+	w.ws.remove(w)
+	C.pw_close(w.c)
+	limit := time.Now().Add(endLimit)
+	w.until(limit, func() bool { return w.calls.Load() == 0 })
+	atomic.StoreUint32(word(&w.own.block.freed), 1)
+	w.until(limit, func() bool { return !w.touched() })
+	if w.InUse() {
+		return // everything stays
+	}
+	w.mu.Lock()
+	w.leaveMembers()
+	w.gone = true
+	w.mu.Unlock()
+	structs.Lock()
+	defer structs.Unlock()
+	C.pw_recycle(w.c)
+}
+
+// until waits until done returns true, and tells whether it has.
+func (w *Window) until(limit time.Time, done func() bool) bool {
+	_ = w.ws.g.Engine().Wait(done, limit, nil)
+	return done()
+}
+
+// InUse tells whether the memory may be used by the window: it has not ended, or a thread of this process or a member
+// did not leave the memory in time.
+func (w *Window) InUse() bool {
+	return !w.ended.Load() || w.calls.Load() > 0 || w.own.block != nil && w.touched()
+}
+
+// Over tells whether nothing of the window is used any more.
+func (w *Window) Over() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return !w.InUse() && !slices.ContainsFunc(w.maps, func(n int) bool { return n > 0 })
+}
+
+// touched tells whether a member is in this member's memory.
+func (w *Window) touched() bool {
+	return w.anyOther(func(slot *C.pw_slot) bool { return atomic.LoadUint32(word(&slot.users)) != 0 })
+}
+
+// allLeft tells whether no member looks at the control block any more.
+func (w *Window) allLeft() bool {
+	return !w.anyOther(func(slot *C.pw_slot) bool { return atomic.LoadUint32(word(&slot.left)) == 0 })
+}
+
+// anyOther tells whether is is true of another living member that may map the control block.
+func (w *Window) anyOther(is func(*C.pw_slot) bool) bool {
+	for r := range w.ws.size {
+		if r != w.ws.me && w.own.heap != nil && w.ws.g.HeapOf(r) != nil && is(slotOf(w.own.block, r)) && status.CodeOf(w.ws.g.Trouble("", r)) != status.PeerDied {
+			return true
+		}
+	}
+	return false
+}
+
+// undo gives back what a New has made that failed because of err. Another member may have got further, and look at the
+// control block.
+func (w *Window) undo(err error) {
+	w.ended.Store(true)
+	if w.c == nil {
+		w.own.free()
+		return
+	}
+	w.ws.remove(w)
+	C.pw_close(w.c)
+	atomic.StoreUint32(word(&w.own.block.freed), 1)
+	w.leaveMembers()
+	switch status.CodeOf(err) {
+	case status.Argument, status.Type, status.Unsupported, status.NoMemory, status.Mismatch, status.Refused:
+		w.own.free() // no member has gone further
+	}
+	structs.Lock()
+	defer structs.Unlock()
+	C.pw_recycle(w.c)
+}
