@@ -429,6 +429,14 @@ bench-ps: $(TORCHREC)/.package $(TORCHREC)/.torchrec build/psgrpc
 bench-c: $(VENV)/.package $(VENV)/.tests
 	$(VENV)/bin/python -m paddlempi.testing.launch -np $(NP) -- python benchmarks/overhead.py
 
+## bench-windows a put into another rank's window, against MPI in C, mpi4py and memcpy, under MPI=openmpi; as root also on 2 hosts
+.PHONY: bench-windows
+bench-windows: $(VENV)/.package $(VENV)/.tests .venv-tools/.tools
+	export CC="$$(.venv-tools/bin/python tools/go.py --cc)"; \
+	$(VENV)/bin/python -m paddlempi.testing.launch -np 2 -- python benchmarks/windows.py --computing 1 && \
+	{ test "$$(id -u)" != 0 || $(VENV)/bin/python benchmarks/on_hosts.py --program benchmarks/windows.py \
+		--mpi $(MPI) --shape 2x1 -- --computing 1; }
+
 ## bench-cuda    tensors in GPU memory, compared with the bus, the memory, MPI and NCCL, on NP=2 ranks under MPI=openmpi
 .PHONY: bench-cuda
 bench-cuda: $(VENV)/.package $(VENV)/.tests

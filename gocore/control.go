@@ -46,6 +46,7 @@ var methods = map[string]func(request []byte, interrupt work.Interrupt) (any, er
 	"launcher":          controlLauncher,
 	"addresses":         controlAddresses,
 	"abort":             controlAbort,
+	"heap_has":          controlHeapHas,
 	"heap_adopt":        controlHeapAdopt,
 	"heap_disown":       controlHeapDisown,
 	"trace_dump":        controlTraceDump,

@@ -219,10 +219,10 @@ func (p *post) idle() bool {
 }
 
 // Requests implements work.Task.
-func (p *post) Requests(b *work.Batch) (moving bool) {
+func (p *post) Requests(b *work.Batch) work.Pace {
 	p.ws.mu.Lock()
 	defer p.ws.mu.Unlock()
-	moving = time.Since(p.heard) < lively
+	moving := time.Since(p.heard) < lively
 	for _, out := range p.sending {
 		if out.Done == 0 {
 			b.Add(p.on.Poller(), out.Address())
@@ -237,7 +237,10 @@ func (p *post) Requests(b *work.Batch) (moving bool) {
 			}
 		}
 	}
-	return moving
+	if moving {
+		return work.Often
+	}
+	return work.Seldom
 }
 
 // Poll implements work.Task.

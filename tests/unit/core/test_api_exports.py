@@ -26,6 +26,7 @@ NAMES = [
     "ProbeResult",
     "ProcessGroup",
     "ReduceOp",
+    "Window",
     "Work",
     "all_gather_object",
     "allreduce",
