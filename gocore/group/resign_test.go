@@ -191,7 +191,7 @@ func TestATransferThatIsGivenUpIsSeenOnOneNode(t *testing.T) {
 // A rank that stops in the middle of a transfer is named at the deadline, although it has answered before.
 func TestARankThatStopsInATransferIsNamed(t *testing.T) {
 	slowly := func(_, _ int, c *mpi.Call) (time.Duration, error) {
-		if c.Fn == mpi.FnSend && c.SendCount > 100_000 {
+		if c.Fn == mpi.FnSend && c.SendCount > 50_000 {
 			return 10 * time.Second, nil
 		}
 		return 0, nil
