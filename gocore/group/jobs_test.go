@@ -441,9 +441,9 @@ func (c *jobCall) wrong(rank, size int) (which, at int) {
 // allowed are the codes of errors that come of each trouble.
 var allowed = map[trouble][]status.Code{
 	mismatches: {status.Mismatch}, refuses: {status.Refused},
-	// After Ctrl-C a rank leaves, perhaps before the others hear of its refusal.
+	// The goroutines of a rank that is killed go on for a moment: its queued calls become refusals. After Ctrl-C a rank leaves, perhaps before the others hear of its refusal.
 	late: {status.Timeout, status.GroupBroken, status.Refused}, interrupts: {status.Interrupted, status.GroupBroken, status.Refused, status.PeerLeft},
-	goes: {status.PeerLeft, status.GroupBroken}, killed: {status.PeerDied, status.GroupBroken, status.GroupDestroyed},
+	goes: {status.PeerLeft, status.GroupBroken}, killed: {status.PeerDied, status.GroupBroken, status.GroupDestroyed, status.Refused},
 	fails: {status.MPI, status.GroupBroken},
 }
 
