@@ -170,7 +170,7 @@ func randomJob(seed int64) *job {
 		r.Shuffle(len(j.nodes), func(a, b int) { j.nodes[a], j.nodes[b] = j.nodes[b], j.nodes[a] })
 	}
 	for range 3 + r.Intn(6) {
-		j.steps = append(j.steps, randomStep(r))
+		j.steps = append(j.steps, randomStep(r, len(j.nodes)))
 	}
 	for range 1 + r.Intn(5)/4 {
 		a := randomAccident(r, j)
@@ -184,7 +184,7 @@ func randomJob(seed int64) *job {
 	return j
 }
 
-func randomStep(r *rand.Rand) jobStep {
+func randomStep(r *rand.Rand, ranks int) jobStep {
 	codes := []op.Code{op.AllReduce, op.AllReduce, op.AllReduce, op.AllReduceCoalesced, op.ReduceScatter, op.AllGather, op.Broadcast, op.Reduce, op.Barrier}
 	s := jobStep{code: codes[r.Intn(len(codes))], dtype: op.Float32, async: r.Intn(3) == 0, where: memory(r.Intn(int(memories))), uneven: r.Intn(3) == 0}
 	if r.Intn(4) == 0 {
@@ -199,6 +199,9 @@ func randomStep(r *rand.Rand) jobStep {
 		s.count = 2000 + int64(r.Intn(50000))
 	default:
 		s.count = 200000 + int64(r.Intn(400000))
+	}
+	if s.code == op.ReduceScatter || s.code == op.AllGather { // each rank has a share
+		s.count = s.count * 2 / int64(ranks)
 	}
 	return s
 }
@@ -438,9 +441,9 @@ func (c *jobCall) wrong(rank, size int) (which, at int) {
 // allowed are the codes of errors that come of each trouble.
 var allowed = map[trouble][]status.Code{
 	mismatches: {status.Mismatch}, refuses: {status.Refused},
-	// After Ctrl-C a rank leaves, perhaps before the others hear of its refusal.
+	// The goroutines of a rank that is killed go on for a moment: its queued calls become refusals. After Ctrl-C a rank leaves, perhaps before the others hear of its refusal.
 	late: {status.Timeout, status.GroupBroken, status.Refused}, interrupts: {status.Interrupted, status.GroupBroken, status.Refused, status.PeerLeft},
-	goes: {status.PeerLeft, status.GroupBroken}, killed: {status.PeerDied, status.GroupBroken, status.GroupDestroyed},
+	goes: {status.PeerLeft, status.GroupBroken}, killed: {status.PeerDied, status.GroupBroken, status.GroupDestroyed, status.Refused},
 	fails: {status.MPI, status.GroupBroken},
 }
 

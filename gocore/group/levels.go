@@ -75,10 +75,12 @@ func (g *Group) startHere(d *op.Desc) (over func() (bool, error), err error) {
 			return false, nil
 		}
 		_, err := h.Result()
-		if code := status.CodeOf(err); code != status.GroupBroken && code != status.Timeout { // its own deadline does not pass
+		code := status.CodeOf(err)
+		if code != status.GroupBroken && code != status.Timeout && code != status.PeerLeft { // its own deadline does not pass
 			return true, g.onThisNode(err)
 		}
-		// A member has left the work because the whole group is broken. Who was the first comes by message.
+		// A member has left the work, and perhaps the job, because the whole group is broken: all had come to the collective.
+		// Who was the first comes by message.
 		if len(g.arrival.Closers(g.turn)) == 0 {
 			g.inquiry.whoWasFirst()
 		}
