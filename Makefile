@@ -424,6 +424,11 @@ bench-ps: $(TORCHREC)/.package $(TORCHREC)/.torchrec build/psgrpc
 bench-c: $(VENV)/.package $(VENV)/.tests
 	$(VENV)/bin/python -m paddlempi.testing.launch -np $(NP) -- python benchmarks/overhead.py
 
+## bench-halo    a halo exchange of 128^3 float32 against MPI's derived types in C, on NP=2 ranks under MPI=openmpi
+.PHONY: bench-halo
+bench-halo: $(VENV)/.package $(VENV)/.tests
+	$(VENV)/bin/python -m paddlempi.testing.launch -np $(NP) -- python benchmarks/halo.py $(HALO)
+
 ## bench-cuda    tensors in GPU memory, compared with the bus, the memory, MPI and NCCL, on NP=2 ranks under MPI=openmpi
 .PHONY: bench-cuda
 bench-cuda: $(VENV)/.package $(VENV)/.tests

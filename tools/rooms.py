@@ -66,9 +66,9 @@ ROOMS = (
         "worlds and their groups by id",
         "diagnose dl grid group heap mem mpi netif op ps/admin ps/checkpoint ps/client ps/link "
         "ps/route ps/server ps/table reduce status topo trace work world",
-        files="doc boundary control control_grid control_cuda control_heap control_trace tables_call ps_init "
-        "tables_remote ps_service ps_checkpoint_phases ps_checkpoint ps_kv ps_admin ps tables core "
-        "world closers request",
+        files="doc boundary control control_grid control_cuda control_heap control_trace "
+        "tables_call ps_init tables_remote ps_service ps_checkpoint_phases ps_checkpoint ps_kv "
+        "ps_admin ps tables core world closers request",
     ),
     Room(
         "gocore/diagnose",

@@ -4,7 +4,6 @@ import (
 	"slices"
 	"sync/atomic"
 	"unsafe"
-
 )
 
 // Board is memory in which the members on a node tell their speaker what they announce, and the speaker tells them

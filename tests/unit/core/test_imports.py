@@ -40,6 +40,7 @@ PYTHON = (
     ("work",),
     ("arguments",),
     ("collectives",),
+    ("topology",),
     ("p2p",),
     ("objects",),
     ("context", "communicator", "checkpoints", "preemption"),
