@@ -437,6 +437,11 @@ bench-windows: $(VENV)/.package $(VENV)/.tests .venv-tools/.tools
 	{ test "$$(id -u)" != 0 || $(VENV)/bin/python benchmarks/on_hosts.py --program benchmarks/windows.py \
 		--mpi $(MPI) --shape 2x1 -- --computing 1; }
 
+## bench-halo    a halo exchange of 128^3 float32 against MPI's derived types in C, on NP=2 ranks under MPI=openmpi
+.PHONY: bench-halo
+bench-halo: $(VENV)/.package $(VENV)/.tests
+	$(VENV)/bin/python -m paddlempi.testing.launch -np $(NP) -- python benchmarks/halo.py $(HALO)
+
 ## bench-cuda    tensors in GPU memory, compared with the bus, the memory, MPI and NCCL, on NP=2 ranks under MPI=openmpi
 .PHONY: bench-cuda
 bench-cuda: $(VENV)/.package $(VENV)/.tests

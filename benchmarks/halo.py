@@ -122,7 +122,9 @@ class Box(NamedTuple):
     lengths: tuple[int, ...]
 
 
-def phases(cart: Any, shape: Sequence[int], w: int, at_once: bool) -> list[tuple[list[Box], list[Box]]]:
+def phases(
+    cart: Any, shape: Sequence[int], w: int, at_once: bool
+) -> list[tuple[list[Box], list[Box]]]:
     """Return what goes where and comes from where, one pair of lists for each phase."""
 
     def box(direction: Sequence[int], outside: bool, done: int) -> Box | None:
@@ -300,7 +302,9 @@ def main() -> None:
     parser.add_argument("--inner", type=int, nargs="+", default=(128, 128, 128))
     parser.add_argument("--width", type=int, default=1)
     parser.add_argument("--periodic", action="store_true")
-    parser.add_argument("--no-compute", action="store_true", help="nothing is written between calls")
+    parser.add_argument(
+        "--no-compute", action="store_true", help="nothing is written between calls"
+    )
     options = parser.parse_args()
 
     dist.init_process_group("mpi")

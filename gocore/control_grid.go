@@ -18,7 +18,7 @@ func controlCartesian(request []byte, _ work.Interrupt) (any, error) {
 		Periodic []bool `json:"periodic"`
 		Reorder  bool   `json:"reorder"`
 	}
-	g, err := namedGroup("cartesian", request, &r, &r.Group)
+	g, err := groupIn("cartesian", request, &r, &r.Group)
 	if err != nil {
 		return nil, err
 	}
@@ -70,7 +70,7 @@ func (r *haloRequest) halo() (*grid.Halo, error) {
 // controlHalo returns the number of the pattern of a halo.
 func controlHalo(request []byte, _ work.Interrupt) (any, error) {
 	var r haloRequest
-	g, err := namedGroup("halo", request, &r, &r.Group)
+	g, err := groupIn("halo", request, &r, &r.Group)
 	if err != nil {
 		return nil, err
 	}
@@ -85,7 +85,7 @@ func controlHalo(request []byte, _ work.Interrupt) (any, error) {
 // controlHaloBoxes returns which boxes of a tensor of some shape go to neighbours, and come from them.
 func controlHaloBoxes(request []byte, _ work.Interrupt) (any, error) {
 	var r haloRequest
-	g, err := namedGroup("halo_boxes", request, &r, &r.Group)
+	g, err := groupIn("halo_boxes", request, &r, &r.Group)
 	if err != nil {
 		return nil, err
 	}
@@ -134,7 +134,7 @@ func controlGraph(request []byte, _ work.Interrupt) (any, error) {
 		To    []int `json:"to"`
 		From  []int `json:"from"`
 	}
-	g, err := namedGroup("graph", request, &r, &r.Group)
+	g, err := groupIn("graph", request, &r, &r.Group)
 	if err != nil {
 		return nil, err
 	}
@@ -147,4 +147,12 @@ func patternReply(pattern int32, err error) (any, error) {
 		return nil, err
 	}
 	return map[string]any{"pattern": pattern}, nil
+}
+
+// groupIn parses a request, and returns the group that it names.
+func groupIn(method string, request []byte, r any, id *int64) (*group.Group, error) {
+	if err := parse(method, request, r); err != nil {
+		return nil, err
+	}
+	return groupOf(*id)
 }

@@ -68,9 +68,9 @@ ROOMS = (
         "ps/checkpoint ps/client ps/link ps/route ps/server ps/table reduce status "
         "topo trace transport window work world",
         files="doc boundary control control_grid control_cuda control_heap control_trace "
-        "tables_call ps_init control_join join "
-        "tables_remote ps_service ps_checkpoint_phases ps_checkpoint ps_kv ps_admin ps tables core "
-        "guests world closers request",
+        "tables_call ps_init control_join join tables_remote ps_service "
+        "ps_checkpoint_phases ps_checkpoint ps_kv ps_admin ps tables core guests "
+        "world closers request "
     ),
     Room(
         "gocore/diagnose",

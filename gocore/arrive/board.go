@@ -4,8 +4,6 @@ import (
 	"slices"
 	"sync/atomic"
 	"unsafe"
-
-	"github.com/paddlempi/paddlempi/gocore/mem"
 )
 
 // Board is memory in which the members on a node tell their speaker what they announce, and the speaker tells them
@@ -86,9 +84,7 @@ func (b *Board) put(seq, kind uint64, words *[wireWords]uint64, note Note) round
 	line := (*[slotWords + wireWords]uint64)(slot)
 	line[slotSeq], line[slotKind], line[slotBytes] = seq, kind, uint64(note.Bytes)
 	copy(line[slotWords:], words[:])
-	if note.Bytes > 0 {
-		mem.Copy(unsafe.Add(slot, slotBytesOfWords), note.Data, note.Bytes)
-	}
+	note.write(unsafe.Add(slot, slotBytesOfWords))
 	atomic.StoreUint64(number(slot), uint64(b.last))
 	return b.last
 }
@@ -138,7 +134,7 @@ func (g *gathering) takeSlot(slot unsafe.Pointer, member int) error {
 	for i := range g.words {
 		g.words[i] |= line[slotWords+i]
 	}
-	g.learn(member, Note{unsafe.Add(slot, slotBytesOfWords), int64(line[slotBytes])})
+	g.learn(member, Note{Data: unsafe.Add(slot, slotBytesOfWords), Bytes: int64(line[slotBytes])})
 	return nil
 }
 

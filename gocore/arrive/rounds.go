@@ -173,12 +173,20 @@ func (g *gathering) begin(seq, kind uint64, words *[wireWords]uint64, note Note)
 		g.number, g.onBoard = g.board.put(seq, kind, words, note), true
 		return g.poll()
 	}
-	if note.Bytes > 0 {
-		mem.Copy(g.block, note.Data, note.Bytes)
-	}
-	g.learn(g.me, Note{g.block, note.Bytes})
+	own := g.own()
+	note.write(own)
+	g.learn(g.me, Note{Data: own, Bytes: note.Bytes})
 	g.at = -1
 	return g.next()
+}
+
+// own returns where the note of this member lies: in the first message, if that has no other note, else at the beginning
+// of the block.
+func (g *gathering) own() unsafe.Pointer {
+	if len(g.steps) > 0 && g.steps[0].sends && g.steps[0].known == 1 {
+		return unsafe.Add(g.block, g.steps[0].outAt+headerBytes+8)
+	}
+	return g.block
 }
 
 // learn keeps the note of a member.
@@ -255,7 +263,7 @@ func (g *gathering) write(to unsafe.Pointer, but int) int64 {
 			continue
 		}
 		*(*[2]uint32)(unsafe.Add(to, bytes)) = [2]uint32{uint32(member), uint32(note.Bytes)}
-		mem.Copy(unsafe.Add(to, bytes+8), note.Data, note.Bytes)
+		note.write(unsafe.Add(to, bytes+8))
 		bytes += recordBytes(note.Bytes)
 	}
 	header := (*[headerWords]uint64)(to)
@@ -335,7 +343,7 @@ func (g *gathering) takeIn(from unsafe.Pointer, bytes int64, by int) error {
 		if member >= g.n || g.had[member] || length > g.room || recordBytes(length) > bytes-at {
 			return &Damaged{by, "its message has a note that no member announces"}
 		}
-		g.learn(member, Note{unsafe.Add(from, at+8), length})
+		g.learn(member, Note{Data: unsafe.Add(from, at+8), Bytes: length})
 		at += recordBytes(length)
 	}
 	return nil

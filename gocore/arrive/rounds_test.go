@@ -44,7 +44,7 @@ func TestNotesReachEveryMember(t *testing.T) {
 					for i := range mine {
 						mine[i] = byte(rank + i + int(seq))
 					}
-					state, _, err := w.Announce(seq, &Signature{7}, 0, Note{block, length(rank)}, 0)
+					state, _, err := w.Announce(seq, &Signature{7}, 0, Note{Data: block, Bytes: length(rank)}, 0)
 					clear(mine) // the note was copied
 					for state == Pending && err == nil {
 						time.Sleep(time.Microsecond)

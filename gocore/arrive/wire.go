@@ -229,7 +229,7 @@ func (w *Wire) gathered() (State, Result, error) {
 			return w.state, w.result, nil
 		}
 		vec := w.now.words
-		return w.gather(gatherEntries, w.now.seq, &vec, Note{unsafe.Pointer(&w.entry), 8 * entryWords})
+		return w.gather(gatherEntries, w.now.seq, &vec, Note{Data: unsafe.Pointer(&w.entry), Bytes: 8 * entryWords})
 	}
 	w.takeEntries()
 	switch {

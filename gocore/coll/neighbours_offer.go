@@ -94,7 +94,7 @@ type blockOffer struct {
 	whole bool           // the note has the block, or its place
 	block heapBlock      // in the heap, if from is set
 	from  *Blocks        // where it comes from
-	note  unsafe.Pointer // a note with a block, or with its index alone
+	note  unsafe.Pointer // a note with a block, in a group on one node
 	bytes int64          // of the note
 }
 
@@ -120,7 +120,7 @@ func (o *Offer) MakeBlock(a *Args, flags arrive.Flags, from *Blocks) (arrive.Fla
 	case neighbourNoteBytes <= room:
 		s.bytes = neighbourNoteBytes
 	}
-	if s.bytes > neighbourNoteBytes {
+	if s.bytes > neighbourNoteBytes && a.Node != nil {
 		if s.note, err = mem.Alloc(s.bytes); err != nil {
 			return flags, err
 		}
@@ -133,21 +133,28 @@ func (o *Offer) MakeBlock(a *Args, flags arrive.Flags, from *Blocks) (arrive.Fla
 
 // tell makes the note.
 func (s *blockOffer) tell(a *Args) arrive.Note {
-	n := a.Neighbours
 	if s.from != nil {
-		n.fill(a, s.block.data)
+		a.Neighbours.fill(a, s.block.data)
 	}
-	if s.note == nil {
+	switch {
+	case s.bytes <= neighbourNoteBytes:
 		return arrive.Note{Data: unsafe.Pointer(&s.told), Bytes: s.bytes}
+	case s.note == nil: // a wire takes what it sends
+		return arrive.Note{Bytes: s.bytes, Fill: func(to unsafe.Pointer) { s.write(a, to) }}
 	}
-	*(*neighbourNote)(s.note) = s.told
-	block := unsafe.Add(s.note, neighbourNoteBytes)
-	if s.whole {
-		n.fill(a, block)
-	} else {
-		n.index(a, block)
-	}
+	s.write(a, s.note)
 	return arrive.Note{Data: s.note, Bytes: s.bytes}
+}
+
+// write writes a note with a block, or with its index alone.
+func (s *blockOffer) write(a *Args, note unsafe.Pointer) {
+	*(*neighbourNote)(note) = s.told
+	block := unsafe.Add(note, neighbourNoteBytes)
+	if s.whole {
+		a.Neighbours.fill(a, block)
+	} else {
+		a.Neighbours.index(a, block)
+	}
 }
 
 func (s *blockOffer) free(seq uint64) {

@@ -119,9 +119,7 @@ def record(tensors: object) -> bool:
     return all(recorded)
 
 
-def in_place(
-    tensor: Any, forward: Callable[[Any], None], backward: Callable[[Any], None]
-) -> bool:
+def in_place(tensor: Any, forward: Callable[[Any], None], backward: Callable[[Any], None]) -> bool:
     """Run ``forward(tensor)`` as a function of autograd; see :class:`Kind`.
 
     Returns:

@@ -31,6 +31,8 @@ __all__ = ["Cartesian", "Graph"]
 _Width = int | Sequence[int | Sequence[int]]
 _Widths = tuple[tuple[int, int], ...]
 
+_HALO = int(Op.HALO_EXCHANGE)
+
 
 class Cartesian:
     """The ranks of a group on a grid, in row-major order: the last coordinate grows fastest.
@@ -220,7 +222,7 @@ class Cartesian:
 
     def _exchange(self, tensor: Tensor, pattern: int, async_op: bool) -> Work | None:
         flags = ASYNC if async_op else 0
-        done = _native.submit(18, self.group._id, None, tensor, 0, flags, peer=pattern)
+        done = _native.submit(_HALO, self.group._id, None, tensor, 0, flags, peer=pattern)
         return Work(done, "halo_exchange", tensor, self.group) if async_op else None
 
     def _halo(self, width: _Width) -> tuple[int, _Widths]:
@@ -270,7 +272,7 @@ class Cartesian:
             known = self._gradients[key] = _Gradient(self, *key)
         borders = [gradient[box] for box in known.borders]
         arrived = [_buffer.empty_like(gradient[box]) for box in known.insides]
-        _native.submit(19, self.group._id, borders, arrived, peer=known.pattern)
+        _native.submit(Op.NEIGHBOR_ALL_TO_ALL, self.group._id, borders, arrived, peer=known.pattern)
         for border in borders:
             border[...] = 0
         for box, more in zip(known.insides, arrived, strict=True):
@@ -425,9 +427,7 @@ class Graph:
         recv = self._one_each("output", outputs, self.sources)
         send = self._one_each("input", inputs, self.destinations)
         flags = ASYNC if async_op else 0
-        done = _native.submit(
-            code, self.group._id, send, recv, 0, flags, peer=self._pattern
-        )
+        done = _native.submit(code, self.group._id, send, recv, 0, flags, peer=self._pattern)
         return Work(done, code.label, recv, self.group) if async_op else None
 
     def _one_each(
@@ -464,9 +464,7 @@ def _numbers(what: str, name: str, values: Any) -> tuple[int, ...]:
     try:
         return tuple(index(value) for value in values)
     except TypeError:
-        raise DtypeError(
-            f"{what}: {name}={values!r} must be a sequence of integers"
-        ) from None
+        raise DtypeError(f"{what}: {name}={values!r} must be a sequence of integers") from None
 
 
 def _slices(box: dict[str, list[int]]) -> tuple[slice, ...]:

@@ -243,9 +243,7 @@ class _InPlace(torch.autograd.Function):
         return gradient, None, None
 
 
-def _in_place(
-    tensor: Any, forward: Callable[[Any], None], backward: Callable[[Any], None]
-) -> bool:
+def _in_place(tensor: Any, forward: Callable[[Any], None], backward: Callable[[Any], None]) -> bool:
     if not (torch.is_grad_enabled() and tensor.requires_grad):
         return False
     if tensor.is_leaf:

@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tensors import Kind, Layout, every, noise
+from tensors import Kind, every, noise
 
 
-def test_all_gather_on_a_ring(
-    dist: ModuleType, rank: int, size: int, kind: Kind, run: Any
-) -> None:
+def test_all_gather_on_a_ring(dist: ModuleType, rank: int, size: int, kind: Kind, run: Any) -> None:
     before, behind = (rank - 1) % size, (rank + 1) % size
     ring = dist.Graph([before, behind])
     assert ring.sources == ring.destinations == (before, behind)

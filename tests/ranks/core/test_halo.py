@@ -76,7 +76,11 @@ def test_values(dist: ModuleType, size: int, n: int, periodic: Any, run: Any) ->
 
 def test_width_as_number_and_for_each_dimension(dist: ModuleType, size: int) -> None:
     cart = dist.Cartesian([0, 0], periodic=True)
-    for width, widths in ((2, [(2, 2)] * 2), ((1, 2), [(1, 1), (2, 2)]), ([(1, 0), 2], [(1, 0), (2, 2)])):
+    for width, widths in (
+        (2, [(2, 2)] * 2),
+        ((1, 2), [(1, 1), (2, 2)]),
+        ([(1, 0), 2], [(1, 0), (2, 2)]),
+    ):
         start, tensor = (x.astype("int32") for x in parts(cart, (4 * size, 5 * size), widths))
         cart.halo_exchange(start, width)
         np.testing.assert_array_equal(start, tensor)
@@ -94,7 +98,7 @@ def packed(shape: Sequence[int]) -> Layout:
 
 
 def spread(shape: Sequence[int]) -> Layout:
-    """A tensor whose dimensions are in another order in memory, with gaps, the last one reversed."""
+    """A tensor with its dimensions in another order in memory, gaps, and the last one reversed."""
     steps, step = [0] * len(shape), 2
     for k in [*range(1, len(shape)), 0]:
         steps[k] = step
@@ -213,7 +217,8 @@ def test_a_group_of_its_own(dist: ModuleType, rank: int, size: int) -> None:
     assert cart.rank_of(cart.coords) == rank
     assert cart.coords_of(rank) == cart.coords
     assert cart.rank_of([0, 0]) == size - 1
-    for one in (cart, dist.Cartesian([0, 0], reorder=True), cart.sub([False, True]), cart.sub([True, True])):
+    reordered = dist.Cartesian([0, 0], reorder=True)
+    for one in (cart, reordered, cart.sub([False, True]), cart.sub([True, True])):
         widths = [(1, 2)] * len(one.dims)
         start, wanted = parts(one, [4 * size] * len(one.dims), widths)
         tensor = start.astype("int16")
@@ -279,7 +284,9 @@ def test_one_rank_is_wrong(dist: ModuleType, rank: int, size: int) -> None:
     for wrong in (np.zeros(1), "no tensor"):
         error = dist.errors.RefusedError
         if rank == 1:
-            error = dist.errors.ArgumentError if isinstance(wrong, np.ndarray) else dist.errors.DtypeError
+            error = dist.errors.DtypeError
+            if isinstance(wrong, np.ndarray):
+                error = dist.errors.ArgumentError
         with pytest.raises(error):
             cart.halo_exchange(wrong if rank == 1 else np.zeros(9), 1)
     tensor = np.full(3, float(rank))

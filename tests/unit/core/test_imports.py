@@ -40,6 +40,7 @@ PYTHON = (
     ("work",),
     ("arguments",),
     ("collectives",),
+    ("topology",),
     ("p2p",),
     ("objects",),
     ("window_proxy",),
