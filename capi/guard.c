@@ -127,8 +127,8 @@ int pmpi_table(const pmpi_table_op *ops, int32_t n, int64_t *count) {
 	return goTable((pmpi_table_op *)ops, n, count, last_error());
 }
 
-/* In gocore/window/access.c. It is weak, because cgo links the files of this folder without those of
- * others to see what they import. */
+/* In gocore/window/access.c. It is weak, because cgo links the files of this folder without those
+ * of others to see what they import. */
 struct pw_op;
 __attribute__((weak, visibility("hidden"))) int pw_quick(const struct pw_op *op);
 

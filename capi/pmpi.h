@@ -254,7 +254,8 @@ enum {
 	PMPI_WINDOW_FREE = 13
 };
 
-/* Ways to combine elements besides PMPI_REDUCE_*; of these AVG and PREMUL_SUM are not for windows. */
+/* Ways to combine elements besides PMPI_REDUCE_*; of these AVG and PREMUL_SUM are not for windows.
+ */
 enum {
 	PMPI_WINDOW_REPLACE = 101,
 	PMPI_WINDOW_NO_OP = 102,
@@ -268,8 +269,8 @@ enum {
 
 /* A call of a window. rank is a rank of the window's group, and offset counts elements in its
  * memory. Without a shape the target has as many elements as the tensor, which follow each other.
- * With one, shape and strides (in elements, of any sign) say where they are, from offset on, and the
- * tensor has them in row-major order. Tensors are in host memory and of the window's dtype. */
+ * With one, shape and strides (in elements, of any sign) say where they are, from offset on, and
+ * the tensor has them in row-major order. Tensors are in host memory and of the window's dtype. */
 typedef struct pmpi_window_op {
 	uint32_t size; /* sizeof(pmpi_window_op) */
 	int32_t code;  /* PMPI_WINDOW_* */

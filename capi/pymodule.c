@@ -165,10 +165,11 @@ static PyMethodDef methods[] = {
 	METHOD(window,
 		   "window(code, window, rank, offset=0, send=None, recv=None, reduce_op=0, timeout=-1.0, "
 		   "shape=None, strides=None): a call of pmpi_window."),
-	METHOD(window_atomic,
-		   "window_atomic(window, dtype, rank, index, value, reduce_op, expected=absent): combine an "
-		   "element with a Python number, or with expected compare and swap it; returns the element "
-		   "before."),
+	METHOD(
+		window_atomic,
+		"window_atomic(window, dtype, rank, index, value, reduce_op, expected=absent): combine an "
+		"element with a Python number, or with expected compare and swap it; returns the element "
+		"before."),
 	METHOD(heap_alloc, "heap_alloc(bytes): take memory of this rank's heap; returns its address."),
 	METHOD(heap_free, "heap_free(address): give memory of heap_alloc back; in a fork: nothing."),
 	METHOD(register,

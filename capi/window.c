@@ -35,7 +35,8 @@ PyObject *py_window_new(PyObject *self, PyObject *const *args, Py_ssize_t n) {
 	(void)self;
 	if (!wants(n, 3, 3, "window_new"))
 		return NULL;
-	int64_t group = PyLong_AsLongLong(args[1]), timeout = to_ns(PyFloat_AsDouble(args[2])), window = 0;
+	int64_t group = PyLong_AsLongLong(args[1]), timeout = to_ns(PyFloat_AsDouble(args[2])),
+			window = 0;
 	if (PyErr_Occurred())
 		return NULL;
 	side s;
@@ -57,14 +58,16 @@ PyObject *py_window_new(PyObject *self, PyObject *const *args, Py_ssize_t n) {
 	return out;
 }
 
-/* numbers reads a tuple of at most MOST_DIMS integers. Returns how many, or -1 with an exception. */
+/* numbers reads a tuple of at most MOST_DIMS integers. Returns how many, or -1 with an exception.
+ */
 static int numbers(PyObject *tuple, int64_t *out) {
 	Py_ssize_t n = PyTuple_Size(tuple);
 	if (n < 0)
 		return -1;
 	if (n > MOST_DIMS) {
-		raise_code(PMPI_ERR_ARGUMENT, "Window: a target has %ld dimensions; at most %d are possible",
-				   (long)n, MOST_DIMS);
+		raise_code(PMPI_ERR_ARGUMENT,
+				   "Window: a target has %ld dimensions; at most %d are possible", (long)n,
+				   MOST_DIMS);
 		return -1;
 	}
 	for (Py_ssize_t i = 0; i < n; i++)
@@ -92,9 +95,10 @@ static int describe(side *s, pmpi_buf *to, PyObject *x, const char *name) {
 /* no_integers replaces an exception about an argument that should be an integer. Returns NULL. */
 static PyObject *no_integers(void) {
 	PyErr_Clear();
-	return raise_code(PMPI_ERR_TYPE,
-					  "Window: rank, offset and index must be integers of at most 64 bits, and op a "
-					  "ReduceOp or one of Window's");
+	return raise_code(
+		PMPI_ERR_TYPE,
+		"Window: rank, offset and index must be integers of at most 64 bits, and op a "
+		"ReduceOp or one of Window's");
 }
 
 /* window(code, window, rank, offset, send, recv, reduce_op, timeout, shape, strides) */
@@ -120,8 +124,8 @@ PyObject *py_window(PyObject *self, PyObject *const *args, Py_ssize_t n) {
 		if (steps < 0)
 			return NULL;
 		if (dims != steps)
-			return raise_code(PMPI_ERR_ARGUMENT, "Window: a target has %d lengths and %d strides", dims,
-							  steps);
+			return raise_code(PMPI_ERR_ARGUMENT, "Window: a target has %d lengths and %d strides",
+							  dims, steps);
 		op.ndim = dims;
 		op.shape = shape;
 		op.strides = strides;
@@ -257,7 +261,8 @@ static int store(element *e, int32_t dtype, PyObject *x, const char *name) {
 	}
 	case PMPI_DTYPE_COMPLEX64:
 	case PMPI_DTYPE_COMPLEX128: {
-		double re = PyComplex_RealAsDouble(x), im = PyErr_Occurred() ? 0 : PyComplex_ImagAsDouble(x);
+		double re = PyComplex_RealAsDouble(x),
+			   im = PyErr_Occurred() ? 0 : PyComplex_ImagAsDouble(x);
 		if (PyErr_Occurred())
 			return no_number(name, x);
 		if (dtype == PMPI_DTYPE_COMPLEX64) {

@@ -6,15 +6,16 @@
 #include <string.h>
 #include <time.h>
 
-// The number of a window is its place in this table plus a multiple of PLACES, and no number is used
-// twice. So the number of a window that was freed is recognised.
+// The number of a window is its place in this table plus a multiple of PLACES, and no number is
+// used twice. So the number of a window that was freed is recognised.
 enum { PLACES = 1 << 16 };
 
 static pw_window *table[PLACES];
 static int64_t number; // that was given last
 static int32_t place;  // that was looked at last
 
-// For so many nanoseconds it counts that a member was seen alive. The clock has steps of 1 to 10 ms.
+// For so many nanoseconds it counts that a member was seen alive. The clock has steps of 1 to 10
+// ms.
 static const int64_t seen_lasts = 10000000;
 
 static int64_t now(void) {
@@ -125,8 +126,8 @@ static int on_elements(const pw_window *w, const pw_op *op) {
 	if (op->shape != NULL || n < 0 || op->offset < 0 || op->offset > m->count ||
 		n > m->count - op->offset)
 		return 1;
-	int sends = op->code != PW_GET,
-		recvs = op->code == PW_GET || op->code == PW_GET_ACCUMULATE || op->code == PW_COMPARE_AND_SWAP;
+	int sends = op->code != PW_GET, recvs = op->code == PW_GET || op->code == PW_GET_ACCUMULATE ||
+											op->code == PW_COMPARE_AND_SWAP;
 	if ((sends && !plain(&op->send, w, n)) || (recvs && !plain(&op->recv, w, n)))
 		return 1;
 	char *at = m->base + op->offset * w->itemsize;
@@ -141,7 +142,8 @@ static int on_elements(const pw_window *w, const pw_op *op) {
 	case PW_COMPARE_AND_SWAP:
 		if (n != 1 || !plain(&op->compare, w, 1) || w->itemsize > 8)
 			return 1;
-		return !pw_swap(m->control, 0, w->itemsize, at, op->compare.data, op->send.data, op->recv.data);
+		return !pw_swap(m->control, 0, w->itemsize, at, op->compare.data, op->send.data,
+						op->recv.data);
 	}
 	// A wait for the lock of elements above 8 bytes is not for here.
 	if (w->itemsize > 8 || !pw_defined(w->dtype, op->reduce_op))
@@ -156,7 +158,8 @@ static int take_signal(pw_window *w, int32_t member) {
 	pw_control *own = w->members[w->rank].control;
 	uint64_t *taken = &w->members[member].taken, was = __atomic_load_n(taken, __ATOMIC_RELAXED);
 	while (__atomic_load_n(&own->slots[member].signals, __ATOMIC_ACQUIRE) > was)
-		if (__atomic_compare_exchange_n(taken, &was, was + 1, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+		if (__atomic_compare_exchange_n(taken, &was, was + 1, 0, __ATOMIC_ACQ_REL,
+										__ATOMIC_RELAXED))
 			return 0;
 	return 1;
 }

@@ -112,9 +112,9 @@ int64_t pw_publish(pw_window *w);
 void pw_close(pw_window *w);
 void pw_recycle(pw_window *w);
 
-/* pw_quick carries out a call on memory that is mapped, without a wait. Returns 0; or 1 with nothing
- * done, because the call is wrong, the member is reached by messages, or it is time to look whether
- * it lives. */
+/* pw_quick carries out a call on memory that is mapped, without a wait. Returns 0; or 1 with
+ * nothing done, because the call is wrong, the member is reached by messages, or it is time to look
+ * whether it lives. */
 int pw_quick(const pw_op *op);
 
 /* pw_enter counts this process in at a member that is mapped. Returns 0 if the owner has freed the

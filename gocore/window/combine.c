@@ -173,8 +173,8 @@ static int row_of(int32_t reduce) {
 }
 
 //                  SUM PRODUCT MIN MAX BAND BOR BXOR REPLACE NO_OP LAND LOR LXOR
-#define MOVES(n)    replace##n, load##n
-#define LOGICAL(n)  land##n, lor##n, lxor##n
+#define MOVES(n)   replace##n, load##n
+#define LOGICAL(n) land##n, lor##n, lxor##n
 #define INT(t, n)                                                                                  \
 	{sum##n, product_##t, min_##t, max_##t, and##n, or##n, xor##n, MOVES(n), LOGICAL(n)}
 #define FLOAT(t, n) {sum_##t, product_##t, min_##t, max_##t, 0, 0, 0, MOVES(n)}

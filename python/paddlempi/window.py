@@ -99,8 +99,8 @@ class Window:
 
     __slots__ = (
         "__weakref__",
-        "_call",
         "_atomic",
+        "_call",
         "_code",
         "_number",
         "_shapes",
@@ -350,8 +350,8 @@ class Window:
         """Put into all elements of a rank."""
         window_proxy.assign(self, rank, value)
 
-    # For proxies and fronts. A target is (rank, offset, shape, strides), in elements: offset is that
-    # of the first one. The tensors have as many elements, in row-major order.
+    # For proxies and fronts. A target is (rank, offset, shape, strides), in elements: offset is
+    # that of the first one. The tensors have as many elements, in row-major order.
 
     def _put_at(
         self, x: Any, rank: int, offset: int, shape: Sequence[int], strides: Sequence[int]

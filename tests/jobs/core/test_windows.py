@@ -127,7 +127,7 @@ def interrupted() -> None:
 
 
 def ends_without_free() -> None:
-    """Ranks end, one after another, with an open window. Who accesses one that has ended is told."""
+    """Rank 1 ends with an open window. Rank 0, which accesses it later, is told."""
     import time
 
     import numpy as np
