@@ -15,14 +15,11 @@ from __future__ import annotations
 
 import operator
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from . import memory
 from .errors import ArgumentError, DtypeError
 from .reduce_op import ReduceOp
-
-if TYPE_CHECKING:
-    from .window import Window
 
 __all__ = ["Place", "Proxy", "assign", "indexed", "whole"]
 
@@ -121,6 +118,21 @@ def _number(item: Any, dim: int, length: int) -> int:
     return number if number >= 0 else number + length
 
 
+class Accessed(Protocol):
+    """The part of ``window.Window`` that a proxy needs. A target is a rank and a place."""
+
+    local: Any
+    dtype: str
+
+    def shape_of(self, rank: int) -> tuple[int, ...]: ...
+
+    def _put_at(self, x: Any, rank: int, *place: Any) -> None: ...
+
+    def _get_at(self, out: Any, rank: int, *place: Any) -> None: ...
+
+    def _accumulate_at(self, x: Any, rank: int, op: int, *place: Any) -> None: ...
+
+
 class Proxy:
     """Some elements of the memory of a rank; ``win[rank]`` makes it for all of them.
 
@@ -141,7 +153,7 @@ class Proxy:
     __array_ufunc__ = None  # operators of NumPy's arrays do not take a proxy for an array
     __iter__ = None
 
-    def __init__(self, window: Window, rank: int, place: Place | None = None) -> None:
+    def __init__(self, window: Accessed, rank: int, place: Place | None = None) -> None:
         self._window = window
         self._rank = rank
         self._place = whole(window.shape_of(rank)) if place is None else place
@@ -254,6 +266,6 @@ class Proxy:
         return f"<window of rank {self._rank}: {self.dtype} of shape {self._place.shape}>"
 
 
-def assign(window: Window, rank: int, value: Any) -> None:
+def assign(window: Accessed, rank: int, value: Any) -> None:
     """Put into all elements of a rank: what ``win[rank] = value`` does, also after ``+=``."""
     Proxy(window, rank)._put(value)
