@@ -13,6 +13,8 @@ import (
 const (
 	// guestPatience is how long a process that ends waits until the other party of a join has disconnected, too.
 	guestPatience = 10 * time.Second
+	// lastSent is how long MPI goes on to send what it has under way to the other parties before it is finalized.
+	lastSent = 200 * time.Millisecond
 	// freeLimit is how long both parties may take to free what connects them, once both have disconnected.
 	freeLimit = 5 * time.Second
 )
@@ -128,14 +130,25 @@ func (w *guest) free() {
 // endWithProcess ends what is left of all worlds, because this process ends. The other parties may be in no hurry.
 func (l *guestList) endWithProcess() {
 	deadline := time.Now().Add(guestPatience)
+	freed := false
 	for _, w := range l.all() {
 		over, _ := w.env.Departure.Await(deadline, nil)
 		l.remove(w)
 		if over {
 			w.free()
+			freed = true
 		} else {
 			w.env.Departure.GoAlone()
 		}
+	}
+	if freed {
+		// MPI_Finalize of Intel MPI may hang if it follows MPI_Comm_disconnect at once (measured).
+		_ = work.NewEngine().Wait(func() bool {
+			for _, e := range departing {
+				e.Mail.Pump()
+			}
+			return false
+		}, time.Now().Add(lastSent), nil)
 	}
 }
 
