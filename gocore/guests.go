@@ -7,14 +7,13 @@ import (
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
 const (
 	// guestPatience is how long a process that ends waits until the other party of a join has disconnected, too.
 	guestPatience = 10 * time.Second
-	// lastSent is how long MPI goes on to send what it has under way to the other parties before it is finalized.
-	lastSent = 200 * time.Millisecond
 	// freeLimit is how long both parties may take to free what connects them, once both have disconnected.
 	freeLimit = 5 * time.Second
 )
@@ -106,8 +105,17 @@ func (w *guest) disconnect(limit time.Duration, interrupt work.Interrupt) (err e
 	guests.remove(w)
 	if over {
 		w.free()
+	} else {
+		w.noteDeaths()
 	}
 	return nil
+}
+
+// noteDeaths keeps this process from finalizing MPI if MPI would wait for processes that have died.
+func (w *guest) noteDeaths() {
+	if j, ok := w.env.Base.(transport.Joiner); ok && j.WaitsForDead() && w.env.Departure.Deserted() {
+		inUse.Store(true)
+	}
 }
 
 // free gives everything back, once both parties have left. MPI waits for both parties in that, so it is on a thread of its own.
@@ -130,25 +138,15 @@ func (w *guest) free() {
 // endWithProcess ends what is left of all worlds, because this process ends. The other parties may be in no hurry.
 func (l *guestList) endWithProcess() {
 	deadline := time.Now().Add(guestPatience)
-	freed := false
 	for _, w := range l.all() {
 		over, _ := w.env.Departure.Await(deadline, nil)
 		l.remove(w)
 		if over {
 			w.free()
-			freed = true
 		} else {
 			w.env.Departure.GoAlone()
+			w.noteDeaths()
 		}
-	}
-	if freed {
-		// MPI_Finalize of Intel MPI may hang if it follows MPI_Comm_disconnect at once (measured).
-		_ = work.NewEngine().Wait(func() bool {
-			for _, e := range departing {
-				e.Mail.Pump()
-			}
-			return false
-		}, time.Now().Add(lastSent), nil)
 	}
 }
 
