@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
@@ -104,8 +105,17 @@ func (w *guest) disconnect(limit time.Duration, interrupt work.Interrupt) (err e
 	guests.remove(w)
 	if over {
 		w.free()
+	} else {
+		w.noteDeaths()
 	}
 	return nil
+}
+
+// noteDeaths keeps this process from finalizing MPI if MPI would wait for processes that have died.
+func (w *guest) noteDeaths() {
+	if j, ok := w.env.Base.(transport.Joiner); ok && j.WaitsForDead() && w.env.Departure.Deserted() {
+		inUse.Store(true)
+	}
 }
 
 // free gives everything back, once both parties have left. MPI waits for both parties in that, so it is on a thread of its own.
@@ -135,6 +145,7 @@ func (l *guestList) endWithProcess() {
 			w.free()
 		} else {
 			w.env.Departure.GoAlone()
+			w.noteDeaths()
 		}
 	}
 }

@@ -41,8 +41,8 @@ type way interface {
 	// settle is called on rank 0 when there is a world of both parties, as this one sees it. It waits until the other one sees
 	// it, too, up to limit.
 	settle(limit time.Time) error
-	// over is called on rank 0 when all is over. joined says that both parties have settled.
-	over(joined bool)
+	// over is called on rank 0 when all is over.
+	over()
 }
 
 // least is how long the calls of step 3 may take, whatever is left of the deadline.
@@ -84,7 +84,7 @@ func join(what string, g *group.Group, by way, timeout time.Duration, interrupt 
 	}
 	w, err := s.make(by)
 	if g.Rank == 0 {
-		by.over(err == nil)
+		by.over()
 	}
 	if err == nil {
 		s.free()
@@ -171,7 +171,7 @@ func (s *party) prepare(by way) (err error) {
 	}
 	stop()
 	if <-ready == nil {
-		by.over(false)
+		by.over()
 	}
 	if failed == nil {
 		failed = waitErr
@@ -291,6 +291,7 @@ func (s *party) world(by way) (*membership, error) {
 	}
 	_ = both.Free()
 	env.Joined = true
+	env.Recorder.Within("joined")
 	env.Survives = true // a party does not end because the other one does
 	env.Aware.Trial = s.g.Env.Aware.Trial
 	env.Engine.Panicked = s.g.Env.Engine.Panicked
@@ -335,15 +336,27 @@ func (m *byTCP) prepare(ctx context.Context) (err error) {
 	return err
 }
 
-func (m *byTCP) join(j transport.Joiner) (transport.Comm, error) {
-	if m.peer == nil {
-		return j.Join(-1, m.first)
+func (m *byTCP) join(j transport.Joiner) (both transport.Comm, err error) {
+	port, limit := "", time.Now().Add(least)
+	switch {
+	case m.peer == nil: // this is not rank 0
+	case m.first:
+		if port, err = j.Listen(); err != nil {
+			return nil, err
+		}
+		defer j.Unlisten(port)
+		err = m.peer.TellPort(port, limit)
+	default:
+		port, err = m.peer.Port(limit)
 	}
-	socket, err := m.peer.Socket(time.Now().Add(least))
 	if err != nil {
-		return nil, err
+		return nil, m.ended(err)
 	}
-	return j.Join(socket, m.first)
+	return j.Join(port, m.first)
+}
+
+func (m *byTCP) ended(err error) error {
+	return status.New(status.PeerDied, "%s: %s ended while the jobs were being joined (%v)", m.what, m.peer.Card, err)
 }
 
 // lost is not asked what the connection says once this party has settled: the other one may close it then.
@@ -352,19 +365,12 @@ func (m *byTCP) lost() bool { return m.peer.Gone() && !m.built.Load() }
 func (m *byTCP) settle(limit time.Time) error {
 	m.built.Store(true)
 	if err := m.peer.Settle(limit); err != nil {
-		return status.New(status.PeerDied, "%s: %s ended while the jobs were being joined (%v)", m.what, m.peer.Card, err)
+		return m.ended(err)
 	}
 	return nil
 }
 
-func (m *byTCP) over(joined bool) {
-	if joined {
-		m.peer.Close()
-		return
-	}
-	// After a failure a thread may still be in MPI with the connection.
-	m.peer.Abandon()
-}
+func (m *byTCP) over() { m.peer.Close() }
 
 // bySpawn is the way of processes that this party starts.
 type bySpawn struct{ command transport.Command }
@@ -389,7 +395,7 @@ func (m *bySpawn) prepare(context.Context) error {
 func (m *bySpawn) join(j transport.Joiner) (transport.Comm, error) { return j.Spawn(m.command) }
 func (m *bySpawn) lost() bool                                      { return false }
 func (m *bySpawn) settle(time.Time) error                          { return nil }
-func (m *bySpawn) over(bool)                                       {}
+func (m *bySpawn) over()                                           {}
 
 // byParents is the way of processes that were spawned.
 type byParents struct{}
@@ -399,7 +405,7 @@ func (byParents) prepare(context.Context) error                   { return nil }
 func (byParents) join(j transport.Joiner) (transport.Comm, error) { return j.Parents() }
 func (byParents) lost() bool                                      { return false }
 func (byParents) settle(time.Time) error                          { return nil }
-func (byParents) over(bool)                                       {}
+func (byParents) over()                                           {}
 
 // cardOf is what another job is told of the members of g.
 func cardOf(g *group.Group, version string) meet.Card {

@@ -64,25 +64,11 @@ func TestTwoJobsMeet(t *testing.T) {
 	assert.Equal(t, server, there.Card)
 	assert.Equal(t, client, here.peer.Card)
 
-	// MPI gets a descriptor that blocks, and that a child does not inherit.
-	a, err := here.peer.Socket(time.Now().Add(patience))
+	limit := time.Now().Add(patience)
+	require.NoError(t, here.peer.TellPort("tag#0$description", limit))
+	port, err := there.Port(limit)
 	require.NoError(t, err)
-	b, err := there.Socket(time.Now().Add(patience))
-	require.NoError(t, err)
-	for _, fd := range []int{a, b} {
-		flags, _, errno := syscall.Syscall(syscall.SYS_FCNTL, uintptr(fd), syscall.F_GETFL, 0)
-		require.Zero(t, errno)
-		assert.Zero(t, flags&syscall.O_NONBLOCK)
-		flags, _, errno = syscall.Syscall(syscall.SYS_FCNTL, uintptr(fd), syscall.F_GETFD, 0)
-		require.Zero(t, errno)
-		assert.NotZero(t, flags&syscall.FD_CLOEXEC)
-	}
-	_, err = syscall.Write(a, []byte("MPI"))
-	require.NoError(t, err)
-	var got [3]byte
-	_, err = syscall.Read(b, got[:])
-	require.NoError(t, err)
-	assert.Equal(t, "MPI", string(got[:]))
+	assert.Equal(t, "tag#0$description", port)
 
 	assert.False(t, here.peer.Gone())
 	settled := make(chan error)
@@ -104,11 +90,25 @@ func TestAPeerThatEndsIsGone(t *testing.T) {
 	here := <-came
 	require.NoError(t, here.err)
 	defer here.peer.Close()
-	_, err = here.peer.Socket(time.Now().Add(patience))
-	require.NoError(t, err)
+	assert.False(t, here.peer.Gone())
 	there.Close()
 	assert.Eventually(t, here.peer.Gone, patience, time.Millisecond)
 	assert.Error(t, here.peer.Settle(time.Now().Add(patience)))
+}
+
+func TestPortsAreChecked(t *testing.T) {
+	for _, port := range []string{"", strings.Repeat("p", mostPort+1), "a\x00b"} {
+		address, came := accepting(t, secret, patience)
+		there, err := connecting(t, address, secret, client, patience)
+		require.NoError(t, err)
+		here := <-came
+		require.NoError(t, here.err)
+		require.NoError(t, here.peer.TellPort(port, time.Now().Add(patience)))
+		_, err = there.Port(time.Now().Add(patience))
+		assert.ErrorContains(t, err, "no port")
+		here.peer.Close()
+		there.Close()
+	}
 }
 
 func TestAnotherSecretIsTurnedAway(t *testing.T) {

@@ -1,6 +1,7 @@
 package meet
 
 import (
+	"bytes"
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/binary"
@@ -8,14 +9,12 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"sync"
 	"syscall"
 	"time"
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/descriptors"
-	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
 // Peer is the other job, once both have shown the secret. Its methods are for one goroutine, except for Gone and Close.
@@ -27,12 +26,10 @@ type Peer struct {
 	me      string // "listener" or "caller"
 	out, in uint64 // numbers of the next frames
 	once    sync.Once
-	mu      sync.Mutex // guards fd
-	fd      int        // the connection once Socket has given it to MPI; -1 before, and after Close
 }
 
 func newPeer(conn *net.TCPConn, secret []byte, me string, listener, caller nonce) *Peer {
-	return &Peer{conn: conn, key: proof(secret, "frames", listener, caller), me: me, fd: -1}
+	return &Peer{conn: conn, key: proof(secret, "frames", listener, caller), me: me}
 }
 
 func (p *Peer) other() string {
@@ -56,6 +53,8 @@ const (
 	frameCard   byte = iota + 1 // a Card
 	frameRefuse                 // why the jobs cannot be joined; the sender closes the connection
 	frameJoin                   // the sender begins to join
+	framePort                   // where the listener's MPI accepts
+	frameDone                   // the sender has joined
 )
 
 // send sends a frame: kind, length, body, code.
@@ -133,116 +132,69 @@ func (p *Peer) introduce(mine Card) error {
 	return p.conn.SetDeadline(time.Time{})
 }
 
-// Socket returns the connection for MPI, which reads and writes it until limit. Peer goes on to own it.
-func (p *Peer) Socket(limit time.Time) (fd int, err error) {
-	raw, err := p.conn.SyscallConn()
-	if err != nil {
-		return -1, err
-	}
-	fd = -1
-	var failed error
-	err = raw.Control(func(from uintptr) {
-		if fd, failed = dup(int(from)); failed == nil {
-			failed = syscall.SetNonblock(fd, false)
-		}
-	})
-	if err == nil {
-		err = failed
-	}
-	left := syscall.NsecToTimeval(max(time.Until(limit), time.Second).Nanoseconds())
-	for _, option := range []int{syscall.SO_RCVTIMEO, syscall.SO_SNDTIMEO} {
-		if err == nil {
-			err = syscall.SetsockoptTimeval(fd, syscall.SOL_SOCKET, option, &left)
-		}
-	}
-	if err != nil {
-		if fd >= 0 {
-			syscall.Close(fd)
-		}
-		return -1, status.New(status.Unsupported, "the connection to the other job cannot be given to MPI: %v", err)
-	}
-	descriptors.Note(fd)
-	p.mu.Lock()
-	p.fd = fd
-	p.mu.Unlock()
-	p.closeConn()
-	return fd, nil
-}
-
-func dup(fd int) (int, error) {
-	n, _, errno := syscall.Syscall(syscall.SYS_FCNTL, uintptr(fd), syscall.F_DUPFD_CLOEXEC, 0)
-	if errno != 0 {
-		return -1, errno
-	}
-	return int(n), nil
-}
-
-// Settle tells the other party, after Socket, that this one has joined, and waits until it has, too. Neither closes the
-// connection before that.
-func (p *Peer) Settle(limit time.Time) error {
-	if err := syscall.Sendmsg(p.fd, []byte{1}, nil, nil, syscall.MSG_NOSIGNAL); err != nil {
+// TellPort tells the caller where the MPI of the listener accepts.
+func (p *Peer) TellPort(port string, limit time.Time) error {
+	if err := p.conn.SetDeadline(limit); err != nil {
 		return err
 	}
-	for {
-		var one [1]byte
-		n, err := syscall.Read(p.fd, one[:])
-		switch {
-		case n == 1:
-			return nil
-		case n == 0 && err == nil:
-			return io.ErrUnexpectedEOF
-		case err != syscall.EINTR && err != syscall.EAGAIN:
-			return err
-		case time.Now().After(limit):
-			return os.ErrDeadlineExceeded
-		}
-	}
+	return p.send(framePort, []byte(port))
 }
 
-// Gone tells, after Socket, whether the other party has closed the connection. MPI may use it meanwhile.
-func (p *Peer) Gone() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.fd < 0 {
-		return false
+// Port waits until the listener has told where its MPI accepts.
+func (p *Peer) Port(limit time.Time) (port string, err error) {
+	if err := p.conn.SetDeadline(limit); err != nil {
+		return "", err
 	}
+	kind, body, err := p.receive()
+	switch {
+	case err != nil:
+		return "", err
+	case kind != framePort || len(body) == 0 || len(body) > mostPort || bytes.IndexByte(body, 0) >= 0:
+		return "", fmt.Errorf("a frame of kind %d with %d bytes, and no port", kind, len(body))
+	}
+	return string(body), nil
+}
+
+// mostPort is the length of the longest port: MPI_MAX_PORT_NAME, without the 0 at its end.
+const mostPort = 1023
+
+// Settle tells the other party that this one has joined, and waits until it has, too. Neither closes the connection before
+// that.
+func (p *Peer) Settle(limit time.Time) error {
+	if err := p.conn.SetDeadline(limit); err != nil {
+		return err
+	}
+	if err := p.send(frameDone, nil); err != nil {
+		return err
+	}
+	kind, _, err := p.receive()
+	if err == nil && kind != frameDone {
+		err = fmt.Errorf("a frame of kind %d, and not that it has joined", kind)
+	}
+	return err
+}
+
+// Gone tells whether the other party has closed the connection.
+func (p *Peer) Gone() (gone bool) {
 	const hangup = 0x2000 // POLLRDHUP: package syscall has no poll(2)
-	ask := struct {
-		fd              int32
-		events, revents int16
-	}{int32(p.fd), hangup, 0}
-	var now syscall.Timespec
-	n, _, errno := syscall.Syscall6(syscall.SYS_PPOLL, uintptr(unsafe.Pointer(&ask)), 1, uintptr(unsafe.Pointer(&now)), 0, 0, 0)
-	return errno == 0 && n == 1 // also after an error of the connection
+	descriptor(p.conn, func(fd int) {
+		ask := struct {
+			fd              int32
+			events, revents int16
+		}{int32(fd), hangup, 0}
+		var now syscall.Timespec
+		n, _, errno := syscall.Syscall6(syscall.SYS_PPOLL, uintptr(unsafe.Pointer(&ask)), 1, uintptr(unsafe.Pointer(&now)), 0, 0, 0)
+		gone = errno == 0 && n == 1 // also after an error of the connection
+	})
+	return gone
 }
 
-func (p *Peer) closeConn() {
+// Close closes the connection.
+func (p *Peer) Close() {
 	p.once.Do(func() {
 		forget(p.conn)
 		_ = p.conn.Close()
 	})
-}
-
-// Close closes the connection. MPI does not use it any more.
-func (p *Peer) Close() {
-	p.closeConn()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.fd >= 0 {
-		descriptors.Forget(p.fd)
-		syscall.Close(p.fd)
-		p.fd = -1
-	}
-}
-
-// Abandon ends the connection, and keeps the descriptor of Socket: a thread may still be inside MPI with it.
-func (p *Peer) Abandon() {
-	p.closeConn()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.fd >= 0 {
-		_ = syscall.Shutdown(p.fd, syscall.SHUT_RDWR)
-	}
 }
 
 // descriptor calls f with the descriptor of a connection or a listener.

@@ -38,15 +38,20 @@ int pmpi_mpi_parent(const struct pmpi_mpi_table *t, uintptr_t *out) {
 	return t->f.Comm_get_parent(out);
 }
 
-int pmpi_mpi_join(const struct pmpi_mpi_table *t, int socket, uintptr_t *out) {
-	*out = 0;
-	return usable(t, t->f.Comm_join(socket, out), out);
+int pmpi_mpi_open_port(const struct pmpi_mpi_table *t, char *port) {
+	return t->f.Open_port(t->k.info_null, port);
 }
 
-int pmpi_mpi_bridge(const struct pmpi_mpi_table *t, uintptr_t local, uintptr_t pair,
-					int other, uintptr_t *out) {
+int pmpi_mpi_close_port(const struct pmpi_mpi_table *t, const char *port) {
+	return t->f.Close_port(port);
+}
+
+int pmpi_mpi_meet(const struct pmpi_mpi_table *t, const char *port, int accepts, uintptr_t comm,
+				  uintptr_t *out) {
 	*out = 0;
-	return usable(t, t->f.Intercomm_create(local, 0, pair, other, 0, out), out);
+	int rc = accepts ? t->f.Comm_accept(port, t->k.info_null, 0, comm, out)
+					 : t->f.Comm_connect(port, t->k.info_null, 0, comm, out);
+	return usable(t, rc, out);
 }
 
 int pmpi_mpi_merge(const struct pmpi_mpi_table *t, uintptr_t inter, int high, uintptr_t *out) {

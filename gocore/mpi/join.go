@@ -26,10 +26,10 @@ type Dynamic interface {
 	Spawn(comm Comm, c transport.Command) (Comm, error)
 	// Parent returns that to the processes that have spawned this one; 0 if there are none.
 	Parent() (Comm, error)
-	// JoinSocket returns one of this process and that at the other end of a socket.
-	JoinSocket(socket int) (Comm, error)
-	// Bridge returns one of the ranks of local, and those for which the other rank of pair, rank other there, calls it.
-	Bridge(local, pair Comm, other int) (Comm, error)
+	OpenPort() (string, error)
+	ClosePort(port string) error
+	// Meet returns one to another job, which accepts at a port, or connects to it.
+	Meet(port string, accepts bool, comm Comm) (Comm, error)
 	// Merge makes an intercommunicator an intracommunicator. The group that is not high comes first.
 	Merge(inter Comm, high bool) (Comm, error)
 	Disconnect(Comm) error
@@ -110,18 +110,28 @@ func (l *library) Parent() (Comm, error) {
 	return Comm(h), nil
 }
 
-func (l *library) JoinSocket(socket int) (Comm, error) {
-	var h C.uintptr_t
-	err := l.check("MPI_Comm_join", C.pmpi_mpi_join(l.table, C.int(socket), &h))
-	if err == nil && uintptr(h) == l.handle(hCommNull) {
-		err = status.New(status.MPI, "MPI_Comm_join: MPI cannot connect to the process at the other end of the socket")
-	}
-	return Comm(h), err
+func (l *library) OpenPort() (string, error) {
+	port := (*C.char)(C.calloc(1, C.PMPI_PORT))
+	defer C.free(unsafe.Pointer(port))
+	err := l.check("MPI_Open_port", C.pmpi_mpi_open_port(l.table, port))
+	return C.GoString(port), err
 }
 
-func (l *library) Bridge(local, pair Comm, other int) (Comm, error) {
+func (l *library) ClosePort(port string) error {
+	name := C.CString(port)
+	defer C.free(unsafe.Pointer(name))
+	return l.check("MPI_Close_port", C.pmpi_mpi_close_port(l.table, name))
+}
+
+func (l *library) Meet(port string, accepts bool, comm Comm) (Comm, error) {
+	name := C.CString(port)
+	defer C.free(unsafe.Pointer(name))
 	var h C.uintptr_t
-	err := l.check("MPI_Intercomm_create", C.pmpi_mpi_bridge(l.table, C.uintptr_t(local), C.uintptr_t(pair), C.int(other), &h))
+	function, flag := "MPI_Comm_connect", C.int(0)
+	if accepts {
+		function, flag = "MPI_Comm_accept", 1
+	}
+	err := l.check(function, C.pmpi_mpi_meet(l.table, name, flag, C.uintptr_t(comm), &h))
 	return Comm(h), err
 }
 
@@ -231,38 +241,32 @@ func (c *Communicator) Parents() (transport.Comm, error) {
 	return c.merged(d, inter, false)
 }
 
-func (c *Communicator) Join(socket int, first bool) (transport.Comm, error) {
+func (c *Communicator) Listen() (string, error) {
+	d, err := c.dynamic()
+	if err != nil {
+		return "", err
+	}
+	return d.OpenPort()
+}
+
+func (c *Communicator) Unlisten(port string) {
+	if d, err := c.dynamic(); err == nil {
+		_ = d.ClosePort(port) // it stays open, and nobody knows its name
+	}
+}
+
+// Join uses MPI_Comm_accept and MPI_Comm_connect. MPI_Comm_join lets chance decide which party accepts in MPI, and under Intel MPI
+// the one that does waits in MPI_Finalize until the other one is in MPI_Finalize, too (measured).
+func (c *Communicator) Join(port string, first bool) (transport.Comm, error) {
 	d, err := c.dynamic()
 	if err != nil {
 		return nil, err
 	}
-	// The two ranks 0 become a communicator, over which the two jobs find each other.
-	other, pair, narrow := 0, c.comm, Comm(0)
-	if first {
-		other = 1
-	}
-	if c.rank == 0 {
-		if narrow, err = d.JoinSocket(socket); err != nil {
-			return nil, err
-		}
-		if pair, err = d.Merge(narrow, !first); err != nil {
-			return nil, err
-		}
-	}
-	inter, err := d.Bridge(c.comm, pair, other)
+	inter, err := d.Meet(port, first, c.comm)
 	if err != nil {
 		return nil, err
 	}
-	both, err := c.merged(d, inter, first)
-	if err != nil || c.rank != 0 {
-		return both, err
-	}
-	for _, comm := range []Comm{pair, narrow} {
-		if err := d.Disconnect(comm); err != nil {
-			return nil, err
-		}
-	}
-	return both, nil
+	return c.merged(d, inter, first)
 }
 
 func (c *Communicator) Disconnect() error {
@@ -271,5 +275,8 @@ func (c *Communicator) Disconnect() error {
 	}
 	return c.Free()
 }
+
+// WaitsForDead is about Intel MPI: a party that has accepted waits in MPI_Finalize for a message of the other one (measured).
+func (c *Communicator) WaitsForDead() bool { return c.lib.Info().Name == "Intel MPI" }
 
 var _ transport.Joiner = (*Communicator)(nil)

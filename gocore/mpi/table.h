@@ -109,9 +109,10 @@ typedef void user_fn(void *in, void *inout, int *len, handle *type);
 	X(Comm_spawn, (const char *command, char **argv, int n, handle info, int root, handle comm,   \
 	  handle *inter, int *codes))                                                                 \
 	X(Comm_get_parent, (handle *inter))                                                           \
-	X(Comm_join, (int socket, handle *inter))                                                     \
-	X(Intercomm_create, (handle local, int leader, handle peer, int remote_leader, int tag,       \
-	  handle *inter))                                                                             \
+	X(Open_port, (handle info, char *port))                                                       \
+	X(Close_port, (const char *port))                                                             \
+	X(Comm_accept, (const char *port, handle info, int root, handle comm, handle *inter))         \
+	X(Comm_connect, (const char *port, handle info, int root, handle comm, handle *inter))        \
 	X(Intercomm_merge, (handle inter, int high, handle *intra))                                   \
 	X(Info_create, (handle *info))                                                                \
 	X(Info_set, (handle info, const char *key, const char *value))                                \

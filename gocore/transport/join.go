@@ -14,12 +14,18 @@ type Joiner interface {
 	Parents() (Comm, error)
 	// Spawned tells whether this process was spawned, and Parents was not called.
 	Spawned() (bool, error)
-	// Join joins another job, which rank 0 has a connected socket to. first says that this party is the first; the other one
-	// says that it is not. Rank 0 alone gives a socket, and may use it again afterwards.
-	Join(socket int, first bool) (Comm, error)
+	// Listen opens a port, which rank 0 of another job connects to in Join. Unlisten closes it.
+	Listen() (port string, err error)
+	Unlisten(port string)
+	// Join joins another job. first says that this party is the first, which has opened the port; the other one says that it
+	// is not. Rank 0's port counts.
+	Join(port string, first bool) (Comm, error)
 	// Disconnect frees the Comm. After that the two parties of a join are connected no more, if they had no other Comm. It
 	// returns when all ranks have called it, unless this transport cannot wait for that.
 	Disconnect() error
+	// WaitsForDead tells whether the end of the transport waits for ranks of another job that have died before they
+	// disconnected.
+	WaitsForDead() bool
 }
 
 // Command is what Spawn starts.

@@ -309,7 +309,7 @@ def accept(
             ``I_MPI_SPAWN=1``.
         TimeoutError: no job came in time.
 
-    Source: ``MPI_Comm_accept``, ``MPI_Comm_join``.
+    Source: ``MPI_Comm_accept``.
     """
     return _joined("accept", group, timeout, **_where("accept", address, secret))
 
@@ -338,7 +338,7 @@ def connect(
         UnsupportedError: as for :func:`accept`.
         TimeoutError: no job accepted this one in time.
 
-    Source: ``MPI_Comm_connect``, ``MPI_Comm_join``.
+    Source: ``MPI_Comm_connect``.
     """
     return _joined("connect", group, timeout, **_where("connect", address, secret))
 
