@@ -223,7 +223,7 @@ def _record(tensor: Any) -> bool:
     return True
 
 
-class _InPlace(torch.autograd.Function):
+class _InPlace(torch.autograd.Function):  # type: ignore[misc]
     """A function that writes to its tensor."""
 
     @staticmethod
@@ -236,7 +236,7 @@ class _InPlace(torch.autograd.Function):
         return tensor
 
     @staticmethod
-    @once_differentiable
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, gradient: Any) -> Any:
         gradient = gradient.clone(memory_format=torch.contiguous_format)
         ctx.turn(gradient)

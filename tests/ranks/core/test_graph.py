@@ -10,6 +10,10 @@ import pytest
 from tensors import Kind, every, noise
 
 
+# On a node these make no calls of MPI.
+pytestmark = pytest.mark.one_mpi
+
+
 def test_all_gather_on_a_ring(dist: ModuleType, rank: int, size: int, kind: Kind, run: Any) -> None:
     before, behind = (rank - 1) % size, (rank + 1) % size
     ring = dist.Graph([before, behind])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
+import threading
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -10,6 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 from tensors import Kind, Layout, noise
+
+# On a node these make no calls of MPI. tests/cluster/test_halos.py has several nodes.
+pytestmark = pytest.mark.one_mpi
 
 DTYPES = ["bool", "int8", "uint16", "float16", "bfloat16", "float32", "int64", "complex64"]
 DTYPES += ["complex128", "float8_e5m2"]
@@ -324,3 +330,46 @@ def test_not_on_a_member(dist: ModuleType, rank: int, size: int) -> None:
             dist.Cartesian([1], group=group)
     else:
         assert dist.Cartesian([0], group=group).dims == (1,)
+
+
+# Ranks that do not come
+
+
+@pytest.mark.mpi(ranks=[2, 3])
+def test_a_rank_that_is_late(dist: ModuleType, rank: int, size: int) -> None:
+    """The error names the rank that never came, and the group is broken."""
+    cart = dist.Cartesian([size], group=dist.new_group(timeout=0.5))
+    late = size - 1
+    if rank != late:
+        with pytest.raises(dist.errors.TimeoutError, match="float64, width 1") as caught:
+            cart.halo_exchange(np.zeros(9), 1)
+        assert list(caught.value.ranks) == [late]
+    dist.barrier()
+    with pytest.raises(dist.errors.GroupBrokenError):
+        cart.halo_exchange(np.zeros(9), 1)
+
+
+@pytest.mark.mpi(ranks=2)
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_interrupted(dist: ModuleType, rank: int, asynchronous: bool) -> None:
+    """Ctrl-C ends a call and breaks the group; it ends the wait for a work, which goes on."""
+    cart = dist.Cartesian([2], group=dist.new_group())
+    tensor = np.full(3, float(rank))
+    if rank == 0:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            if asynchronous:
+                work = cart.halo_exchange(tensor, 1, async_op=True)
+                work.wait()
+            else:
+                cart.halo_exchange(tensor, 1)
+    dist.barrier()
+    if not asynchronous:
+        with pytest.raises(dist.errors.GroupBrokenError):
+            cart.halo_exchange(tensor, 1)
+        return
+    if rank == 0:
+        work.wait()
+    else:
+        cart.halo_exchange(tensor, 1)
+    assert tensor.tolist() == ([0, 0, 1] if rank == 0 else [0, 1, 1])
