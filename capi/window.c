@@ -15,7 +15,7 @@
 
 /* A call that moves at most so many bytes in mapped memory keeps the GIL: dropping it takes longer.
  */
-enum { SHORT = 32 << 10 };
+enum { SHORT = 256 << 10 };
 
 enum { MOST_DIMS = 64 };
 

@@ -68,4 +68,9 @@ func TestAcquireRefuses(t *testing.T) {
 	defer h.Disown(generation)
 	_, err = v.Acquire(Location{0, generation}, 4096)
 	assert.ErrorContains(t, err, "not the heap's own memory")
+	held, err := v.Hold(Location{0, generation}, 4096)
+	require.NoError(t, err)
+	mem[4095] = 7
+	assert.EqualValues(t, 7, bytesAt(held.Data(), 4096)[4095])
+	held.Release()
 }

@@ -35,10 +35,11 @@ func (w *Window) Free(timeout time.Duration, nested bool) error {
 	if status.CodeOf(err) == status.Refused {
 		return err
 	}
-	w.Close()
 	if err != nil {
+		w.Close()
 		return err
 	}
+	w.close()
 	if w.until(time.Now().Add(endLimit), w.allLeft) && !w.InUse() {
 		w.own.free() // else it stays: a member may still look at it
 	}
@@ -48,6 +49,15 @@ func (w *Window) Free(timeout time.Duration, nested bool) error {
 // Close ends the window on this member alone. A member that accesses its memory later gets an error. What members have
 // sent is thrown away. The control block stays, because they may look at it.
 func (w *Window) Close() {
+	w.ws.mu.Lock()
+	if w.ws.post != nil && w.ws.open[w.number] == w {
+		w.ws.post.stays = true // members may still send
+	}
+	w.ws.mu.Unlock()
+	w.close()
+}
+
+func (w *Window) close() {
 	if w.ended.Swap(true) {
 		return
 	}

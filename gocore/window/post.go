@@ -25,7 +25,7 @@ type post struct {
 	coming  int64 // bytes of the messages in the queues
 	locks   []waiting
 	running bool // it is a task
-	stays   bool // it goes on without windows, because other members may still send
+	stays   bool // it goes on without windows, because some member may not know that one has ended
 	closed  bool // it takes no more messages: the communicator may be freed
 
 	heard  time.Time // when the last message came
@@ -133,16 +133,13 @@ func (ws *Windows) remove(w *Window) {
 	}
 }
 
-// Close closes all windows on this member. leaving says that the process goes on with MPI, only to end: then messages
-// of other members are still answered.
+// Close closes all windows on this member. leaving says that the process goes on with the transport, only to end: then
+// messages of other members are still answered.
 func (ws *Windows) Close(leaving bool) {
 	ws.mu.Lock()
 	var all []*Window
 	for _, w := range ws.open {
 		all = append(all, w)
-	}
-	if ws.post != nil && len(all) > 0 {
-		ws.post.stays = leaving
 	}
 	ws.mu.Unlock()
 	for _, w := range all {
@@ -258,7 +255,7 @@ func (p *post) Poll() bool {
 	for r := range p.peers {
 		p.tell(r)
 	}
-	if p.idle() && len(p.ws.open) == 0 && p.ws.soon == 0 && !p.stays {
+	if p.idle() && len(p.ws.open) == 0 && p.ws.soon == 0 && (!p.stays || p.closed) {
 		p.running = false
 		return true
 	}

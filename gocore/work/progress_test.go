@@ -97,6 +97,37 @@ func TestThePatienceOfTheProgressThread(t *testing.T) {
 	assert.GreaterOrEqual(t, time.Since(left), patience-time.Millisecond)
 }
 
+// A standing task is driven by who waits, and by the progress thread if nobody does. It takes no patience from others.
+func TestAStandingTask(t *testing.T) {
+	e := NewEngine()
+	e.StartProgress()
+	defer e.StopProgress()
+	standing := newCountdown(1 << 30)
+	e.AddStanding(standing)
+	time.Sleep(2 * patience)
+	before := standing.left.Load()
+	require.Eventually(t, func() bool { return standing.left.Load() < before }, soon, time.Millisecond, "the progress thread drives it")
+	require.ErrorIs(t, e.Wait(standing.over, time.Now().Add(time.Millisecond), nil), ErrDeadline)
+	early := 0
+	for range 10 {
+		time.Sleep(2 * patience) // since the last wait
+		start := time.Now()
+		c := newCountdown(1)
+		e.AddPatient(c)
+		require.Eventually(t, c.over, soon, 50*time.Microsecond)
+		if time.Since(start) < patience-time.Millisecond {
+			early++ // the thread was about to look when the task came
+		}
+		require.Eventually(t, func() bool { return e.Active() == 1 }, soon, 50*time.Microsecond)
+	}
+	assert.Less(t, early, 5)
+	assert.Equal(t, int32(1), e.standing.Load())
+	standing.left.Store(1)
+	require.Eventually(t, func() bool { return e.Active() == 0 }, soon, time.Millisecond)
+	assert.Equal(t, int32(0), e.standing.Load())
+	assert.Zero(t, e.urgent.Load())
+}
+
 // Where a CPU is idle the progress thread has no patience. It asks now and then, while there are tasks.
 func TestASpareCPU(t *testing.T) {
 	e := NewEngine()
