@@ -338,3 +338,58 @@ func TestAddresses(t *testing.T) {
 	l.Close()
 	l.Close()
 }
+
+// FuzzHello sends bytes to a listener, in the place of a hello and what follows. Then a job comes that knows the secret.
+func FuzzHello(f *testing.F) {
+	f.Add([]byte{}, true)
+	f.Add(opening(nonce{1}), false)
+	f.Add(append(opening(nonce{1}), make([]byte, proofBytes)...), true)
+	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"), false)
+	f.Fuzz(func(t *testing.T, sent []byte, ends bool) {
+		address, came := accepting(t, secret, patience)
+		c := half(t, address, sent)
+		defer c.Close()
+		if ends {
+			c.Close()
+		}
+		there, err := connecting(t, address, secret, client, patience)
+		require.NoError(t, err)
+		there.Close()
+		(<-came).peer.Close()
+	})
+}
+
+// FuzzFrame sends bytes in the place of a frame, by a process that has shown the secret or not.
+func FuzzFrame(f *testing.F) {
+	f.Add([]byte{}, byte(frameCard))
+	f.Add([]byte(`{"size": 3, "pid": 5}`), byte(frameCard))
+	f.Add([]byte("no"), byte(frameRefuse))
+	f.Add([]byte{1, 255, 255, 255, 255}, byte(0))
+	f.Fuzz(func(t *testing.T, body []byte, kind byte) {
+		mine, theirs := net.Pipe()
+		defer mine.Close()
+		defer theirs.Close()
+		reader := &Peer{key: secret, me: "listener"}
+		writer := &Peer{key: secret, me: "caller"}
+		raw := body
+		if kind != 0 && len(body) <= mostFrame { // a right frame, whose content is made up
+			raw = append(binary.BigEndian.AppendUint32([]byte{kind}, uint32(len(body))), body...)
+			raw = append(raw, writer.code("caller", 0, kind, body)...)
+		}
+		go func() {
+			_, _ = theirs.Write(raw)
+			theirs.Close()
+		}()
+		got, text, err := reader.read(mine)
+		if kind != 0 && len(body) <= mostFrame {
+			require.NoError(t, err)
+			assert.Equal(t, kind, got)
+			assert.Equal(t, len(body), len(text))
+			if c, err := cardOf(text); err == nil {
+				assert.Positive(t, c.Size)
+			}
+		} else {
+			assert.Error(t, err)
+		}
+	})
+}

@@ -67,9 +67,11 @@ func (p *Peer) send(kind byte, body []byte) error {
 }
 
 // receive reads a frame.
-func (p *Peer) receive() (kind byte, body []byte, err error) {
+func (p *Peer) receive() (kind byte, body []byte, err error) { return p.read(p.conn) }
+
+func (p *Peer) read(from io.Reader) (kind byte, body []byte, err error) {
 	var head [5]byte
-	if _, err := io.ReadFull(p.conn, head[:]); err != nil {
+	if _, err := io.ReadFull(from, head[:]); err != nil {
 		return 0, nil, err
 	}
 	n := binary.BigEndian.Uint32(head[1:])
@@ -77,7 +79,7 @@ func (p *Peer) receive() (kind byte, body []byte, err error) {
 		return 0, nil, fmt.Errorf("a frame of %d bytes", n)
 	}
 	b := make([]byte, int(n)+proofBytes)
-	if _, err := io.ReadFull(p.conn, b); err != nil {
+	if _, err := io.ReadFull(from, b); err != nil {
 		return 0, nil, err
 	}
 	body = b[:n]

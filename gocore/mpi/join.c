@@ -38,8 +38,18 @@ int pmpi_mpi_parent(const struct pmpi_mpi_table *t, uintptr_t *out) {
 	return t->f.Comm_get_parent(out);
 }
 
+// MPICH 5.0.2 takes fewer bytes than its ports have, unless it is told so (measured). Others do not
+// know the key.
 int pmpi_mpi_open_port(const struct pmpi_mpi_table *t, char *port) {
-	return t->f.Open_port(t->k.info_null, port);
+	handle info = 0;
+	int rc = t->f.Info_create(&info);
+	if (rc)
+		return rc;
+	rc = t->f.Info_set(info, "port_name_size", "1024");
+	if (rc == 0)
+		rc = t->f.Open_port(info, port);
+	t->f.Info_free(&info);
+	return rc;
 }
 
 int pmpi_mpi_close_port(const struct pmpi_mpi_table *t, const char *port) {

@@ -27,7 +27,7 @@ type Env struct {
 	// member cannot be told to the caller. It is set before the first collective.
 	Survives bool
 	// Joined says that this world has two parties (transport.Joiner), which are connected until it ends. It is set before the
-	// first collective.
+	// first group is made.
 	Joined bool
 
 	Base      transport.Comm // duplicate of the given world: parent of all groups; carries the collectives of departure
