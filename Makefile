@@ -139,6 +139,11 @@ FUZZ_SECONDS ?= 3600
 fuzz: .venv-tools/.tools | $(RESULTS)
 	nice .venv-tools/bin/python tools/fuzz.py $(FUZZ_SECONDS) $(RESULTS)
 
+## fuzz-jobs     for FUZZ_SECONDS=3600: random jobs of ranks on several nodes, in which a rank dies, is late, refuses or fails; test-go tries some
+.PHONY: fuzz-jobs
+fuzz-jobs: .venv-tools/.tools
+	$(GO) test ./gocore/group -run 'TestRandomJobsOverNodes$$' -count 1 -jobs-for $(FUZZ_SECONDS)s -timeout 0
+
 # These tests need no environment of the tests. Two of them run while the environments are made, which is mostly
 # downloading.
 .PHONY: test-core

@@ -152,6 +152,7 @@ func NewEnv(world transport.Comm, timeout time.Duration, interrupt work.Interrup
 	if err := e.Roster.watch(e.Base, e.Reports.onQuestion); err != nil {
 		return nil, err
 	}
+	e.Mail.dead = e.Roster.isDead
 	if err := e.Recorder.start(e.Base, e.Topo, e.Node.others()); err != nil {
 		return nil, err
 	}
