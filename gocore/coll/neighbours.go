@@ -264,7 +264,7 @@ func (a *Args) sameSwaps(entries []swapEntry, swaps []Swap) (before, mine int64,
 		e := &entries[i]
 		rank, dtype, bytes := atomic.LoadInt32(&e.rank), atomic.LoadInt32(&e.dtype), atomic.LoadInt64(&e.bytes)
 		switch {
-		case bytes < 0 || bytes > mostBytes:
+		case bytes < 0 || bytes > mostBytes || before > mostBytes || mine > mostBytes:
 			return -1, 0, same
 		case int(rank) == a.Rank:
 			same = same && found < len(swaps) && swaps[found].Bytes == bytes && int32(a.DType) == dtype

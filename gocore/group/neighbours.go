@@ -185,11 +185,11 @@ func (c *collective) checkHalo(p *pattern, b *op.Buf) error {
 		return err
 	}
 	c.args.Neighbours = &found.neighbours
-	word := uint64(c.args.Code) | uint64(c.args.DType)<<8
+	widths := uint64(0) // see world.Describe
 	for k, w := range p.halo.Widths {
-		word |= uint64(min(w.Before, 63))<<(16+12*k) | uint64(min(w.After, 63))<<(22+12*k)
+		widths |= uint64(min(w.Before, 63))<<(12*k) | uint64(min(w.After, 63))<<(12*k+6)
 	}
-	c.sig = arrive.Signature{word, 0, found.hash}
+	c.sig = arrive.Signature{uint64(c.args.Code) | uint64(c.args.DType)<<8, widths, found.hash}
 	return nil
 }
 

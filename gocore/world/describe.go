@@ -14,7 +14,7 @@ func Describe(s arrive.Signature) string {
 	code, dtype, reduce := op.Code(s[0]&0xff), op.DType(s[0]>>8&0xff), op.ReduceOp(s[0]>>16&0xff)
 	text := code.String()
 	if code == op.HaloExchange {
-		return fmt.Sprintf("%s(%s, %s, detail %08x)", text, dtype, widths(s[0]>>16), uint32(s[2])^uint32(s[2]>>32))
+		return fmt.Sprintf("%s(%s, %s, detail %08x)", text, dtype, widths(s[1]), uint32(s[2])^uint32(s[2]>>32))
 	}
 	if dtype == 0 {
 		return text

@@ -73,10 +73,9 @@ class Cartesian:
         reorder: bool = False,
     ) -> None:
         parent = _member(group, "Cartesian")
-        wanted = _numbers("Cartesian", "dims", (dims,) if isinstance(dims, int) else dims)
-        if isinstance(periodic, bool):
-            periodic = (periodic,) * len(wanted)
-        wraps = tuple(bool(p) for p in periodic)
+        wanted = _numbers("Cartesian", "dims", dims if hasattr(dims, "__iter__") else (dims,))
+        each = periodic if hasattr(periodic, "__iter__") else (periodic,) * len(wanted)
+        wraps = tuple(bool(p) for p in each)
         if len(wraps) != len(wanted):
             raise ArgumentError(
                 f"Cartesian: periodic={periodic!r} has {len(wraps)} values, dims={dims!r} has "
@@ -246,10 +245,13 @@ class Cartesian:
         self, tensor: Any, pattern: int, widths: _Widths, async_op: bool
     ) -> Work | None:
         """Exchange the border of a tensor that may need a gradient."""
-        started: list[Work | None] = []
+        begun = False
+        work: Work | None = None
 
         def forward(data: Any) -> None:
-            started.append(self._exchange(data, pattern, async_op))
+            nonlocal begun, work
+            begun = True
+            work = self._exchange(data, pattern, async_op)
 
         def backward(gradient: Any) -> None:
             self._gradient(gradient, widths)
@@ -257,8 +259,10 @@ class Cartesian:
         try:
             done = _buffer.in_place(tensor, forward, backward)
         except Error as error:
+            if begun:
+                raise
             refuse(Op.HALO_EXCHANGE, self.group, error)
-        return started[0] if done else self._exchange(tensor, pattern, async_op)
+        return work if done else self._exchange(tensor, pattern, async_op)
 
     def _gradient(self, gradient: Any, widths: _Widths) -> None:
         """Turn the gradient of an exchange's result into that of its tensor, in place.

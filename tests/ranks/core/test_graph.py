@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from tensors import Kind, every, noise
 
-
 # On a node these make no calls of MPI.
 pytestmark = pytest.mark.one_mpi
 
