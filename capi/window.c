@@ -13,9 +13,9 @@
 #include "pytools.h"
 #include "tensor.h"
 
-/* A call that moves at most so many bytes in mapped memory keeps the GIL: dropping it takes longer.
- */
-enum { SHORT = 256 << 10 };
+/* A call that copies at most SHORT bytes in mapped memory keeps the GIL: dropping it takes longer.
+ * An atomic update takes ATOMIC times as long as a copy. */
+enum { SHORT = 256 << 10, ATOMIC = 32 };
 
 enum { MOST_DIMS = 64 };
 
@@ -147,7 +147,8 @@ PyObject *py_window(PyObject *self, PyObject *const *args, Py_ssize_t n) {
 	if (describe(&send, &op.send, args[4], "send") == 0 &&
 		describe(&recv, &op.recv, args[5], "recv") == 0) {
 		const pmpi_buf *b = send.n ? &op.send : &op.recv;
-		if (call(&op, b->count * pmpi_dtype_size(b->dtype)) == 0) {
+		int64_t bytes = b->count * pmpi_dtype_size(b->dtype);
+		if (call(&op, op.code > PMPI_WINDOW_GET ? ATOMIC * bytes : bytes) == 0) {
 			tensor_written(args[5]);
 			out = none();
 		}

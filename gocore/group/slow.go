@@ -30,6 +30,20 @@ func (g *Group) reportCollective(s *world.Slowness, what string, seq uint64, mov
 	g.Env.Reports.Report(&w)
 }
 
+// ReportWait reports a wait for a member, outside the order of the collectives, if it has lasted long. It tells whether it
+// has. still says whether the wait goes on.
+func (g *Group) ReportWait(what string, member int, since time.Time, still func() bool) bool {
+	o := &g.Env.Reports
+	if o.After == 0 || time.Since(since) < o.After {
+		return false
+	}
+	if member != g.Rank {
+		rank := g.Ranks[member]
+		o.Report(&world.Wait{What: g.Of(what), How: "is awaited", Since: since, ID: world.WaitID("window", g.key, uint64(rank)), Key: g.key, Ranks: []int{rank}, Still: still})
+	}
+	return true
+}
+
 // reportIfSlow reports a wait in c, in which the caller's thread is.
 func (c *collective) reportIfSlow(s *world.Slowness, moving bool, worker int) {
 	if e, mark := c.g.Env, c.trace; !c.g.silent && s.Due(&e.Reports, time.Now(), time.Time{}) {

@@ -165,6 +165,9 @@ func (w *Window) onAll(o *Op) error {
 		if first == nil {
 			first = err
 		}
+		if status.CodeOf(err) == status.Interrupted {
+			return err
+		}
 	}
 	return first
 }

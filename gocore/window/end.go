@@ -31,6 +31,10 @@ func (w *Window) Free(timeout time.Duration, nested bool) error {
 	o := Op{Code: Flush, TimeoutNS: int64(timeout)}
 	deadline := w.deadline(&o)
 	flushed := w.onAll(&o)
+	if status.CodeOf(flushed) == status.Interrupted {
+		w.Close()
+		return flushed
+	}
 	err := prefix(Free.String(), collective{w.ws.g, max(0, time.Until(deadline)), nested}.barrier())
 	if status.CodeOf(err) == status.Refused {
 		return err

@@ -8,6 +8,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
@@ -191,6 +192,10 @@ func (w *Window) flush(what string, r int, deadline time.Time) error {
 func (w *Window) fence(o *Op, nested bool) error {
 	deadline := w.deadline(o)
 	flushed := w.onAll(&Op{Code: Flush, TimeoutNS: o.TimeoutNS})
+	if status.CodeOf(flushed) == status.Interrupted {
+		_ = w.ws.g.Refuse(op.Barrier)
+		return flushed
+	}
 	left := max(0, time.Until(deadline))
 	if err := (collective{w.ws.g, left, nested}).barrier(); err != nil {
 		return prefix(Fence.String(), err)

@@ -203,7 +203,7 @@ func (w *Window) leaveMembers() {
 func (w *Window) Mapped() []bool {
 	mapped := make([]bool, w.ws.size)
 	for r := range mapped {
-		mapped[r] = w.near(r)
+		mapped[r] = !w.ended.Load() && w.near(r)
 	}
 	return mapped
 }

@@ -324,9 +324,8 @@ func (p *post) advance(from int) {
 		}
 		p.coming -= a.room
 		q.queue = q.queue[1:]
-		if a.block != nil {
-			a.free()
-		}
+		mem.Free(a.reply) // of a call that was not carried out
+		a.free()
 	}
 }
 

@@ -1,6 +1,7 @@
 package window
 
 import (
+	"sync/atomic"
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/status"
@@ -11,11 +12,14 @@ import (
 const lookEvery = 20 * time.Millisecond
 
 // await drives the engine until done returns true. It ends with an error at the deadline, after an interrupt, when
-// the window is freed, or when the member has died or left that whom names.
+// the window is freed, or when the member has died or left that whom names. A wait that lasts long is reported.
 func (w *Window) await(what string, deadline time.Time, whom func() int, done func() bool) error {
 	g := w.ws.g
 	var why error
-	looked := time.Now()
+	var over atomic.Bool
+	defer over.Store(true)
+	began := time.Now()
+	looked, reported := began, false
 	err := g.Wait(func() bool {
 		if done() {
 			return true
@@ -25,6 +29,7 @@ func (w *Window) await(what string, deadline time.Time, whom func() int, done fu
 			if why = g.Trouble(what, whom()); why == nil && w.ended.Load() {
 				why = w.endedError(what)
 			}
+			reported = reported || g.ReportWait(what, whom(), began, func() bool { return !over.Load() })
 		}
 		return why != nil
 	}, deadline)

@@ -45,6 +45,7 @@ type Group interface {
 	Engine() *work.Engine
 	Use() (done func())
 	Trouble(what string, member int) error
+	ReportWait(what string, member int, since time.Time, still func() bool) bool
 	Wait(done func() bool, deadline time.Time) error
 	Timeout() time.Duration
 	Submit(d *op.Desc, nested bool) (*work.Handle, work.Result, error)

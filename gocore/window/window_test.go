@@ -479,3 +479,18 @@ func TestAWindowThatWasClosedElsewhere(t *testing.T) {
 		})
 	}
 }
+
+func TestALongWaitIsReported(t *testing.T) {
+	ranks(t, []int{0, 1}, func(m *member) {
+		w := m.make(tensor(op.Int64, int64(0)))
+		if m.rank == 0 {
+			lines := make(chan string, 10)
+			m.env.Reports.After, m.env.Reports.Write = 50*time.Millisecond, func(line string) { lines <- line }
+			err := w.test(Op{Code: WaitSignal, Rank: 1, TimeoutNS: int64(2 * time.Second)})
+			assert.Equal(m, status.Timeout, status.CodeOf(err))
+			assert.Contains(m, <-lines, "Window.wait_signal on the group of ranks [0 1]")
+			assert.Empty(m, lines)
+		}
+		w.fenced(m.T)
+	})
+}
