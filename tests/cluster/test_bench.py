@@ -67,7 +67,7 @@ def test_windows_are_measured(openmpi: MPI, tmp_path: Path) -> None:
             [openmpi.python, *command, *words],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=240,
             env={**os.environ, "CC": cc},
         )
         assert done.returncode == 0, done.stdout + done.stderr

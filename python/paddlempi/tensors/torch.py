@@ -122,7 +122,7 @@ def promote(tensor: Any) -> None:
 
     All tensors of torch with this storage follow. Whatever else knows the address would not, so
     the storage is moved only if nobody can know it: see :mod:`paddlempi.torch.promote`. Nothing is
-    done if the heap has the tensor's memory already, or if it has none.
+    done if the memory is in the heap already, or if there is none.
 
     Raises:
         UnsupportedError: somebody may know the address, or there is no shared memory.

@@ -19,9 +19,12 @@ import torch
 import torch._C._distributed_c10d as c10d
 
 from .. import window
-from ..errors import ArgumentError, Error, NotReadyError, TimeoutError, UnsupportedError
+from .._ops import Op
+from ..arguments import refuse
+from ..errors import ArgumentError, DtypeError, Error, TimeoutError, UnsupportedError
 from ..tensors import torch as tensors
 from .arguments import resolved
+from .errors import NotReadyError
 from .issue import Issuer
 from .work import DONE, Work
 
@@ -93,13 +96,19 @@ class Window:
 
         Raises:
             ArgumentError: a tensor is registered already.
+            DtypeError: it is no tensor of torch.
             UnsupportedError: the tensor's memory cannot be moved.
         """
         if self._core is not None:
             raise ArgumentError(
                 "tensor_register: this window has a tensor: call tensor_deregister first"
             )
-        self._core = window.Window(tensor, group=self._group._core)
+        group = self._group._core
+        if not isinstance(tensor, torch.Tensor):  # a number would be a shape
+            kind = type(tensor).__name__
+            text = f"tensor_register: got a {kind}, it must be a tensor of torch"
+            refuse(Op.ALL_GATHER, group, DtypeError(text))
+        self._core = window.Window(tensor, group=group)
 
     def tensor_deregister(self) -> None:
         """Wait until all ranks call it, and end the access to their tensors. Collective."""

@@ -212,6 +212,15 @@ def test_wrong_arguments(dist: ModuleType, window: Any, rank: int, size: int) ->
 
 
 @needs_windows
+def test_what_is_no_tensor_is_refused(dist: ModuleType, rank: int, size: int) -> None:
+    """On one rank only: the others are told."""
+    given = 5 if rank == 0 else paddlempi.zeros(5, "float32", "torch")
+    with pytest.raises(errors.DtypeError if rank == 0 else errors.RefusedError):
+        dist._new_window(given)
+    dist.barrier()
+
+
+@needs_windows
 def test_lazy_views_are_put_as_their_values(dist: ModuleType, rank: int, size: int) -> None:
     tensor = paddlempi.zeros(3, "complex64", "torch")
     window = dist._new_window(tensor)
