@@ -86,7 +86,9 @@ def ask(options: argparse.Namespace) -> None:
         asked = rank % server.remote_size()
         features, labels = points(1000, seed=100 + rank)
         right = 0
-        for batch, wanted in zip(features.reshape(10, 100, -1), labels.reshape(10, 100), strict=True):
+        for batch, wanted in zip(
+            features.reshape(10, 100, -1), labels.reshape(10, 100), strict=True
+        ):
             server.send(batch, asked, tag=QUESTION)
             answer = np.zeros(len(batch), dtype=np.int64)
             server.recv(answer, asked, tag=ANSWER)

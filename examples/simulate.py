@@ -3,10 +3,10 @@
     mpirun -np 2 python examples/simulate.py --analysers 2
 
 The simulation is heat on a ring: every rank has a piece of it, and exchanges the ends of the piece
-with its neighbours in each step. Every 100 steps it sends its piece to an analyser, in turn, without
-waiting for it. The analysers, which the simulation has started, gather the pieces of a state and
-find out how much of each wave is left. At the end they tell rank 0, which compares that with what
-is known: the wave with k hills decays by the same factor in each step.
+with its neighbours in each step. Every 100 steps it sends its piece to an analyser, in turn, and
+does not wait for it. The analysers, which the simulation has started, gather the pieces of a state
+and find out how much of each wave is left. At the end they tell rank 0, which compares that with
+what is known: the wave with k hills decays by the same factor in each step.
 
 Under Intel MPI, mpirun needs ``-genv I_MPI_SPAWN 1``.
 """

@@ -1,4 +1,5 @@
-// Processes that are not in MPI_COMM_WORLD: spawn, join, and how the two parties become one communicator.
+// Processes that are not in MPI_COMM_WORLD: spawn, join, and how the two parties become one
+// communicator.
 #include <stdlib.h>
 
 #include "calls.h"

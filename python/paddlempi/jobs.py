@@ -20,9 +20,9 @@ processes that :func:`spawn` starts call :func:`get_parent`. Each returns an
 <Intercommunicator.merge>` makes one group, with all collectives. It ends by
 :meth:`~Intercommunicator.disconnect`.
 
-Both parties are a world of their own, apart from that of :func:`~paddlempi.init_process_group`. Errors
-name ranks of it: those of the party that accepts, or spawns, come first. A process that dies is
-reported as in any world; a party never ends because the other one does.
+Both parties are a world of their own, apart from that of :func:`~paddlempi.init_process_group`.
+Errors name ranks of it: those of the party that accepts, or spawns, come first. A process that dies
+is reported as in any world; a party never ends because the other one does.
 
 Source: the dynamic processes of MPI, and mpi4py's ``Intercomm``.
 """
@@ -133,8 +133,8 @@ class Intercommunicator:
 
         Args:
             high: whether the ranks of this party come behind those of the other one. It is the same
-                on all ranks of a party. If both parties say the same, or None, the party that accepts or
-                spawns comes first.
+                on all ranks of a party. If both parties say the same, or None, the party that
+                accepts or spawns comes first.
             timeout: how long the group's operations wait, a timedelta or seconds. None: as long as
                 the messages of this object.
 
@@ -168,14 +168,15 @@ class Intercommunicator:
     def disconnect(self, timeout: _Timeout = None) -> None:
         """End the connection, and the groups that were merged of it.
 
-        The other party gets ``PeerLeftError`` in what it waits for, and disconnects, too. This waits
-        until it has. If a process of it has died, this does not wait.
+        The other party gets ``PeerLeftError`` in what it waits for, and disconnects, too. This
+        waits until it has. If a process of it has died, this does not wait.
 
         Args:
             timeout: how long to wait, a timedelta or seconds. None: as long as messages do.
 
         Raises:
-            TimeoutError: the other party has not disconnected in time. Call it again to wait longer.
+            TimeoutError: the other party has not disconnected in time. Call it again to wait
+                longer.
             GroupDestroyedError: it was disconnected before.
         """
         seconds = None if timeout is None else to_seconds(timeout, "disconnect")
@@ -323,8 +324,8 @@ def connect(
 ) -> Intercommunicator:
     """Connect to a job that calls :func:`accept`, and return the connection to it.
 
-    All members of ``group`` call it. Rank 0 tries until a job accepts it. Both jobs have to have the
-    same MPI and the same version of paddlempi.
+    All members of ``group`` call it. Rank 0 tries until a job accepts it. Both jobs have to have
+    the same MPI and the same version of paddlempi.
 
     Args:
         address: ``"host:port"`` or ``(host, port)`` where the other job accepts.

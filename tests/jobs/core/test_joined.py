@@ -1,9 +1,8 @@
-"""Jobs that spawn processes, and jobs that meet."""
+"""Two jobs that meet. Open MPI cannot join jobs, and this file is not run under it."""
 
 from __future__ import annotations
 
 import socket
-import textwrap
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,129 +10,10 @@ from pathlib import Path
 
 import job
 import pytest
-from one_mpi import MPI, WHEEL
+from one_mpi import MPI
 
 # Intel MPI reads it before it is initialised.
 SPAWNS = {"I_MPI_SPAWN": "1"} if MPI == "impi" else {}
-
-joins = pytest.mark.skipif(MPI == "openmpi", reason="Open MPI cannot join two jobs")
-
-
-@pytest.fixture
-def program(tmp_path: Path) -> Callable[[str], Path]:
-    """Return a function that writes a Python program, and returns its path."""
-
-    def write(text: str) -> Path:
-        path = tmp_path / f"program{len(list(tmp_path.iterdir()))}.py"
-        path.write_text("import paddlempi as dist\n" + textwrap.dedent(text))
-        return path
-
-    return write
-
-
-CHILD = """
-import numpy as np
-
-dist.init_process_group("mpi", timeout=40)
-with dist.get_parent() as parents:
-    assert dist.get_parent() is parents
-    rank = parents.rank()
-    assert (parents.size(), parents.remote_size(), dist.get_world_size()) == (2, 2, 2)
-    assert rank == dist.get_rank()
-    x = np.zeros(3)
-    assert parents.recv(x, 1 - rank, tag=3) == 1 - rank
-    parents.send(x * 10, 1 - rank, tag=4)
-    parents.send_object_list([{"from": rank}, None], 0)
-    both = parents.merge()
-    assert (both.rank(), both.size()) == (2 + rank, 4), both
-    y = np.full(5, both.rank() + 1.0)
-    dist.all_reduce(y, group=both)
-    assert (y == 10).all(), y
-    before = parents.merge(high=False)
-    assert before.rank() == rank, before
-    pairs = dist.split_group(rank, group=both)
-    dist.all_reduce(y, group=pairs)
-    assert (y == 20).all() and pairs.size() == 2, (y, pairs)
-"""
-
-
-def parents() -> None:
-    import os
-    import sys
-
-    import numpy as np
-    from ranks_tools import dist, done, raises, errors, start
-
-    rank = start()
-    with dist.spawn([sys.executable, os.environ["CHILD"]], 2, timeout=50) as children:
-        assert (children.rank(), children.size(), children.remote_size()) == (rank, 2, 2)
-        children.send(np.full(3, rank + 1.0), 1 - rank, tag=3)
-        x = np.zeros(3)
-        work = children.irecv(x, tag=4)
-        assert work.source_rank() == 1 - rank
-        assert (x == 10 * (rank + 1)).all(), x
-        if rank == 0:
-            for _ in range(2):
-                told = [0, 0]
-                source = children.recv_object_list(told)
-                assert told == [{"from": source}, None]
-        with raises(errors.ArgumentError, "dst=2 is out of range"):
-            children.send(x, 2)
-        with raises(errors.DtypeError, "must be a rank of the other party"):
-            children.recv(x, "one")
-        both = children.merge()
-        assert (both.rank(), both.size()) == (rank, 4), both
-        y = np.full(5, both.rank() + 1.0)
-        dist.all_reduce(y, group=both)
-        assert (y == 10).all(), y
-        after = children.merge(high=True)
-        assert after.rank() == 2 + rank, after
-        pairs = dist.split_group(rank, group=both)
-        dist.all_reduce(y, group=pairs)
-        assert (y == 20).all() and pairs.size() == 2, (y, pairs)
-    with raises(errors.GroupDestroyedError):
-        children.send(x, 0)
-    with raises(errors.GroupDestroyedError):
-        dist.all_reduce(y, group=both)
-    dist.all_reduce(y)
-    assert dist.get_parent() is None
-    done()
-
-
-def test_spawn(program: Callable[[str], Path]) -> None:
-    job.succeed(2, parents, env={"CHILD": str(program(CHILD)), **SPAWNS})
-
-
-def refused() -> None:
-    import os
-    import sys
-
-    from ranks_tools import dist, done, errors, raises, start
-
-    rank = start()
-    kind = os.environ["FAULTS_MPI"]
-    for call in (dist.accept, dist.connect):
-        if kind != "mpich":
-            with raises(errors.UnsupportedError, "MPICH", "I_MPI_SPAWN=1", most=1):
-                call("127.0.0.1:9", secret="s", timeout=20)
-    if kind == "impi":
-        with raises(errors.UnsupportedError, "I_MPI_SPAWN=1", most=1):
-            dist.spawn([sys.executable, "-c", ""], 1)
-    with raises(errors.DtypeError, "command"):
-        dist.spawn([1], 1)
-    if kind != "impi":
-        with raises(errors.ArgumentError, "n=0 is not from 1"):
-            dist.spawn("true", 0)
-        with raises(errors.ArgumentError, "no-such-program", ranks=() if rank == 0 else (0,)):
-            dist.spawn(["./no-such-program"], 1)
-    done()
-
-
-def test_what_is_refused() -> None:
-    job.succeed(2, refused)
-
-
-# Two jobs
 
 
 class Jobs:
@@ -209,7 +89,6 @@ def three_clients() -> None:
     done()
 
 
-@joins
 def test_two_jobs(jobs: Jobs) -> None:
     server = jobs.start(2, server_of_two)
     client = jobs.start(3, three_clients)
@@ -256,7 +135,6 @@ def ask() -> None:
     done()
 
 
-@joins
 def test_jobs_come_and_go(jobs: Jobs) -> None:
     """Each job has ended before the next one begins, and the server serves on."""
     server = jobs.start(1, serve, JOBS="20")
@@ -278,7 +156,6 @@ def guess() -> None:
     done()
 
 
-@joins
 def test_strangers_are_turned_away(jobs: Jobs) -> None:
     server = jobs.start(1, serve, JOBS="1")
     half_open = []
@@ -323,7 +200,6 @@ def ask_and_forget() -> None:
     done()
 
 
-@joins
 def test_a_server_outlives_its_jobs(jobs: Jobs) -> None:
     server = jobs.start(1, serve, JOBS="2", FAILED="PeerDiedError PeerLeftError", SURVIVE="1")
     came_well(jobs.start(1, ask, QUESTION="before"), 1)
@@ -362,58 +238,8 @@ def alone() -> None:
     done()
 
 
-@joins
 def test_nobody_comes(jobs: Jobs, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("s3cret")
     secret.chmod(0o644)
     came_well(jobs.start(2, alone, SECRET=str(secret)), 2)
-
-
-# Deaths
-
-
-DYING_CHILD = """
-import os, signal
-
-dist.init_process_group("mpi", timeout=40)
-parents = dist.get_parent()
-if parents.rank() == 1:
-    parents.send_object_list(["alive"], 0)
-    os.kill(os.getpid(), signal.SIGKILL)
-import time
-time.sleep(60)
-"""
-
-
-def parent_of_the_dying() -> None:
-    import os
-    import sys
-
-    import numpy as np
-    from ranks_tools import dist, errors, raises, stamp, start
-
-    start()
-    command = [sys.executable, os.environ["CHILD"]]
-    if os.environ["FAULTS_MPI"] == "mpich":  # its launcher ends the job if the process itself dies
-        command = ["/bin/sh", "-c", " ".join(command) + "; sleep 5"]
-    children = dist.spawn(command, 2, timeout=50)
-    told = [None]
-    assert children.recv_object_list(told, 1) == 1 and told == ["alive"]
-    with raises(errors.PeerDiedError, "died", ranks=(2,), most=3):
-        children.recv(np.zeros(3), 1)
-    with raises(errors.PeerDiedError, ranks=(2,)):
-        children.merge()
-    children.disconnect()
-    stamp("seen")
-    os._exit(0)
-
-
-@pytest.mark.skipif(not WHEEL, reason="only launchers of the wheels leave the others alone")
-@pytest.mark.skipif(MPI == "impi", reason="Intel's launcher ends the job")
-def test_a_spawned_process_dies(program: Callable[[str], Path]) -> None:
-    options = ("--with-ft", "ulfm") if MPI == "openmpi" else ()
-    ended = job.run(
-        1, parent_of_the_dying, env={"CHILD": str(program(DYING_CHILD))}, options=options
-    )
-    assert ended.stamp("seen"), ended.output
