@@ -64,11 +64,13 @@ ROOMS = (
         "gocore",
         "the functions behind the C interface: init, submit, wait, exit, the control methods; the "
         "worlds and their groups by id",
-        "channel diagnose dl grid group heap meet mem mpi netif op ps/admin ps/checkpoint ps/client "
-        "ps/link ps/route ps/server ps/table reduce status topo trace transport window work world",
-        files="doc boundary control control_grid control_join join control_cuda control_heap control_trace "
-        "window_calls tables_call ps_init tables_remote ps_service ps_checkpoint_phases ps_checkpoint ps_kv "
-        "ps_admin ps tables core guests world windows closers request",
+        "channel diagnose dl grid group heap meet mem mpi netif op ps/admin ps/checkpoint "
+        "ps/client ps/link ps/route ps/server ps/table reduce status topo trace transport window "
+        "work world",
+        files="doc boundary control control_grid control_join join control_cuda control_heap "
+        "control_trace window_calls tables_call ps_init tables_remote ps_service "
+        "ps_checkpoint_phases ps_checkpoint ps_kv ps_admin ps tables core guests world windows "
+        "closers request",
     ),
     Room(
         "gocore/diagnose",

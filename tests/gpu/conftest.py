@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from paddlempi.testing import World
 
-# By default JAX takes three quarters of a GPU's memory, of which the other ranks and frameworks need some.
+# By default JAX takes three quarters of a GPU's memory. The other ranks and frameworks need some.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
