@@ -1,13 +1,15 @@
 """``python -m paddlempi bench`` on several hosts, which network namespaces make of this machine.
 
     python benchmarks/on_hosts.py [--mpi openmpi,mpich,impi] [--shape 2x1,2x2] [-- WORDS]
+    python benchmarks/on_hosts.py --program benchmarks/windows.py --shape 2x1 [-- WORDS]
     make bench-hosts
 
 It starts the command under every MPI that has an environment here (``.venv-NAME``) and for every
 shape, hosts x ranks on each, one after the other. The default measures all_reduce, and the steps of
-DDP, FSDP2 and Paddle's DataParallel, against mpi4py and gloo; WORDS are other arguments of the
-command. The hosts share the processors and the memory of this machine, and their network is TCP
-over veth: what is compared in a run holds, times do not. It needs root.
+DDP, FSDP2, HSDP and Paddle's DataParallel, against mpi4py and gloo; WORDS are other arguments of
+the command, or those of another program. The hosts share the processors and the memory of this
+machine, and their network is TCP over veth: what is compared in a run holds, times do not. It needs
+root.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ OPERATIONS = ("all_reduce", "--max", "16M", "--iterations", "100")
 ROUNDS = ("--rounds", "40")
 # Framework, its steps, and their models.
 STEPS = (
-    ("torch", ["ddp", "fsdp2"], ["mlp-1M", "mlp-16M"]),
+    ("torch", ["ddp", "fsdp2", "hsdp"], ["mlp-1M", "mlp-16M"]),
     ("paddle", ["paddle"], ["mlp-16M"]),
 )
 HOUR = 3600
@@ -60,13 +62,25 @@ def layout(shape: str) -> list[tuple[str, int]]:
     return [(f"h{i + 1}", int(ranks)) for i in range(int(hosts))]
 
 
-def measure(mpi: mpis.MPI, hosts: Hosts, on: Sequence[tuple[str, int]], given: list[str]) -> int:
+def measure(
+    mpi: mpis.MPI,
+    hosts: Hosts,
+    on: Sequence[tuple[str, int]],
+    program: str | None,
+    given: list[str],
+) -> int:
     """Run the command on some hosts and print what it prints. Return its exit status."""
     ranks = sum(count for _, count in on)
     # Every rank would take all processors for its own host's.
     threads = max(1, (os.cpu_count() or 1) // ranks)
-    command = [*mpi.mpirun(hosts, on), "env", f"OMP_NUM_THREADS={threads}", str(mpi.python)]
-    command += ["-m", "paddlempi", "bench", *(given or words(mpi.python))]
+    variables = [f"OMP_NUM_THREADS={threads}"]
+    if "CC" in os.environ:  # a host inherits nothing
+        variables.append(f"CC={os.environ['CC']}")
+    command = [*mpi.mpirun(hosts, on), "env", *variables, str(mpi.python)]
+    if program is None:
+        command += ["-m", "paddlempi", "bench", *(given or words(mpi.python))]
+    else:
+        command += [str(Path(program).resolve()), *given]
     result = hosts.execute(command, timeout=HOUR, env=mpi.environment())
     print(result.out, end="", flush=True)
     if result.code != 0 or result.timed_out:
@@ -78,6 +92,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mpi", default=",".join(mpis.NAMES), metavar="NAME,...")
     parser.add_argument("--shape", default=SHAPES, metavar="NxP,...", help=SHAPES)
+    parser.add_argument("--program", metavar="FILE", help="instead of python -m paddlempi bench")
     parser.add_argument("words", nargs="*", help="of python -m paddlempi bench, behind --")
     chosen = parser.parse_args()
 
@@ -100,7 +115,7 @@ def main() -> int:
                 continue
             for shape, on in zip(chosen.shape.split(","), shapes, strict=True):
                 print(f"## {mpi.name}, {shape}", flush=True)
-                worst = max(worst, measure(mpi, hosts, on, chosen.words))
+                worst = max(worst, measure(mpi, hosts, on, chosen.program, chosen.words))
                 measured += 1
     return worst if measured else 1
 

@@ -26,6 +26,22 @@ func HeapFree(p unsafe.Pointer) error {
 	return h.Free(p)
 }
 
+// controlHeapHas tells whether memory lies in this process's heap. Without a heap it does not.
+func controlHeapHas(request []byte, _ work.Interrupt) (any, error) {
+	var r struct {
+		Address uint64 `json:"address"`
+		Bytes   int64  `json:"bytes"`
+	}
+	if err := parse("heap_has", request, &r); err != nil {
+		return nil, err
+	}
+	has := false
+	if h, err := heap.OfProcess(); err == nil {
+		_, has = h.Find(*(*unsafe.Pointer)(unsafe.Pointer(&r.Address)), r.Bytes)
+	}
+	return map[string]any{"has": has}, nil
+}
+
 // controlHeapAdopt makes memory that the process has mapped from a file a part of its heap.
 func controlHeapAdopt(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {

@@ -30,7 +30,8 @@ from .errors import ArgumentError, DtypeError, Error, ForkError
 __all__ = ["empty", "empty_like", "zeros"]
 
 _FRAMEWORKS = {name: f".tensors.{name}" for name in ("numpy", "paddle", "torch")}
-"""The describers whose function ``over(memory, dtype, shape)`` makes a tensor over memory."""
+"""The describers that make tensors: ``over(memory, dtype, shape)`` over memory, and
+``new(dtype, shape)``."""
 
 _FRAMEWORK_OF = {"numpy.ndarray": "numpy", "torch.Tensor": "torch", "paddle.Tensor": "paddle"}
 
@@ -74,7 +75,7 @@ def _make(
         import ctypes
 
         ctypes.memset(memory, 0, ctypes.sizeof(memory))
-    return import_module(_FRAMEWORKS[framework], __package__).over(memory, name, lengths)
+    return describer(framework).over(memory, name, lengths)
 
 
 def name_of_dtype(function: str, dtype: Any) -> str:
@@ -130,9 +131,14 @@ def empty_like(tensor: Any) -> Any:
     return _make("empty_like", tuple(tensor.shape), tensor.dtype, found, clear=False)
 
 
-def framework_of(tensor: Any) -> str:
-    """Return the framework of a tensor as :func:`empty` names it; for others ``"numpy"``."""
-    return _framework_of(tensor) or "numpy"
+def framework_of(tensor: Any, other: str = "numpy") -> str:
+    """Return the framework of a tensor as :func:`empty` names it; for all else ``other``."""
+    return _framework_of(tensor) or other
+
+
+def describer(framework: str) -> Any:
+    """Import the describer of a framework, as :func:`empty` names it, and return it."""
+    return import_module(_FRAMEWORKS[framework], __package__)
 
 
 def _framework_of(tensor: Any) -> str | None:

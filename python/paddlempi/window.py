@@ -32,7 +32,7 @@ from datetime import timedelta
 from importlib import import_module
 from typing import Any, ClassVar
 
-from . import _native, memory
+from . import _native, memory, window_proxy
 from ._ops import DTYPE_BY_NAME, Op
 from .arguments import refuse
 from .errors import ArgumentError, Error, GroupDestroyedError, NotMemberError, RefusedError
@@ -339,6 +339,16 @@ class Window:
         if self._number == 0:
             return "Window(freed)"
         return f"Window({self.dtype}, shapes={list(self._shapes)})"
+
+    # Elements by their place
+
+    def __getitem__(self, rank: int) -> window_proxy.Proxy:
+        """Return a proxy of a rank's memory, which is indexed as an array is."""
+        return window_proxy.Proxy(self, rank)
+
+    def __setitem__(self, rank: int, value: Any) -> None:
+        """Put into all elements of a rank."""
+        window_proxy.assign(self, rank, value)
 
     # For proxies and fronts. A target is (rank, offset, shape, strides), in elements: offset is
     # that of the first one. The tensors have as many elements, in row-major order.

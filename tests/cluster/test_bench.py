@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from hosts import Hosts
 from mpis import MPI, ROOT
 
 PROGRAM = ROOT / "benchmarks" / "on_hosts.py"
+WINDOWS = ROOT / "benchmarks" / "windows.py"
 FEW = ("--iterations", "4", "--warmup", "1")
 
 
@@ -48,6 +50,35 @@ def test_it_starts_on_hosts(openmpi: MPI, hosts: Hosts) -> None:
     assert lines[0] == "## openmpi, 2x1" and "(2 x 1)" in lines[1]
     (row,) = [line.split() for line in lines if " paddlempi " in line and "1048576" in line]
     assert 1 <= float(row[-2]) < 1.05, row  # every byte crosses the network once
+
+
+def test_windows_are_measured(openmpi: MPI, tmp_path: Path) -> None:
+    """benchmarks/windows.py on one node and on hosts; its figures mean nothing with two rounds."""
+    tools = [ROOT / ".venv-tools" / "bin" / "python", ROOT / "tools" / "go.py", "--cc"]
+    cc = subprocess.run(tools, capture_output=True, text=True, check=True).stdout.strip()
+    file = tmp_path / "record.json"
+    words = ["--sizes", "8", "65536", "--rounds", "2", "--computing", "1", "--json", str(file)]
+    started = {
+        "one node": ["-m", "paddlempi.testing.launch", "-np", "2", "--", "python", WINDOWS],
+        "hosts": [PROGRAM, "--mpi", "openmpi", "--shape", "2x1", "--program", WINDOWS, "--"],
+    }
+    for where, command in started.items():
+        done = subprocess.run(
+            [openmpi.python, *command, *words],
+            capture_output=True,
+            text=True,
+            timeout=240,
+            env={**os.environ, "CC": cc},
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        rows = json.loads(file.read_text())["rows"]
+        assert [row["bytes"] for row in rows] == [8, 65536]
+        for row in rows:
+            names = ["paddlempi", "C", "C, allocated", "mpi4py"]
+            assert all(row[name]["p50_us"] > 0 for name in names)
+            assert ("memcpy" in row) == (where == "one node")
+            # While rank 1 computes for 2 s, our puts are executed, and MPI's may wait.
+            assert 0 < row["computing_ms"]["paddlempi"] < 1000
 
 
 def test_it_says_what_is_missing() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from reprlib import repr  # of a few items
 from typing import Any, NamedTuple
 
 from .._ops import DTYPE_BY_NAME
-from ..errors import DtypeError
+from ..errors import ArgumentError, DtypeError
 
 __all__ = [
     "CPU",
@@ -19,7 +20,11 @@ __all__ = [
     "Kind",
     "cannot_make",
     "codes_of",
+    "lossy",
     "name_of",
+    "out_of_range",
+    "takes",
+    "unlike",
 ]
 
 CPU = 1
@@ -57,6 +62,9 @@ class Kind(NamedTuple):
             tensor. After that, the last reference may be dropped while work on that stream is
             pending. Returns False if no allocator has to be told (host memory); the library then
             keeps the tensor until the operation has ended on the device too.
+        in_place: runs ``forward(tensor)``, which writes to the tensor, as a function of autograd.
+            ``backward(gradient)`` turns the gradient of the result into that of the input, in
+            place. Returns False, and has done nothing, if the tensor needs no gradient.
     """
 
     describe: Callable[[Any], Description] | None
@@ -64,6 +72,7 @@ class Kind(NamedTuple):
     empty_like: Callable[[Any], Any]
     stream: Callable[[Any], Callable[[], int] | None] | None = None
     record: Callable[[Any], bool] | None = None
+    in_place: Callable[[Any, Callable[[Any], None], Callable[[Any], None]], bool] | None = None
 
 
 def cannot_make(tensor: Any) -> Any:
@@ -95,3 +104,34 @@ def codes_of(framework: Any, *without: str) -> dict[Any, int]:
 def name_of(tensor_type: type) -> str:
     """Return the name of a type with its module. Some types written in C have no module."""
     return f"{getattr(tensor_type, '__module__', '')}.{tensor_type.__qualname__}"
+
+
+_WIDTHS = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}  # NumPy's letters for kinds of numbers
+
+
+def takes(dtype: str, letter: str) -> bool:
+    """Whether a dtype takes numbers of a kind without losing a fraction or an imaginary part.
+
+    Args:
+        dtype: the name of a dtype.
+        letter: NumPy's letter for the kind, as in ``numpy.dtype.kind``.
+    """
+    width = 0 if dtype == "bool" else 1 if "int" in dtype else 3 if "complex" in dtype else 2
+    return _WIDTHS.get(letter, 4) <= width
+
+
+def lossy(values: Any, dtype: str) -> DtypeError:
+    """Return the error for values that are no numbers, or that a dtype does not take."""
+    return DtypeError(f"value for a window: {repr(values)} cannot become {dtype} without loss")
+
+
+def out_of_range(values: Any, dtype: str) -> ArgumentError:
+    """Return the error for numbers that are too large or too small for a dtype."""
+    return ArgumentError(f"value for a window: {repr(values)} is out of the range of {dtype}")
+
+
+def unlike(given: Any, shape: tuple[int, ...]) -> ArgumentError:
+    """Return the error for a shape that cannot be broadcast to another."""
+    return ArgumentError(
+        f"value for a window: its shape {tuple(given)} cannot be broadcast to {shape}"
+    )

@@ -13,9 +13,9 @@ import numpy as np
 
 from .._ops import DTYPE_BY_NAME
 from ..errors import ArgumentError, DtypeError
-from .kind import CPU, KNOWN_DTYPES, Description, Kind
+from .kind import CPU, KNOWN_DTYPES, Description, Kind, lossy, out_of_range, takes, unlike
 
-__all__ = ["KINDS", "contiguous", "joined", "over"]
+__all__ = ["KINDS", "contiguous", "joined", "new", "over", "spread"]
 
 
 def _describe(array: Any) -> Description:
@@ -44,12 +44,64 @@ def over(memory: Any, dtype: str, shape: tuple[int, ...]) -> Any:
     Raises:
         DtypeError: NumPy does not know the dtype.
     """
+    return np.frombuffer(memory, _dtype(dtype)).reshape(shape)
+
+
+def new(dtype: str, shape: tuple[int, ...]) -> Any:
+    """Return a new array in ordinary memory. Its elements are undefined.
+
+    Raises:
+        DtypeError: NumPy does not know the dtype.
+    """
+    return np.empty(shape, _dtype(dtype))
+
+
+def _dtype(name: str) -> np.dtype[Any]:
     try:
-        return np.frombuffer(memory, np.dtype(dtype)).reshape(shape)
+        return np.dtype(name)
     except TypeError:
         raise DtypeError(
-            f"NumPy has no dtype {dtype}: install ml_dtypes and import it first"
+            f"NumPy has no dtype {name}: install ml_dtypes and import it first"
         ) from None
+
+
+def spread(values: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+    """Return an array of some shape with values, broadcast as NumPy's assignment does.
+
+    Args:
+        values: an array of any dtype, of which the result is a view; or numbers, which are
+            converted to ``dtype``.
+        dtype: the name of a dtype.
+        shape: the shape.
+
+    Raises:
+        ArgumentError: the shapes do not fit, or a number is out of the dtype's range.
+        DtypeError: the values are no numbers, or would lose a fraction or an imaginary part.
+    """
+    array = values if isinstance(values, np.ndarray) else _numbers(values, dtype)
+    extra = array.ndim - len(shape)
+    if extra > 0 and array.shape[:extra] == (1,) * extra:
+        array = array[(0,) * extra]
+    try:
+        return np.broadcast_to(array, shape)
+    except ValueError:
+        raise unlike(array.shape, shape) from None
+
+
+def _numbers(values: Any, dtype: str) -> np.ndarray[Any, Any]:
+    kind = _dtype(dtype)
+    try:
+        found = np.asarray(values)
+        if not takes(dtype, found.dtype.kind):
+            raise lossy(values, dtype)
+        converted = np.array(values, kind)
+    except OverflowError:
+        raise out_of_range(values, dtype) from None
+    except ValueError:  # lists of different lengths
+        raise lossy(values, dtype) from None
+    if kind.kind in "iu" and not np.array_equal(converted, found):
+        raise out_of_range(values, dtype)
+    return converted
 
 
 def contiguous(values: Any, dtype: str) -> Any:

@@ -15,9 +15,21 @@ import numpy as np
 import paddle
 
 from ..errors import DtypeError, UnsupportedError
-from .kind import CPU, CUDA, CUDA_HOST, KNOWN_DTYPES, Description, Kind, codes_of
+from .kind import (
+    CPU,
+    CUDA,
+    CUDA_HOST,
+    KNOWN_DTYPES,
+    Description,
+    Kind,
+    codes_of,
+    lossy,
+    out_of_range,
+    takes,
+    unlike,
+)
 
-__all__ = ["KINDS", "joined", "over", "rows_of"]
+__all__ = ["KINDS", "joined", "new", "over", "rows_of", "spread"]
 
 _CODES = codes_of(paddle, "uint16")  # Paddle's uint16 is bfloat16
 
@@ -70,6 +82,47 @@ def over(memory: Any, dtype: str, shape: tuple[int, ...]) -> Any:
     array = np.frombuffer(memory, _ARRAYS.get(dtype, dtype))
     tensor = paddle.utils.dlpack.from_dlpack(array)
     return (tensor if tensor.dtype == kind else tensor.view(kind)).reshape_(shape)
+
+
+def new(dtype: str, shape: tuple[int, ...]) -> Any:
+    """Return a new tensor in ordinary host memory. Its elements are undefined."""
+    return paddle.empty(shape, dtype).cpu()
+
+
+def spread(values: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+    """Return a tensor of some shape with values, broadcast as NumPy's assignment does.
+
+    Args:
+        values: a tensor of any dtype; or numbers, which are converted to ``dtype``.
+        dtype: the name of a dtype.
+        shape: the shape.
+
+    Raises:
+        ArgumentError: the shapes do not fit, or a number is out of the dtype's range.
+        DtypeError: the values are no numbers, or would lose a fraction or an imaginary part.
+    """
+    tensor = values if isinstance(values, paddle.Tensor) else _numbers(values, dtype)
+    given, extra = tuple(tensor.shape), tensor.ndim - len(shape)
+    if extra > 0 and given[:extra] == (1,) * extra:
+        tensor = tensor.reshape(given[extra:])
+    try:
+        return tensor if tuple(tensor.shape) == shape else tensor.expand(shape)
+    except ValueError:
+        raise unlike(given, shape) from None
+
+
+def _numbers(values: Any, dtype: str) -> Any:
+    try:
+        found = np.asarray(values)
+    except ValueError:  # lists of different lengths
+        raise lossy(values, dtype) from None
+    if not takes(dtype, found.dtype.kind):
+        raise lossy(values, dtype)
+    given = paddle.to_tensor(found, place=paddle.CPUPlace())
+    converted = given.astype(dtype)
+    if "int" in dtype and not bool((converted.astype(given.dtype) == given).all()):
+        raise out_of_range(values, dtype)
+    return converted
 
 
 def joined(tensors: Sequence[Any]) -> Any:

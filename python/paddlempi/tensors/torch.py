@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
-from ..errors import DtypeError, UnsupportedError
-from .kind import CPU, CUDA, KNOWN_DTYPES, Description, Kind, codes_of
+from .. import _native
+from ..errors import ArgumentError, DtypeError, UnsupportedError
+from .kind import (
+    CPU,
+    CUDA,
+    KNOWN_DTYPES,
+    Description,
+    Kind,
+    codes_of,
+    lossy,
+    out_of_range,
+    unlike,
+)
 
-__all__ = ["KINDS", "joined", "over", "rows_of"]
+__all__ = ["KINDS", "adopt", "joined", "new", "over", "promote", "rows_of", "spread"]
 
 _CODES = codes_of(torch)
 _STRIDED = torch.strided
@@ -59,6 +72,107 @@ def over(memory: Any, dtype: str, shape: tuple[int, ...]) -> Any:
     if len(memory) == 0:
         return torch.empty(shape, dtype=kind)
     return torch.frombuffer(memory, dtype=kind).reshape(shape)
+
+
+def new(dtype: str, shape: tuple[int, ...]) -> Any:
+    """Return a new tensor in ordinary host memory. Its elements are undefined."""
+    return torch.empty(shape, dtype=getattr(torch, dtype))
+
+
+def spread(values: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+    """Return a tensor of some shape with values, broadcast as NumPy's assignment does.
+
+    Args:
+        values: a tensor of any dtype, of which the result is a view; or numbers, which are
+            converted to ``dtype``.
+        dtype: the name of a dtype.
+        shape: the shape.
+
+    Raises:
+        ArgumentError: the shapes do not fit, or a number is out of the dtype's range.
+        DtypeError: the values are no numbers, or would lose a fraction or an imaginary part.
+    """
+    tensor = values if isinstance(values, torch.Tensor) else _numbers(values, dtype)
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    extra = tensor.dim() - len(shape)
+    if extra > 0 and tensor.shape[:extra] == (1,) * extra:
+        tensor = tensor[(0,) * extra]
+    try:
+        return tensor.expand(shape)
+    except RuntimeError:
+        raise unlike(tensor.shape, shape) from None
+
+
+def _numbers(values: Any, dtype: str) -> torch.Tensor:
+    kind = getattr(torch, dtype)
+    try:
+        found = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError):  # no numbers; lists of different lengths
+        raise lossy(values, dtype) from None
+    if not torch.can_cast(found.dtype, kind):
+        raise lossy(values, dtype)
+    converted = found.to(kind)
+    if "int" in dtype and not torch.equal(converted.to(found.dtype), found):
+        raise out_of_range(values, dtype)
+    return converted
+
+
+def promote(tensor: Any) -> None:
+    """Move the storage of a tensor into shared memory that the heap adopts, in place.
+
+    All tensors of torch with this storage follow. Whatever else knows the address would not, so
+    the storage is moved only if nobody can know it: see :mod:`paddlempi.torch.promote`. Nothing is
+    done if the memory is in the heap already, or if there is none.
+
+    Raises:
+        UnsupportedError: somebody may know the address, or there is no shared memory.
+    """
+    if tensor.layout is not _STRIDED or not tensor.is_cpu:
+        raise _stays(f"it is on device '{tensor.device}', and not a dense tensor in host memory")
+    size = tensor.numel() * tensor.element_size()
+    if not size or _native.control("heap_has", address=tensor.data_ptr(), bytes=size)["has"]:
+        return
+    storage = tensor.untyped_storage()
+    if storage.is_shared():
+        raise _stays("its storage is shared already, by torch")
+    if not storage.resizable():
+        raise _stays("its memory is not torch's, or .numpy() has exported it")
+    # An export holds the tensor or the storage. So does a view: torch does not tell them apart.
+    others = torch._C._storage_Use_Count(storage._cdata) - 2  # this tensor, and ``storage``
+    if others > 0 or tensor._use_count() > 1:
+        raise _stays("it has views, or an export by DLPack, or a graph of autograd has it")
+    if not _native.control("info")["heap"]["adopts"]:
+        raise _stays("the ranks of this node cannot open each other's memory")
+    try:
+        adopt(storage)
+    except RuntimeError as error:  # torch's, for a /dev/shm that is too small
+        raise _stays(str(error)) from error
+
+
+def _stays(why: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"a torch tensor in ordinary memory cannot be moved into shared memory: {why}; make it by "
+        "paddlempi.empty(shape, dtype, 'torch')"
+    )
+
+
+def adopt(storage: Any) -> None:
+    """Move a storage into a shared memory file, in place, and have the heap adopt the file.
+
+    Raises:
+        Error: the core refuses the file.
+        RuntimeError: torch cannot make it.
+    """
+    descriptor, size = storage._share_fd_cpu_()
+    answer = _native.control(
+        "heap_adopt", descriptor=descriptor, address=storage.data_ptr(), bytes=size
+    )
+    weakref.finalize(storage, _disown, answer["generation"]).atexit = False
+
+
+def _disown(generation: int) -> None:
+    if not _native.load().forked():
+        _native.control("heap_disown", generation=generation)
 
 
 def joined(tensors: Sequence[Any]) -> Any:
@@ -109,4 +223,36 @@ def _record(tensor: Any) -> bool:
     return True
 
 
-KINDS = {torch.Tensor: Kind(_describe, _bump, _like, _stream, _record)}
+class _InPlace(torch.autograd.Function):  # type: ignore[misc]
+    """A function that writes to its tensor."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: Any, run: Callable[[Any], None], turn: Callable[[Any], None]
+    ) -> Any:
+        run(tensor)
+        ctx.mark_dirty(tensor)
+        ctx.turn = turn
+        return tensor
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, gradient: Any) -> Any:
+        gradient = gradient.clone(memory_format=torch.contiguous_format)
+        ctx.turn(gradient)
+        return gradient, None, None
+
+
+def _in_place(tensor: Any, forward: Callable[[Any], None], backward: Callable[[Any], None]) -> bool:
+    if not (torch.is_grad_enabled() and tensor.requires_grad):
+        return False
+    if tensor.is_leaf:
+        raise ArgumentError(
+            "a tensor that needs a gradient and is a leaf must not be written to: pass a result, "
+            "such as that of torch.nn.functional.pad, or call it under torch.no_grad()"
+        )
+    _InPlace.apply(tensor, forward, backward)
+    return True
+
+
+KINDS = {torch.Tensor: Kind(_describe, _bump, _like, _stream, _record, _in_place)}

@@ -150,6 +150,7 @@ for _name in (
     "gather",
     "gather_into_tensor",
     "gather_single",
+    "new_window",
     "recv",
     "recv_anysource",
     "reduce",

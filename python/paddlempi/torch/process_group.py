@@ -36,7 +36,7 @@ from .. import _native, group, memory
 from .._ops import ASYNC, Op
 from ..errors import ArgumentError, TimeoutError
 from ..group_arguments import to_seconds
-from . import promote, sharding, shown, sparse, world
+from . import promote, sharding, shown, sparse, window, world
 from .arguments import by_dtype, has_cuda, resolved, writable
 from .checked import Checked
 from .issue import tell_autograd
@@ -136,6 +136,15 @@ class ProcessGroupMPI(Checked):
             device: the CPU.
         """
         return memory.empty(size, dtype, "torch")
+
+    @property
+    def supports_window(self) -> bool:
+        """Whether ``new_window`` works with this torch."""
+        return window.supported()
+
+    def new_window(self, tensor: Any = None) -> window.Window:
+        """Return a new window over tensors of all members. Collective; see :mod:`.window`."""
+        return window.new_window(self, tensor)
 
     supports_coalescing = False
     supports_splitting = False

@@ -36,6 +36,7 @@ from torch.autograd.graph import _engine_run_backward
 
 from .. import _native
 from ..errors import Error
+from ..tensors.torch import adopt
 
 __all__ = ["consider", "expose", "know"]
 
@@ -89,7 +90,7 @@ def consider(group: Any, tensor: Any, depth: int) -> None:
             _seen.add(key)
             return
         if _unused_elsewhere(grads, key) if first else not grads:
-            _move(tensor, storage)
+            _move(storage)
     _seen.discard(key)
     _settled.add(key)
 
@@ -147,28 +148,17 @@ def _movable(tensor: Any, storage: Any) -> bool:
     )
 
 
-def _move(tensor: Any, storage: Any) -> None:
+def _move(storage: Any) -> None:
     global _on
     if not _native.control("info")["heap"]["adopts"]:
         _on = False  # the other ranks could not open the file
         return
     try:
-        descriptor, size = storage._share_fd_cpu_()
-        answer = _native.control(
-            "heap_adopt", descriptor=descriptor, address=tensor.data_ptr(), bytes=size
-        )
+        adopt(storage)
     except (Error, RuntimeError):  # torch's for a /dev/shm that is too small
         _on = False
-        return
-    generation = answer["generation"]
-    weakref.finalize(storage, _disown, generation).atexit = False
 
 
 def _forget(key: int) -> None:
     _seen.discard(key)
     _settled.discard(key)
-
-
-def _disown(generation: int) -> None:
-    if not _native.load().forked():
-        _native.control("heap_disown", generation=generation)

@@ -23,6 +23,7 @@ SCOPES = (
     paddlempi,
     paddlempi.work.WorkMethods,
     paddlempi.ProcessGroup,
+    paddlempi.Window,
 )
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -196,7 +197,9 @@ def test_signatures_are_those_of_the_code() -> None:
 
 
 @pytest.mark.parametrize(
-    "cls", [paddlempi.Work, paddlempi.ProcessGroup, paddlempi.DistContext], ids=lambda c: c.__name__
+    "cls",
+    [paddlempi.Work, paddlempi.ProcessGroup, paddlempi.DistContext, paddlempi.Window],
+    ids=lambda c: c.__name__,
 )
 def test_every_public_method_is_documented(cls: type) -> None:
     page = (DOCS / "api.md").read_text()
