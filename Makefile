@@ -139,6 +139,11 @@ FUZZ_SECONDS ?= 3600
 fuzz: .venv-tools/.tools | $(RESULTS)
 	nice .venv-tools/bin/python tools/fuzz.py $(FUZZ_SECONDS) $(RESULTS)
 
+## fuzz-jobs     for FUZZ_SECONDS=3600: random jobs of ranks on several nodes, in which a rank dies, is late, refuses or fails; test-go tries some
+.PHONY: fuzz-jobs
+fuzz-jobs: .venv-tools/.tools
+	$(GO) test ./gocore/group -run 'TestRandomJobsOverNodes$$' -count 1 -jobs-for $(FUZZ_SECONDS)s -timeout 0
+
 # These tests need no environment of the tests. Two of them run while the environments are made, which is mostly
 # downloading.
 .PHONY: test-core
@@ -431,6 +436,11 @@ bench-windows: $(VENV)/.package $(VENV)/.tests .venv-tools/.tools
 	$(VENV)/bin/python -m paddlempi.testing.launch -np 2 -- python benchmarks/windows.py --computing 1 && \
 	{ test "$$(id -u)" != 0 || $(VENV)/bin/python benchmarks/on_hosts.py --program benchmarks/windows.py \
 		--mpi $(MPI) --shape 2x1 -- --computing 1; }
+
+## bench-halo    a halo exchange of 128^3 float32 against MPI's derived types in C, on NP=2 ranks under MPI=openmpi
+.PHONY: bench-halo
+bench-halo: $(VENV)/.package $(VENV)/.tests
+	$(VENV)/bin/python -m paddlempi.testing.launch -np $(NP) -- python benchmarks/halo.py $(HALO)
 
 ## bench-cuda    tensors in GPU memory, compared with the bus, the memory, MPI and NCCL, on NP=2 ranks under MPI=openmpi
 .PHONY: bench-cuda

@@ -6,9 +6,10 @@
 
 It starts the command under every MPI that has an environment here (``.venv-NAME``) and for every
 shape, hosts x ranks on each, one after the other. The default measures all_reduce, and the steps of
-DDP, FSDP2 and Paddle's DataParallel, against mpi4py and gloo; WORDS are other arguments of the
-command, or those of another program. The hosts share the processors and the memory of this machine,
-and their network is TCP over veth: what is compared in a run holds, times do not. It needs root.
+DDP, FSDP2, HSDP and Paddle's DataParallel, against mpi4py and gloo; WORDS are other arguments of
+the command, or those of another program. The hosts share the processors and the memory of this
+machine, and their network is TCP over veth: what is compared in a run holds, times do not. It needs
+root.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ OPERATIONS = ("all_reduce", "--max", "16M", "--iterations", "100")
 ROUNDS = ("--rounds", "40")
 # Framework, its steps, and their models.
 STEPS = (
-    ("torch", ["ddp", "fsdp2"], ["mlp-1M", "mlp-16M"]),
+    ("torch", ["ddp", "fsdp2", "hsdp"], ["mlp-1M", "mlp-16M"]),
     ("paddle", ["paddle"], ["mlp-16M"]),
 )
 HOUR = 3600

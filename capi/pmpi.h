@@ -96,7 +96,7 @@ typedef struct pmpi_op {
 	double scale;      /* factor of PMPI_REDUCE_PREMUL_SUM */
 	int64_t group;     /* 0: all ranks; new_group of pmpi_control returns others */
 	int32_t root;
-	int32_t peer;  /* -1 on a receive or probe: any rank */
+	int32_t peer;  /* -1 on a receive or probe: any rank; between neighbours: a pattern */
 	int32_t tag;   /* -1 on a receive or probe: any tag */
 	int32_t peer2; /* sendrecv receives from peer2 with tag2 */
 	int32_t tag2;

@@ -89,6 +89,16 @@ enum {
    * send: no buffer.
    * recv: no buffer. */
   PMPI_OP_PANIC = 17,
+  /* PMPI_OP_HALO_EXCHANGE fills the border of a buffer with what the neighbours
+   * on a grid have inside of theirs.
+   * send: no buffer.
+   * recv: one buffer. */
+  PMPI_OP_HALO_EXCHANGE = 18,
+  /* PMPI_OP_NEIGHBOR_ALL_TO_ALL gives each neighbour in a graph a buffer, and
+   * gets one from each.
+   * send: any number of buffers, or none.
+   * recv: any number of buffers, or none. */
+  PMPI_OP_NEIGHBOR_ALL_TO_ALL = 19,
 };
 
 /* pmpi_op_has_result tells whether an operation fills source, bytes and tag of a
@@ -125,6 +135,8 @@ static inline const char *pmpi_op_name(int32_t code)
   case PMPI_OP_SENDRECV: return "sendrecv";
   case PMPI_OP_PROBE: return "probe";
   case PMPI_OP_PANIC: return "panic";
+  case PMPI_OP_HALO_EXCHANGE: return "halo_exchange";
+  case PMPI_OP_NEIGHBOR_ALL_TO_ALL: return "neighbor_all_to_all";
   }
   return "";
 }

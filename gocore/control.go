@@ -26,9 +26,18 @@ var methods = map[string]func(request []byte, interrupt work.Interrupt) (any, er
 	"init":              controlInit,
 	"destroy":           func([]byte, work.Interrupt) (any, error) { return struct{}{}, Destroy() },
 	"new_group":         controlNewGroup,
+	"cartesian":         controlCartesian,
+	"halo":              controlHalo,
+	"halo_boxes":        controlHaloBoxes,
+	"graph":             controlGraph,
 	"destroy_group":     controlDestroyGroup,
 	"group_info":        controlGroupInfo,
 	"set_timeout":       controlSetTimeout,
+	"spawn":             controlSpawn,
+	"get_parent":        controlParent,
+	"accept":            controlAccept,
+	"connect":           controlConnect,
+	"disconnect":        controlDisconnect,
 	"monitored_barrier": controlMonitoredBarrier,
 	"info":              controlInfo,
 	"cuda":              controlCUDA,
@@ -126,11 +135,12 @@ func controlNewGroup(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {
 		Ranks   []int    `json:"ranks"`
 		Timeout *float64 `json:"timeout"`
+		Group   int64    `json:"group"` // of the world of the ranks
 	}
 	if err := parse("new_group", request, &r); err != nil {
 		return nil, err
 	}
-	w, err := initialWorld()
+	w, err := worldOf(r.Group)
 	if err != nil {
 		return nil, err
 	}

@@ -7,7 +7,6 @@ import (
 	"os"
 	"runtime"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/diagnose"
@@ -27,9 +26,8 @@ const Preempted = 75
 var buildInfo string
 
 var (
-	initOnce sync.Mutex  // held by Init, Destroy and Exit
-	endFile  string      // InitOptions.EndFile
-	inUse    atomic.Bool // an init has failed half way, and other ranks may still wait in it: MPI cannot be finalized
+	initOnce sync.Mutex // held by Init, Destroy and Exit
+	endFile  string     // InitOptions.EndFile
 )
 
 // InitOptions are the arguments of init.
@@ -195,6 +193,7 @@ func Destroy() error {
 	if err != nil {
 		return err
 	}
+	guests.disconnectAll()
 	initial.Store(nil)
 	return w.destroy()
 }
@@ -203,6 +202,7 @@ func Destroy() error {
 // returns, the core has no operation of MPI under way.
 func BeforeFinalize() {
 	closing.run(true)
+	guests.endWithProcess()
 	awaitDepartures()
 }
 
@@ -233,6 +233,7 @@ func Exit(code int) {
 	if !finalize {
 		return
 	}
+	guests.endWithProcess()
 	if !awaitDepartures() || inUse.Load() || !endTogether() {
 		return // a rank has died or ended, or does not come back from MPI: MPI_Finalize would wait for it
 	}

@@ -49,6 +49,10 @@ var groups struct {
 	live atomic.Pointer[map[int64]entry]
 }
 
+// inUse says that MPI cannot be finalized: an init has failed half way, and other ranks may still wait in it, or a thread is
+// inside a call of MPI that does not return.
+var inUse atomic.Bool
+
 // departing holds the environments of worlds that have ended while other ranks have not departed
 // yet.
 var departing []*world.Env
@@ -98,12 +102,33 @@ func (w *membership) add(make func(id int64) (*group.Group, error)) (*group.Grou
 	return g, nil
 }
 
+// forgetGroups takes the groups of a world that has ended out of the map.
+func forgetGroups(w *membership) {
+	updateGroups(func(live map[int64]entry) {
+		maps.DeleteFunc(live, func(_ int64, e entry) bool { return e.w == w })
+	})
+}
+
 // remove destroys a group. Its world may still keep it, because MPI uses it or a wait was interrupted.
 func remove(g *group.Group) error {
 	closeWindows(func(other *group.Group) bool { return other == g }, false)
 	err := g.Destroy()
 	updateGroups(func(live map[int64]entry) { delete(live, g.ID) })
 	return err
+}
+
+// worldOf returns this process's part in the world of a group; 0 stands for the world that init made.
+func worldOf(id int64) (*membership, error) {
+	g, err := groupOf(id)
+	if err != nil || id == 0 {
+		return initial.Load(), err
+	}
+	if live := groups.live.Load(); live != nil {
+		if e, ok := (*live)[g.ID]; ok {
+			return e.w, nil
+		}
+	}
+	return nil, status.New(status.GroupDestroyed, "group %d was destroyed", id)
 }
 
 // groupOf returns the group with an id.
@@ -147,9 +172,7 @@ func (w *membership) destroy() error {
 	w.ended.Store(true)
 	w.closeWindows(false)
 	settled, err := w.env.Destroy()
-	updateGroups(func(live map[int64]entry) {
-		maps.DeleteFunc(live, func(_ int64, e entry) bool { return e.w == w })
-	})
+	forgetGroups(w)
 	departing = append(departing, w.env)
 	// Ranks mostly destroy a world together. Then everything is freed now, and not at the next init.
 	_ = work.NewEngine().Wait(func() bool {

@@ -64,11 +64,13 @@ ROOMS = (
         "gocore",
         "the functions behind the C interface: init, submit, wait, exit, the control methods; the "
         "worlds and their groups by id",
-        "diagnose dl group heap mem mpi netif op ps/admin ps/checkpoint ps/client ps/link "
-        "ps/route ps/server ps/table reduce status topo trace window work world",
-        files="doc boundary control control_cuda control_heap control_trace window_calls "
-        "tables_call ps_init tables_remote ps_service ps_checkpoint_phases ps_checkpoint ps_kv "
-        "ps_admin ps tables core world windows closers request",
+        "channel diagnose dl grid group heap meet mem mpi netif op ps/admin ps/checkpoint "
+        "ps/client ps/link ps/route ps/server ps/table reduce status topo trace transport window "
+        "work world",
+        files="doc boundary control control_grid control_join join control_cuda control_heap "
+        "control_trace window_calls tables_call ps_init tables_remote ps_service "
+        "ps_checkpoint_phases ps_checkpoint ps_kv ps_admin ps tables core guests world windows "
+        "closers request",
     ),
     Room(
         "gocore/diagnose",
@@ -79,7 +81,7 @@ ROOMS = (
         "gocore/group",
         "process groups: how they are made and end, the order of their collectives, the life of a "
         "call, checks of arguments, errors that name ranks",
-        "arrive buffer coll coll/ipc coll/shm cuda mem messages op status trace transport "
+        "arrive buffer coll coll/ipc coll/shm cuda grid mem messages op status trace transport "
         "work world",
     ),
     Room(
@@ -215,6 +217,12 @@ ROOMS = (
         "descriptors dl netif status",
     ),
     Room(
+        "gocore/meet",
+        "two jobs that find each other by TCP: the listener, the secret, what the jobs tell each "
+        "other",
+        "descriptors status",
+    ),
+    Room(
         "gocore/netif",
         "the addresses by which other hosts reach this host",
         "dl status",
@@ -254,6 +262,10 @@ ROOMS = (
     Room("gocore/cgroup", "how much memory and how many CPUs cgroups leave to this process"),
     Room("gocore/descriptors", "connections and locks that a forked child closes"),
     Room("gocore/dl", "`dlopen`, `dlsym`, the environment of C"),
+    Room(
+        "gocore/grid",
+        "grids of ranks: dimensions, neighbours, and the boxes of a halo",
+    ),
     Room(
         "gocore/op",
         "operations, dtypes, reduce ops and their traits (generated); the descriptor",

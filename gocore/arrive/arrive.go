@@ -12,6 +12,7 @@ package arrive
 import (
 	"unsafe"
 
+	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
@@ -39,6 +40,19 @@ const (
 type Note struct {
 	Data  unsafe.Pointer
 	Bytes int64 // at most Room of the arrival
+	// Fill, if set, stands for Data, and writes the note. Only a Wire knows it. It is called once, when the note is
+	// announced.
+	Fill func(to unsafe.Pointer)
+}
+
+// write writes the note to memory of Bytes bytes, unless it is there already.
+func (n *Note) write(to unsafe.Pointer) {
+	switch {
+	case n.Fill != nil:
+		n.Fill(to)
+	case n.Bytes > 0 && n.Data != to:
+		mem.Copy(to, n.Data, n.Bytes)
+	}
 }
 
 // State is the state of an arrival.

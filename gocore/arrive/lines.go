@@ -54,7 +54,7 @@ type Lines struct {
 func LinesSize(n int) int64 { return int64(C.pa_size(C.int(n))) }
 
 // NewLines maps the lines of n members for member me. The file has LinesSize(n) bytes, all 0 before
-// the first member announces. It may be closed afterwards.
+// the first member announces, or more: see Behind. It may be closed afterwards.
 func NewLines(file *segment.File, n, me int) (*Lines, error) {
 	mem, err := file.Map()
 	if err != nil {
@@ -62,6 +62,9 @@ func NewLines(file *segment.File, n, me int) (*Lines, error) {
 	}
 	return &Lines{mem: mem, n: n, me: me}, nil
 }
+
+// Behind returns the memory that the file has behind the lines. It stays until Close.
+func (l *Lines) Behind() unsafe.Pointer { return unsafe.Pointer(&l.mem[LinesSize(l.n)]) }
 
 // Yields returns the argument of YieldEvery.
 func (l *Lines) Yields() int { return int(l.yield) }
@@ -97,6 +100,9 @@ func (l *Lines) Turn(seq uint64) {
 	l.seq, l.from = seq, 0
 	C.pa_turn(l.base(), C.int(l.me), C.uint64_t(seq))
 }
+
+// Finish says that this member has finished with collective seq, in its turn.
+func (l *Lines) Finish(seq uint64) { C.pa_turn(l.base(), C.int(l.me), C.uint64_t(seq+1)) }
 
 // Finished tells whether all members have finished with collective seq, as far as they have said.
 func (l *Lines) Finished(seq uint64) bool {

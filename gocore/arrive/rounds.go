@@ -13,6 +13,9 @@ import (
 // so it takes log2 n rounds. If n is no power of two, some members give what they have to a partner first, and get
 // the result from it at the end (Thakur, Rabenseifner, Gropp 2005).
 //
+// Where the members on a node have a Board, only one of them exchanges messages, for all of them: their speaker. So the
+// rounds are of nodes, and a node has one message a round, however many members it has.
+//
 // A message is a header of headerWords, and a record for every member whose note the sender knows. Records are
 // untrusted: their lengths are checked before they are read.
 
@@ -45,14 +48,21 @@ func layout(steps []step, room int64) (size int64) {
 	return size
 }
 
-// plan returns the steps of member me of n, without their places.
-func plan(n, me int) (steps []step) {
-	whole := 1 << (bits.Len(uint(n)) - 1) // the members that take part in the rounds
-	extra := n - whole                    // those that give theirs to a partner
-	if me < 2*extra && me%2 == 0 {
-		return []step{{peer: int32(me + 1), sends: true, known: 1}, {peer: int32(me + 1), receives: true, known: 1, news: n - 1}}
+// plan returns the steps of the speaker of node me, without their places. nodes are the members by node; the first of a
+// node speaks for it.
+func plan(nodes [][]int, me int) (steps []step) {
+	whole := 1 << (bits.Len(uint(len(nodes))) - 1) // the nodes that take part in the rounds
+	extra := len(nodes) - whole                    // those that give theirs to a partner
+	here, all := len(nodes[me]), 0
+	for _, members := range nodes {
+		all += len(members)
 	}
-	// A member of the rounds has a number there, and the members of a block of numbers have notes of these members.
+	speaker := func(node int) int32 { return int32(nodes[node][0]) }
+	if me < 2*extra && me%2 == 0 {
+		partner := speaker(me + 1)
+		return []step{{peer: partner, sends: true, known: here}, {peer: partner, receives: true, news: all - here}}
+	}
+	// A node of the rounds has a number there, and the nodes of a block of numbers have notes of these members.
 	number := me - extra
 	if me < 2*extra {
 		number = me / 2
@@ -63,19 +73,53 @@ func plan(n, me int) (steps []step) {
 		}
 		return v + extra
 	}
-	notes := func(from, to int) int { return to - from + max(0, min(to, extra)-min(from, extra)) }
+	notes := func(from, to int) (members int) {
+		for v := from; v < to; v++ {
+			if members += len(nodes[of(v)]); v < extra {
+				members += len(nodes[of(v)-1])
+			}
+		}
+		return members
+	}
 	if me < 2*extra {
-		steps = append(steps, step{peer: int32(me - 1), receives: true, known: 1, news: 1})
+		steps = append(steps, step{peer: speaker(me - 1), receives: true, news: len(nodes[me-1])})
 	}
 	for d := 1; d < whole; d *= 2 {
 		mine, theirs := number&^(d-1), number&^(d-1)^d
-		steps = append(steps, step{peer: int32(of(number ^ d)), sends: true, receives: true,
+		steps = append(steps, step{peer: speaker(of(number ^ d)), sends: true, receives: true,
 			known: notes(mine, mine+d), news: notes(theirs, theirs+d)})
 	}
 	if me < 2*extra {
-		steps = append(steps, step{peer: int32(me - 1), sends: true, known: n - 1})
+		steps = append(steps, step{peer: speaker(me - 1), sends: true, known: all - len(nodes[me-1])})
 	}
 	return steps
+}
+
+// seats says where the members of a group are, and what one of them does in a gathering.
+type seats struct {
+	nodes [][]int
+	node  []int  // of each member
+	here  int    // the node of this member
+	board *Board // of the members on this node; nil if this one is alone there
+	steps []step // none if another member speaks for the node
+	room  int64  // bytes of a note
+	size  int64  // bytes of the block of a gathering
+}
+
+// seatsOf returns the seats of member me of n.
+func seatsOf(n, me int, nodes [][]int, board *Board) *seats {
+	s := &seats{nodes: nodes, node: make([]int, n), board: board, room: wireRoom(n)}
+	for k, members := range nodes {
+		for _, m := range members {
+			s.node[m] = k
+		}
+	}
+	s.here = s.node[me]
+	if nodes[s.here][0] == me {
+		s.steps = plan(nodes, s.here)
+	}
+	s.size = layout(s.steps, s.room)
+	return s
 }
 
 // The header of a message: the number and the kind of the gathering, the words, and the bytes of the records.
@@ -89,31 +133,33 @@ func recordBytes(note int64) int64 { return 8 + (note+7)&^7 }
 
 // gathering is one gathering of a member. Its messages lie in one block outside the Go heap.
 type gathering struct {
+	*seats
 	end   transport.Endpoint
 	tag   int32
 	n, me int
-	room  int64 // bytes of a note
-	steps []step
 	block unsafe.Pointer
 
 	seq, kind uint64
 	words     [wireWords]uint64
-	notes     []Note // by member; those of the others are in the block
+	notes     []Note // by member; those of the others are in the block, or on the board
 	had       []bool // whose notes are known
 	known     int
-	at        int // the step under way; len(steps): none
+	at        int   // the step under way; len(steps): none
+	number    round // on the board
+	onBoard   bool  // it waits for the others on the node
 	receiving *transport.Request
+	got       int64 // bytes of the message that is received
 	sending   transport.UnderWay
 }
 
-// newGathering makes a gathering with notes of up to room bytes. size is of layout(steps, room).
-func newGathering(end transport.Endpoint, tag int32, room int64, steps []step, size int64) (*gathering, error) {
+// newGathering makes a gathering of the members of end.
+func newGathering(end transport.Endpoint, tag int32, seats *seats) (*gathering, error) {
 	n := end.Size()
-	g := &gathering{end: end, tag: tag, n: n, me: end.Rank(), room: room, steps: steps, at: len(steps),
+	g := &gathering{seats: seats, end: end, tag: tag, n: n, me: end.Rank(), at: len(seats.steps),
 		notes: make([]Note, n), had: make([]bool, n)}
 	g.sending.By = end
 	var err error
-	g.block, err = mem.Alloc(size)
+	g.block, err = mem.Alloc(seats.size)
 	return g, err
 }
 
@@ -121,12 +167,32 @@ func newGathering(end transport.Endpoint, tag int32, room int64, steps []step, s
 func (g *gathering) begin(seq, kind uint64, words *[wireWords]uint64, note Note) (over bool, err error) {
 	g.seq, g.kind, g.words = seq, kind, *words
 	clear(g.had)
-	if note.Bytes > 0 {
-		mem.Copy(g.block, note.Data, note.Bytes)
+	g.known = 0
+	if g.board != nil {
+		g.at = len(g.steps)
+		g.number, g.onBoard = g.board.put(seq, kind, words, note), true
+		return g.poll()
 	}
-	g.notes[g.me], g.had[g.me], g.known = Note{g.block, note.Bytes}, true, 1
+	own := g.own()
+	note.write(own)
+	g.learn(g.me, Note{Data: own, Bytes: note.Bytes})
 	g.at = -1
 	return g.next()
+}
+
+// own returns where the note of this member lies: in the first message, if that has no other note, else at the beginning
+// of the block.
+func (g *gathering) own() unsafe.Pointer {
+	if len(g.steps) > 0 && g.steps[0].sends && g.steps[0].known == 1 {
+		return unsafe.Add(g.block, g.steps[0].outAt+headerBytes+8)
+	}
+	return g.block
+}
+
+// learn keeps the note of a member.
+func (g *gathering) learn(member int, note Note) {
+	g.notes[member], g.had[member] = note, true
+	g.known++
 }
 
 // next goes on to the next step, and over those that wait for nothing.
@@ -136,18 +202,20 @@ func (g *gathering) next() (over bool, err error) {
 			if g.known != g.n {
 				return false, &Damaged{g.me, "it lacks the notes of some members"}
 			}
+			if g.board != nil {
+				g.tellNode()
+			}
 			return true, nil
 		}
 		s := &g.steps[g.at]
 		if s.receives {
-			if g.receiving, err = g.end.Receive(unsafe.Add(g.block, s.inAt), s.in, s.peer, g.tag); err != nil {
-				g.receiving, g.at = nil, len(g.steps)
+			g.got = 0
+			if err = g.receive(s, s.in); err != nil {
 				return false, err
 			}
 		}
 		if s.sends {
-			data := unsafe.Add(g.block, s.outAt)
-			if err = g.sending.Add(g.end.Send(data, g.write(data), s.peer, g.tag)); err != nil {
+			if err = g.send(s); err != nil {
 				g.giveUp()
 				return false, err
 			}
@@ -158,15 +226,44 @@ func (g *gathering) next() (over bool, err error) {
 	}
 }
 
-// write writes the message of what this member knows, and returns its length.
-func (g *gathering) write(to unsafe.Pointer) int64 {
+// firstPart returns how many bytes of a message go first. Up to twice Eager it goes in two parts: three gain nothing.
+func (g *gathering) firstPart(bytes int64) int64 {
+	if most := g.end.Eager(); bytes > most && bytes <= 2*most {
+		return most
+	}
+	return bytes
+}
+
+// receive receives up to bytes bytes more of the message of a step.
+func (g *gathering) receive(s *step, bytes int64) (err error) {
+	if g.receiving, err = g.end.Receive(unsafe.Add(g.block, s.inAt+g.got), bytes, s.peer, g.tag); err != nil {
+		g.receiving, g.at = nil, len(g.steps)
+	}
+	return err
+}
+
+// send sends what this member knows.
+func (g *gathering) send(s *step) error {
+	data := unsafe.Add(g.block, s.outAt)
+	bytes := g.write(data, g.node[s.peer])
+	first := g.firstPart(bytes)
+	err := g.sending.Add(g.end.Send(data, first, s.peer, g.tag))
+	if err == nil && first < bytes {
+		err = g.sending.Add(g.end.Send(unsafe.Add(data, first), bytes-first, s.peer, g.tag))
+	}
+	return err
+}
+
+// write writes the message of what this member knows, and returns its length. The members of node but know their own
+// notes.
+func (g *gathering) write(to unsafe.Pointer, but int) int64 {
 	bytes := int64(headerBytes)
 	for member, note := range g.notes {
-		if !g.had[member] || member == int(g.steps[g.at].peer) { // it knows its own
+		if !g.had[member] || g.node[member] == but {
 			continue
 		}
 		*(*[2]uint32)(unsafe.Add(to, bytes)) = [2]uint32{uint32(member), uint32(note.Bytes)}
-		mem.Copy(unsafe.Add(to, bytes+8), note.Data, note.Bytes)
+		note.write(unsafe.Add(to, bytes+8))
 		bytes += recordBytes(note.Bytes)
 	}
 	header := (*[headerWords]uint64)(to)
@@ -178,17 +275,28 @@ func (g *gathering) write(to unsafe.Pointer) int64 {
 // poll takes the gathering further, and tells whether this member knows everything. Its messages may still be under
 // way then: see settled. After an error the gathering is given up.
 func (g *gathering) poll() (over bool, err error) {
+	if g.onBoard {
+		if over, err := g.look(); over || err != nil || g.onBoard {
+			return over, err
+		}
+	}
 	for g.at < len(g.steps) {
 		if !transport.Over(g.end, g.receiving) {
 			return false, nil
 		}
 		s := &g.steps[g.at]
-		got := g.receiving.Bytes
+		g.got += g.receiving.Bytes
 		err := g.end.Err(g.receiving)
 		g.end.Release(g.receiving)
 		g.receiving = nil
 		if err == nil {
-			err = g.read(s, got)
+			if more := g.rest(s); more > 0 {
+				if err := g.receive(s, more); err != nil {
+					return false, err
+				}
+				continue
+			}
+			err = g.takeIn(unsafe.Add(g.block, s.inAt), g.got, int(s.peer))
 		}
 		if err != nil {
 			g.at = len(g.steps)
@@ -201,27 +309,41 @@ func (g *gathering) poll() (over bool, err error) {
 	return true, nil
 }
 
-// read takes in a message of bytes bytes.
-func (g *gathering) read(s *step, bytes int64) error {
-	from := unsafe.Add(g.block, s.inAt)
-	header := (*[headerWords]uint64)(from)
-	if bytes < headerBytes || header[0] != g.seq || header[1] != g.kind || header[2] != uint64(bytes-headerBytes) {
-		return &Damaged{int(s.peer), "its message is not of this collective"}
+// rest returns how many bytes the second part of a message has, of which the first one was received.
+func (g *gathering) rest(s *step) int64 {
+	most := g.end.Eager()
+	if g.got != most || most == 0 {
+		return 0
+	}
+	bytes := headerBytes + (*(*[headerWords]uint64)(unsafe.Add(g.block, s.inAt)))[2]
+	if bytes > uint64(min(s.in, 2*most)) {
+		return 0 // it is damaged: see takeIn
+	}
+	return int64(bytes) - most
+}
+
+// takeIn takes in what a member has told in bytes bytes. Each word is read once: on a board it may change.
+func (g *gathering) takeIn(from unsafe.Pointer, bytes int64, by int) error {
+	if bytes < headerBytes {
+		return &Damaged{by, "its message is not of this collective"}
+	}
+	header := *(*[headerWords]uint64)(from)
+	if header[0] != g.seq || header[1] != g.kind || header[2] != uint64(bytes-headerBytes) {
+		return &Damaged{by, "its message is not of this collective"}
 	}
 	for i := range g.words {
 		g.words[i] |= header[3+i]
 	}
 	for at := int64(headerBytes); at < bytes; {
 		if bytes-at < 8 {
-			return &Damaged{int(s.peer), "its message is cut off"}
+			return &Damaged{by, "its message is cut off"}
 		}
 		record := *(*[2]uint32)(unsafe.Add(from, at))
 		member, length := int(record[0]), int64(record[1])
 		if member >= g.n || g.had[member] || length > g.room || recordBytes(length) > bytes-at {
-			return &Damaged{int(s.peer), "its message has a note that no member announces"}
+			return &Damaged{by, "its message has a note that no member announces"}
 		}
-		g.notes[member], g.had[member] = Note{unsafe.Add(from, at+8), length}, true
-		g.known++
+		g.learn(member, Note{Data: unsafe.Add(from, at+8), Bytes: length})
 		at += recordBytes(length)
 	}
 	return nil
@@ -237,7 +359,7 @@ func (d *Damaged) Error() string { return "arrive: " + d.Why }
 
 // giveUp gives the gathering up: what this member waits for comes no more.
 func (g *gathering) giveUp() {
-	g.at = len(g.steps)
+	g.at, g.onBoard = len(g.steps), false
 	if g.receiving != nil {
 		_ = g.end.Cancel(g.receiving)
 	}

@@ -3,6 +3,7 @@ package arrive
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 	"unsafe"
@@ -13,30 +14,37 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
+	"github.com/paddlempi/paddlempi/gocore/transport"
 )
 
-// Each member gets the notes of all, of any length, in as many rounds as the number of members needs.
+// Each member gets the notes of all, of any length, in as many rounds as the number of nodes needs.
 func TestNotesReachEveryMember(t *testing.T) {
+	groups := [][][]int{{{0, 1}, {2, 3}}, {{0, 2}, {1, 3}}, {{0, 1}, {2}}, {{0}, {1, 2}, {3, 4, 5}}, {{0, 5}, {1, 4}, {2, 3}}, {{0, 1, 2, 3}, {4}, {5}, {6, 7}, {8, 9}}}
 	for n := 1; n <= 17; n++ {
-		t.Run(fmt.Sprint(n), func(t *testing.T) {
+		groups = append(groups, OfOneEach(n))
+	}
+	for _, nodes := range groups {
+		t.Run(fmt.Sprint(nodes), func(t *testing.T) {
 			t.Parallel()
+			joined := onNodes(t, nodes)
+			n := count(nodes)
 			assert.NoError(t, mpifake.Each(mpifake.New(n), func(rank int, lib mpi.Library) error {
-				w, err := NewWire(mpifake.World(lib), 2)
+				w, err := joined(lib)
 				if err != nil {
 					return err
 				}
-				block, err := mem.Alloc(WireNotes)
+				block, err := mem.Alloc(WirePair)
 				if err != nil {
 					return err
 				}
 				defer mem.Free(block)
 				for seq := uint64(1); seq <= 20; seq++ {
-					length := func(member int) int64 { return (int64(seq) * int64(member+1) * 211) % (w.Room() + 1) }
-					mine := unsafe.Slice((*byte)(block), WireNotes)[:length(rank)]
+					length := func(member int) int64 { return (int64(seq) * int64(member+1) * 3301) % (w.Room() + 1) }
+					mine := unsafe.Slice((*byte)(block), WirePair)[:length(rank)]
 					for i := range mine {
 						mine[i] = byte(rank + i + int(seq))
 					}
-					state, _, err := w.Announce(seq, &Signature{7}, 0, Note{block, length(rank)}, 0)
+					state, _, err := w.Announce(seq, &Signature{7}, 0, Note{Data: block, Bytes: length(rank)}, 0)
 					clear(mine) // the note was copied
 					for state == Pending && err == nil {
 						time.Sleep(time.Microsecond)
@@ -61,6 +69,116 @@ func TestNotesReachEveryMember(t *testing.T) {
 				return w.Close()
 			}))
 		})
+	}
+}
+
+func count(nodes [][]int) (members int) {
+	for _, m := range nodes {
+		members += len(m)
+	}
+	return members
+}
+
+// onNodes returns what makes the arrival of a member of nodes, which have boards.
+func onNodes(t *testing.T, nodes [][]int) func(mpi.Library) (*Wire, error) {
+	boards := map[int]unsafe.Pointer{} // by member
+	for _, members := range nodes {
+		if len(members) == 1 {
+			continue
+		}
+		board, err := mem.Alloc(BoardSize(len(members), count(nodes)))
+		require.NoError(t, err)
+		clear(unsafe.Slice((*byte)(board), BoardSize(len(members), count(nodes))))
+		t.Cleanup(func() { mem.Free(board) })
+		for _, m := range members {
+			boards[m] = board
+		}
+	}
+	return func(lib mpi.Library) (*Wire, error) {
+		end := mpifake.World(lib)
+		var board *Board
+		if memory, ok := boards[end.Rank()]; ok {
+			members := nodes[slices.IndexFunc(nodes, func(m []int) bool { return slices.Contains(m, end.Rank()) })]
+			board = NewBoard(memory, members, end.Rank(), end.Size())
+		}
+		return NewWire(end, 2, nodes, board)
+	}
+}
+
+// counted counts the messages that a member sends.
+type counted struct {
+	transport.Endpoint
+	sent int
+}
+
+func (c *counted) Send(data unsafe.Pointer, bytes int64, to, tag int32) (*transport.Request, error) {
+	c.sent++
+	return c.Endpoint.Send(data, bytes, to, tag)
+}
+
+// Only the first member of a node sends messages: one a round.
+func TestOneSpeaksForANode(t *testing.T) {
+	nodes := [][]int{{0, 3}, {1, 2, 5}, {4}, {6, 7}}
+	joined := onNodes(t, nodes)
+	var sent [8]int
+	require.NoError(t, mpifake.Each(mpifake.New(8), func(rank int, lib mpi.Library) error {
+		w, err := joined(lib)
+		if err != nil {
+			return err
+		}
+		end := &counted{Endpoint: w.end}
+		for _, g := range w.spare {
+			g.end = end
+		}
+		w.end = end
+		for seq := uint64(1); seq <= 3; seq++ {
+			if state, _, err := arrive(w, seq, Signature{1}, 0); state != Agreed || err != nil {
+				return fmt.Errorf("rank %d: state %d, %v", rank, state, err)
+			}
+		}
+		sent[rank] = end.sent
+		return nil
+	}))
+	assert.Equal(t, [8]int{6, 6, 0, 0, 6, 0, 6, 0}, sent)
+}
+
+// What stands on a board and is of no member is an error that names the member.
+func TestAGatheringBelievesNoBoard(t *testing.T) {
+	nodes := [][]int{{0, 1}, {2}}
+	for name, damage := range map[string]func(slot, told *[16]uint64){
+		"a number of no member":  func(slot, _ *[16]uint64) { slot[slotNumber] = 7 },
+		"another collective":     func(slot, _ *[16]uint64) { slot[slotNumber], slot[slotSeq], slot[slotKind] = 1, 2, 1 },
+		"another kind":           func(slot, _ *[16]uint64) { slot[slotNumber], slot[slotSeq], slot[slotKind] = 1, 1, 2 },
+		"a length beyond a note": func(slot, _ *[16]uint64) { copy(slot[:], []uint64{1, 1, 1, 1 << 40}) },
+		"a message too long": func(slot, told *[16]uint64) {
+			copy(slot[:], []uint64{1, 1, 1, 0})
+			copy(told[:], []uint64{1, 0, 0, 1 << 40})
+		},
+		"a message of nothing": func(slot, told *[16]uint64) {
+			copy(slot[:], []uint64{1, 1, 1, 0})
+			copy(told[:], []uint64{1, 0, 0, 0})
+		},
+	} {
+		for me := range 2 {
+			t.Run(fmt.Sprint(name, me), func(t *testing.T) {
+				w, err := onNodes(t, nodes)(mpifake.New(3)[me])
+				require.NoError(t, err)
+				b := w.seats.board
+				told := (*[16]uint64)(b.told(1))
+				damage((*[16]uint64)(b.slot(1-me, 1)), told)
+				if me == 0 && told[0] != 0 || me == 1 && name == "a number of no member" {
+					return // the speaker does not read what it tells, and the others do not wait for each other
+				}
+				if me == 1 && told[0] == 0 {
+					told[0] = 1 // so that the member looks at the slots
+				}
+				_, _, err = w.Announce(1, &Signature{1}, 0, Note{}, 0)
+				var damaged *Damaged
+				if assert.ErrorAs(t, err, &damaged) {
+					assert.Equal(t, 1-me, damaged.Member)
+				}
+			})
+		}
 	}
 }
 
@@ -95,7 +213,7 @@ func TestAGatheringBelievesNoLength(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			libs := mpifake.New(2)
-			w, err := NewWire(mpifake.World(libs[0]), 2)
+			w, err := flat(libs[0])
 			require.NoError(t, err)
 			block, err := mem.Alloc(1 << 10)
 			require.NoError(t, err)

@@ -24,8 +24,7 @@ type Wire struct {
 	end   transport.Endpoint
 	tag   int32
 	n, me int
-	steps []step
-	size  int64 // bytes of the block of a gathering
+	seats *seats
 
 	announced atomic.Uint64      // newest collective that this member has announced
 	mu        sync.Mutex         // guards gaveUp and withdrawn
@@ -81,10 +80,12 @@ func wireRoom(n int) int64 {
 	return max(8*entryWords, min(WireNote, int64(WireNotes/n)&^7))
 }
 
-// NewWire makes the arrival of the members of end. There must be no other messages with the tag.
-func NewWire(end transport.Endpoint, tag int32) (*Wire, error) {
-	w := &Wire{end: end, tag: tag, n: end.Size(), me: end.Rank(), steps: plan(end.Size(), end.Rank())}
-	w.size = layout(w.steps, wireRoom(w.n))
+// NewWire makes the arrival of the members of end. There must be no other messages with the tag. nodes are the members by
+// node, the lowest first, and board is of those on the node of this one, nil if it is alone there. If the members of some
+// node have no board, each member counts as a node: OfOneEach.
+func NewWire(end transport.Endpoint, tag int32, nodes [][]int, board *Board) (*Wire, error) {
+	w := &Wire{end: end, tag: tag, n: end.Size(), me: end.Rank()}
+	w.seats = seatsOf(w.n, w.me, nodes, board)
 	first, err := w.another()
 	if err == nil {
 		w.spare = append(w.spare, first)
@@ -92,10 +93,17 @@ func NewWire(end transport.Endpoint, tag int32) (*Wire, error) {
 	return w, err
 }
 
-// another makes another gathering.
-func (w *Wire) another() (*gathering, error) {
-	return newGathering(w.end, w.tag, wireRoom(w.n), w.steps, w.size)
+// OfOneEach returns n nodes of one member each.
+func OfOneEach(n int) [][]int {
+	nodes := make([][]int, n)
+	for i := range nodes {
+		nodes[i] = []int{i}
+	}
+	return nodes
 }
+
+// another makes another gathering.
+func (w *Wire) another() (*gathering, error) { return newGathering(w.end, w.tag, w.seats) }
 
 // free returns a gathering of which no message is under way.
 func (w *Wire) free() (*gathering, error) {
@@ -221,7 +229,7 @@ func (w *Wire) gathered() (State, Result, error) {
 			return w.state, w.result, nil
 		}
 		vec := w.now.words
-		return w.gather(gatherEntries, w.now.seq, &vec, Note{unsafe.Pointer(&w.entry), 8 * entryWords})
+		return w.gather(gatherEntries, w.now.seq, &vec, Note{Data: unsafe.Pointer(&w.entry), Bytes: 8 * entryWords})
 	}
 	w.takeEntries()
 	switch {

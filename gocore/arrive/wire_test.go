@@ -15,11 +15,12 @@ import (
 
 // The same script as for lines: agreement, differences in every word, refusals.
 func TestWireAgreesWithLines(t *testing.T) {
-	for _, n := range []int{1, 2, 3, 5} {
-		t.Run(fmt.Sprint(n), func(t *testing.T) {
+	for _, nodes := range [][][]int{OfOneEach(1), OfOneEach(2), OfOneEach(3), OfOneEach(5), {{0, 1}, {2, 3}}, {{0, 4}, {1}, {2, 3}}} {
+		t.Run(fmt.Sprint(nodes), func(t *testing.T) {
 			t.Parallel()
+			joined, n := onNodes(t, nodes), count(nodes)
 			assert.NoError(t, mpifake.Each(mpifake.New(n), func(rank int, lib mpi.Library) error {
-				w, err := NewWire(mpifake.World(lib), 2)
+				w, err := joined(lib)
 				if err != nil {
 					return err
 				}
@@ -34,7 +35,7 @@ func TestWireIsPendingUntilAllHaveCome(t *testing.T) {
 	libs := mpifake.New(2)
 	var ws []*Wire
 	for _, lib := range libs {
-		w, err := NewWire(mpifake.World(lib), 2)
+		w, err := flat(lib)
 		require.NoError(t, err)
 		ws = append(ws, w)
 	}
@@ -80,7 +81,7 @@ func TestWireReportsErrorsOfMPI(t *testing.T) {
 	for call := 1; call <= 4; call++ {
 		var ws []*Wire
 		for _, lib := range mpifake.New(2, mpifake.Fail(0, call, 16)) {
-			w, err := NewWire(mpifake.World(lib), 2)
+			w, err := flat(lib)
 			require.NoError(t, err)
 			ws = append(ws, w)
 		}
@@ -99,7 +100,7 @@ func TestWireReportsErrorsOfMPI(t *testing.T) {
 // wires makes the arrivals of n members of one process.
 func wires(t *testing.T, n int) (ws []*Wire) {
 	for _, lib := range mpifake.New(n) {
-		w, err := NewWire(mpifake.World(lib), 2)
+		w, err := flat(lib)
 		require.NoError(t, err)
 		ws = append(ws, w)
 	}
@@ -169,4 +170,10 @@ func TestAMemberLeavesAWireThatItGaveUp(t *testing.T) {
 	assert.False(t, ws[0].Settled())
 	require.NoError(t, ws[1].Leave(1, status.PeerLeft))
 	settle(t, ws)
+}
+
+// flat makes the arrival of a member of nodes of one member each.
+func flat(lib mpi.Library) (*Wire, error) {
+	end := mpifake.World(lib)
+	return NewWire(end, 2, OfOneEach(end.Size()), nil)
 }

@@ -18,6 +18,7 @@ type Tag int32
 // The rooms that send messages.
 const (
 	Groups Tag = iota + 1 // package group: meetings, and which ranks have come
+	Joins                 // package gocore: what the ranks of a party tell each other while it is joined with another one
 )
 
 // Channel sends and receives the messages of one room. Its methods are safe for concurrent use.

@@ -102,6 +102,8 @@ type Args struct {
 	// Send and Recv are the buffers: one, or one for each rank. Send is empty if the operation is
 	// in place.
 	Send, Recv []Part
+	// Neighbours is set for an operation between neighbours.
+	Neighbours *Neighbours
 	// DeviceArgs is set if some rank has tensors in device memory.
 	DeviceArgs *DeviceArgs
 	// Notes has what the members have announced beside their signatures, for the collective with the number Seq. It

@@ -456,10 +456,10 @@ func TestAnOfferThatWasFreedTellsNothing(t *testing.T) {
 		}
 		assert.Equal(t, !c.place, o.CarriesInput(), what)
 		assert.Positive(t, o.Note(&a).Bytes, what)
-		o.Free()
+		o.Free(0)
 		assert.False(t, o.CarriesInput(), what)
 		assert.Equal(t, arrive.Note{}, o.Note(&a), what)
-		o.Free()
+		o.Free(0)
 	}
 }
 

@@ -15,6 +15,7 @@ type Offer struct {
 	bytes  int64          // of the input, if it lies in the note
 	block  unsafe.Pointer // where an input of several parts is put together; nil for one part
 	places Places
+	swaps  *blockOffer // of a call with neighbours
 }
 
 // Make finds out what the note can hold, allocates what Note needs, and returns flags with the flag for it. copied says
@@ -46,11 +47,13 @@ func (o *Offer) Make(a *Args, flags arrive.Flags, copied bool) (arrive.Flags, er
 }
 
 // CarriesInput tells whether the note has the input itself.
-func (o *Offer) CarriesInput() bool { return o.bytes > 0 }
+func (o *Offer) CarriesInput() bool { return o.bytes > 0 || o.swaps != nil }
 
 // Note returns the note. It is called when the call is announced, because it reads the input.
 func (o *Offer) Note(a *Args) arrive.Note {
 	switch {
+	case o.swaps != nil:
+		return o.swaps.tell(a)
 	case o.places.bytes > 0:
 		return o.places.Note()
 	case o.bytes == 0:
@@ -70,12 +73,15 @@ func (o *Offer) Note(a *Args) arrive.Note {
 }
 
 // Free gives back what Make has allocated. The operation is over for this rank, or was not announced. The offer tells
-// nothing then: the caller may have freed its tensors.
-func (o *Offer) Free() {
+// nothing then: the caller may have freed its tensors. seq is the number of the collective; 0 if it was not announced.
+func (o *Offer) Free(seq uint64) {
 	if o.block != nil {
 		mem.Free(o.block)
 	}
 	o.places.Free()
+	if o.swaps != nil {
+		o.swaps.free(seq)
+	}
 	*o = Offer{}
 }
 

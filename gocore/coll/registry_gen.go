@@ -22,6 +22,8 @@ func init() {
 		op.AllToAll:           {&single, &inline, &mapped, &singleOnDevice, &allToAllIPC, &allToAllEvenDirect, &allToAllUnevenDirect, &staged, &allToAllEvenMPI, &allToAllUnevenMPI},
 		op.Scan:               {&single, &singleOnDevice, &staged, &scanGather16, &scanMPI},
 		op.Exscan:             {&single, &singleOnDevice, &staged, &scanGather16, &scanMPI},
+		op.HaloExchange:       {&blocks, &neighbourMessages},
+		op.NeighborAllToAll:   {&blocks, &neighbourMessages},
 	}
 }
 
@@ -39,4 +41,6 @@ var place = [op.NumCodes]uint8{
 	op.AllToAll:           9,
 	op.Scan:               10,
 	op.Exscan:             11,
+	op.HaloExchange:       12,
+	op.NeighborAllToAll:   13,
 }

@@ -157,7 +157,7 @@ func (d *driven) Poll() bool {
 	d.done, d.err = d.p.Poll()
 	return d.done
 }
-func (d *driven) Requests(b *work.Batch) bool { d.p.Requests(b); return true }
+func (d *driven) Requests(b *work.Batch) work.Pace { d.p.Requests(b); return work.Always }
 
 // form says whether a program is carried out by Run or polled.
 type form string

@@ -44,7 +44,7 @@ func (t *task) mayBeAhead(before []*task) bool {
 	if !t.collective.offer.CarriesInput() {
 		return true // no input travels
 	}
-	if t.copied || !t.isAfter(t.g.current) {
+	if t.copied || t.collective.args.Neighbours != nil || !t.isAfter(t.g.current) {
 		return false
 	}
 	for _, u := range before {
@@ -60,7 +60,7 @@ func (t *task) isAfter(u *task) bool {
 	switch {
 	case u.refused || !u.collective.args.WritesRecv():
 		return true
-	case u.copied:
+	case u.copied || u.collective.args.Neighbours != nil:
 		return false // the parts are not where the result goes
 	}
 	elem := int64(t.collective.args.DType.Size())

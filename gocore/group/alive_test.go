@@ -2,11 +2,14 @@ package group
 
 import (
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 
+	"github.com/paddlempi/paddlempi/gocore/channel"
+	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
@@ -155,4 +158,34 @@ func TestTheEndDoesNotWaitForADeadRank(t *testing.T) {
 		_, _ = e.Leave()
 		assert.False(t, e.Departure.AwaitDepartures(), "MPI cannot be finalized")
 	})
+}
+
+// A rank that is known to be dead is sent no letters: MPICH may crash in a send to it.
+func TestADeadRankIsSentNothing(t *testing.T) {
+	var told, sent atomic.Int64
+	watch := mpifake.WithHook(func(rank, _ int, c *mpi.Call) (time.Duration, error) {
+		if rank == 0 && c.Fn == mpi.FnSend && c.Peer == 2 && c.Tag == int32(channel.Groups) && told.Load() == 1 {
+			sent.Add(1)
+		}
+		return 0, nil
+	})
+	libs := mpifake.New(3, mpifake.Nodes([]int{0, 1, 2}), watch)
+	assert.NoError(t, mpifake.Each(libs, func(rank int, lib mpi.Library) error {
+		e, err := world.NewEnv(mpifake.World(lib), 20*time.Second, nil)
+		if err != nil {
+			return err
+		}
+		if rank == 2 {
+			dies(e)
+		}
+		if rank == 0 {
+			e.Mail.Ask(2, 1, 1)
+			assert.Eventually(t, func() bool { return len(e.Roster.Watch().Dead) == 1 }, 10*time.Second, time.Millisecond)
+			told.Store(1)
+			e.Mail.Ask(2, 1, 1)
+			e.Answer(2, 1, 1)
+		}
+		return nil
+	}))
+	assert.Zero(t, sent.Load())
 }

@@ -51,6 +51,9 @@ func (c *collective) check(d *op.Desc, t *op.Trait) error {
 	case !t.Recv.Accepts(len(recvs), g.Size, root):
 		return c.wrongNumber("recv", len(recvs), t.Recv)
 	}
+	if t.Neighbours {
+		return c.checkNeighbours(d, sends, recvs)
+	}
 	var err error
 	if a.Send, err = c.parts("send", sends, c.one[0:0:1]); err != nil {
 		return err

@@ -147,13 +147,16 @@ func (c *collective) carryOut() (done bool, lingering *work.Handle, err error) {
 	return true, nil, c.finish(err)
 }
 
-// A synchronous call looks wireLooks times by itself whether all members have come by wire: some 50 us. After the first
+// A synchronous call looks wireLooks times by itself whether all members have come by wire: some 50 us, and once more for
+// bytesOfLook bytes that it sends, because a long note takes its time on the wire. After the first
 // wireSpins, which take as long as a message to another node and back, it yields the core between two looks. The rank for
 // which it waits may need that core, also where there seems to be a core for each rank: two containers, or a rank and
 // the threads of another program.
 const (
 	wireLooks = 100
 	wireSpins = 24
+
+	bytesOfLook = 512
 )
 
 // carryOutByWire announces c on this thread, and looks for a moment whether all members have come. A collective whose
@@ -165,7 +168,7 @@ func (c *collective) carryOutByWire(note arrive.Note) (lingering *work.Handle, e
 	state, res, err := g.arrival.Announce(g.turn, &c.sig, c.flags, note, 0)
 	g.Env.Engine.CalledMPI()
 	if c.flags&coll.Inline != 0 {
-		for looks := 0; looks < wireLooks && state == arrive.Pending && err == nil; looks++ {
+		for looks := int64(0); looks < wireLooks+note.Bytes/bytesOfLook && state == arrive.Pending && err == nil; looks++ {
 			if looks >= wireSpins || g.Env.Node.Crowded() {
 				work.Yield()
 			}

@@ -75,6 +75,11 @@ func New(e *world.Env, id int64, ranks []int, timeout time.Duration) (*Group, er
 // block, so build runs on a thread of its own: if a member dies, it may never return, and the caller gets an error. It
 // counts as a use of the world then, so MPI is not finalized. If it returns after all, abandoned is called.
 func create(e *world.Env, what string, ranks []int, build func() error, abandoned func()) error {
+	return attempt(e, what, ranks, func() error { return nil }, build, abandoned)
+}
+
+// attempt is create that is also given up if ends returns why.
+func attempt(e *world.Env, what string, ranks []int, ends, build func() error, abandoned func()) error {
 	made, given := make(chan error), make(chan struct{})
 	done := e.Use()
 	go func() {
@@ -103,6 +108,10 @@ func create(e *world.Env, what string, ranks []int, build func() error, abandone
 			}
 			return err
 		case now := <-tick.C:
+			if err := ends(); err != nil {
+				close(given)
+				return err
+			}
 			if since.IsZero() && e.Roster.AnyDied(ranks) {
 				since = now
 			}
@@ -144,21 +153,34 @@ func (g *Group) join(comm transport.Comm) (err error) {
 		return nil
 	}
 	if g.Env.Topo.OneNode(g.Ranks) {
-		lines, _, err := g.Env.Node.MakeLines(comm, transport.EveryRank(g.Size))
+		lines, _, err := g.Env.Node.MakeLines(comm, transport.EveryRank(g.Size), 0)
 		if err != nil {
 			return err
 		}
 		if lines != nil {
 			g.local, g.arrival, g.notes = true, lines, lines
 			g.node = &coll.Node{Lines: lines, Reach: g.Reach, Read: g.Read}
+			if shared, _ := g.Env.Node.Heaps(); shared {
+				g.blocks = &coll.Blocks{Finished: lines.Finished}
+			}
 			return nil
 		}
 	}
-	if g.wire, err = arrive.NewWire(comm, coll.ArrivalTag); err != nil {
+	board, err := g.makeLevels(comm)
+	if err != nil {
+		return err
+	}
+	nodes := arrive.OfOneEach(g.Size)
+	if g.levels != nil && g.forced&coll.WithoutLevels == 0 {
+		nodes = g.levels.Nodes
+	} else {
+		board = nil
+	}
+	if g.wire, err = arrive.NewWire(comm, coll.ArrivalTag, nodes, board); err != nil {
 		return err
 	}
 	g.arrival, g.notes = g.wire, g.wire
-	return g.makeLevels(comm)
+	return nil
 }
 
 // MonitoredBarrier returns when all members have called it. It uses messages and has no part in the

@@ -13,7 +13,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
-// ranksThatMPIFails is ranks for four ranks of two nodes. Once failing is set, MPI tells of a death wherever
+// ranksThatMPIFails is ranks for four ranks of four nodes. Once failing is set, MPI tells of a death wherever
 // ranks 0 to 2 call it for the application.
 func ranksThatMPIFails(t *testing.T, failing *atomic.Bool, f func(t *testing.T, e *world.Env, g *Group)) {
 	fails := func(rank, _ int, c *mpi.Call) (time.Duration, error) {
@@ -24,7 +24,7 @@ func ranksThatMPIFails(t *testing.T, failing *atomic.Bool, f func(t *testing.T, 
 		}
 		return 0, nil
 	}
-	hooked(t, []int{0, 0, 1, 1}, fails, func(t *testing.T, e *world.Env, g *Group) {
+	hooked(t, []int{0, 1, 2, 3}, fails, func(t *testing.T, e *world.Env, g *Group) {
 		g.SetTimeout(10 * time.Second)
 		f(t, e, g)
 	})

@@ -71,7 +71,7 @@ func (c *collective) drop() {
 		c.staged[i].Free()
 	}
 	c.staged = nil
-	c.offer.Free()
+	c.offer.Free(c.args.Seq)
 	c.prog.Close()
 	if t := c.releaseDevice(); t != nil {
 		t.Release()

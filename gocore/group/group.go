@@ -37,6 +37,8 @@ type Group struct {
 	notes    coll.Notes   // of the arrival; nil in a group of one
 	node     *coll.Node   // set if the group is local and has several members
 	forced   coll.Forced  // algorithms that are preferred to the registry's order
+	patterns patterns     // of the exchanges with neighbours
+	blocks   *coll.Blocks // for these, if the members share memory; else nil
 	inquiry  inquiry      // which members have come to the current collective; used with a wire
 	timeout  atomic.Int64 // of an operation that has no timeout of its own, in nanoseconds
 

@@ -5,15 +5,19 @@ import (
 	"flag"
 	"fmt"
 	"math/rand"
+	"os"
+	"os/exec"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 
 	"github.com/paddlempi/paddlempi/gocore/coll"
+	"github.com/paddlempi/paddlempi/gocore/heap"
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
@@ -23,25 +27,50 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
-var jobs = flag.Int("jobs", 24, "random jobs over several nodes to try")
+var (
+	jobs     = flag.Int("jobs", 24, "random jobs over several nodes to try")
+	firstJob = flag.Int64("job", 0, "the seed of the first of them")
+	jobsFor  = flag.Duration("jobs-for", 0, "how long to try random jobs, each time others; 0: as many as -jobs says")
+)
 
-// A job is ranks on several nodes that make the same collectives, one after another. At one of them something goes
-// wrong with one rank.
+// A job is ranks on several nodes that make the same collectives, one after another. At one or two of them something
+// goes wrong with one rank.
 type job struct {
-	nodes   []int
-	steps   []jobStep
-	trouble trouble
-	at      int           // the step at which it happens
-	rank    int           // to which it happens
-	after   time.Duration // of that step's begin, or the number of the call of MPI that fails
-	slow    bool          // messages take a moment
+	seed      int64
+	nodes     []int
+	steps     []jobStep
+	accidents []accident
+	slow      bool // messages take a moment
+	lags      bool // and ranks come at different moments
 }
 
 // jobStep is one collective of all ranks. Those that are asynchronous are waited for at the next that is not.
 type jobStep struct {
-	code  op.Code
-	count int64 // of a rank's share
-	async bool
+	code   op.Code
+	count  int64 // of a rank's share
+	dtype  op.DType
+	uneven bool // the shares differ
+	where  memory
+	async  bool
+}
+
+// memory says where tensors lie.
+type memory int
+
+const (
+	elsewhere memory = iota
+	inHeaps
+	someInHeaps
+	memories
+)
+
+// accident is what goes wrong.
+type accident struct {
+	what  trouble
+	at    int           // the step at which it happens
+	rank  int           // to which it happens
+	after time.Duration // of that step's begin
+	call  int64         // or the number of the call of MPI, from that step's begin on; 0: after counts
 }
 
 type trouble int
@@ -70,6 +99,50 @@ func (t trouble) leavesRequests() bool {
 	return t == late || t == interrupts || t == killed || t == fails
 }
 
+// has tells whether something of the kind goes wrong.
+func (j *job) has(is func(t trouble) bool) bool {
+	return slices.ContainsFunc(j.accidents, func(a accident) bool { return is(a.what) })
+}
+
+func (j *job) hasAny(of ...trouble) bool {
+	return j.has(func(t trouble) bool { return slices.Contains(of, t) })
+}
+
+// stood is for how many nanoseconds this process has stood still so far, because somebody stopped it or the machine slept.
+var stood atomic.Int64
+
+// watchClock counts them until done is closed.
+func watchClock(done <-chan struct{}) {
+	const usual, long = 100 * time.Millisecond, 3 * time.Second
+	for last := time.Now(); ; {
+		select {
+		case <-done:
+			return
+		case <-time.After(usual):
+		}
+		if since := time.Since(last); since > long {
+			stood.Add(int64(since))
+		}
+		last = time.Now()
+	}
+}
+
+// jobLimit is how long a job may take.
+const jobLimit = 90 * time.Second
+
+// panicIfHangs ends the test if a job is not over in time.
+func (j *job) panicIfHangs(done <-chan struct{}) {
+	began, before := time.Now(), stood.Load()
+	for time.Since(began)-time.Duration(stood.Load()-before) < jobLimit {
+		select {
+		case <-done:
+			return
+		case <-time.After(time.Second):
+		}
+	}
+	panic(fmt.Sprintf("seed %d hangs: %+v", j.seed, *j))
+}
+
 const (
 	// jobPatience is how long ranks wait for one that is late.
 	jobPatience = 700 * time.Millisecond
@@ -77,8 +150,9 @@ const (
 	jobSlack = 8 * time.Second
 )
 
-func randomJob(r *rand.Rand) *job {
-	j := &job{trouble: trouble(r.Intn(int(troubles))), slow: r.Intn(2) == 0}
+func randomJob(seed int64) *job {
+	r := rand.New(rand.NewSource(seed))
+	j := &job{seed: seed, slow: r.Intn(2) == 0, lags: r.Intn(4) == 0}
 	nodes, most := 1+r.Intn(6), 1
 	if r.Intn(2) == 0 {
 		most = 1 + r.Intn(5)
@@ -91,102 +165,221 @@ func randomJob(r *rand.Rand) *job {
 	if len(j.nodes) == 1 {
 		j.nodes = append(j.nodes, 1)
 	}
-	if j.trouble == killed && nodes == 1 && j.nodes[len(j.nodes)-1] == 0 {
-		j.trouble = goes // on one node it is the kernel that tells of the end of a process
-	}
+	oneNode := nodes == 1 && j.nodes[len(j.nodes)-1] == 0
 	if r.Intn(3) == 0 { // the nodes are not in order
 		r.Shuffle(len(j.nodes), func(a, b int) { j.nodes[a], j.nodes[b] = j.nodes[b], j.nodes[a] })
 	}
-	codes := []op.Code{op.AllReduce, op.AllReduce, op.AllReduce, op.ReduceScatter, op.AllGather, op.Broadcast, op.Barrier}
 	for range 3 + r.Intn(6) {
-		s := jobStep{code: codes[r.Intn(len(codes))], async: r.Intn(3) == 0}
-		switch r.Intn(8) {
-		case 0:
-			s.count = int64(r.Intn(3))
-		case 1, 2, 3:
-			s.count = 1 + int64(r.Intn(1000))
-		case 4, 5, 6:
-			s.count = 2000 + int64(r.Intn(50000))
-		default:
-			s.count = 200000 + int64(r.Intn(400000))
+		j.steps = append(j.steps, randomStep(r, len(j.nodes)))
+	}
+	for range 1 + r.Intn(5)/4 {
+		a := randomAccident(r, j)
+		if a.what == killed && oneNode {
+			a.what = goes // on one node it is the kernel that tells of the end of a process
 		}
-		j.steps = append(j.steps, s)
-	}
-	j.at, j.rank = r.Intn(len(j.steps)), r.Intn(len(j.nodes))
-	j.after = time.Duration(r.Intn(20)) * time.Millisecond
-	if j.trouble == fails {
-		j.after = time.Duration(1 + r.Intn(12))
-	}
-	if j.trouble == mismatches && j.steps[j.at].code == op.Barrier {
-		j.steps[j.at].code = op.AllReduce
+		if a.what != none {
+			j.accidents = append(j.accidents, a)
+		}
 	}
 	return j
+}
+
+func randomStep(r *rand.Rand, ranks int) jobStep {
+	codes := []op.Code{op.AllReduce, op.AllReduce, op.AllReduce, op.AllReduceCoalesced, op.ReduceScatter, op.AllGather, op.Broadcast, op.Reduce, op.Barrier}
+	s := jobStep{code: codes[r.Intn(len(codes))], dtype: op.Float32, async: r.Intn(3) == 0, where: memory(r.Intn(int(memories))), uneven: r.Intn(3) == 0}
+	if r.Intn(4) == 0 {
+		s.dtype = op.Float16
+	}
+	switch r.Intn(8) {
+	case 0:
+		s.count = int64(r.Intn(3))
+	case 1, 2, 3:
+		s.count = 1 + int64(r.Intn(1000))
+	case 4, 5, 6:
+		s.count = 2000 + int64(r.Intn(50000))
+	default:
+		s.count = 200000 + int64(r.Intn(400000))
+	}
+	if s.code == op.ReduceScatter || s.code == op.AllGather { // each rank has a share
+		s.count = s.count * 2 / int64(ranks)
+	}
+	return s
+}
+
+func randomAccident(r *rand.Rand, j *job) accident {
+	a := accident{what: trouble(r.Intn(int(troubles))), at: r.Intn(len(j.steps)), rank: r.Intn(len(j.nodes)), after: time.Duration(r.Intn(20)) * time.Millisecond}
+	if a.what == fails || a.what == killed && r.Intn(2) == 0 {
+		a.call = 1 + int64(r.Intn(12))
+	}
+	if a.what == mismatches && j.steps[a.at].code == op.Barrier {
+		j.steps[a.at].code = op.AllReduce
+	}
+	return a
 }
 
 // member is one rank of a job.
 type member struct {
 	*job
-	t      *testing.T
-	e      *world.Env
-	g      *Group
-	calls  []*jobCall    // those that are not waited for
-	kept   []*jobCall    // those that have failed
-	failAt *atomic.Int64 // calls of MPI until one fails; none if it is below 1
+	t     *testing.T
+	e     *world.Env
+	g     *Group
+	calls []*jobCall     // those that are not waited for
+	kept  []*jobCall     // those that have failed
+	until []atomic.Int64 // calls of MPI until each accident happens; none if it is below 1
+	lag   *rand.Rand     // nil: it comes at once
+	kill  func()         // ends this rank
 }
 
 // jobCall is one call of a rank.
 type jobCall struct {
 	jobStep
 	step       int
-	send, recv op.Buf
+	send, recv []op.Buf
+	lists      [2][]op.Buf // what d names of send and recv
+	mapped     bool
 	handle     *work.Handle
 	began      time.Time
+	stood      int64 // stood at that time
 	err        error
 }
 
 func (m *member) fatal(format string, args ...any) {
-	m.t.Errorf("rank %d: %s\n%+v", m.g.Rank, fmt.Sprintf(format, args...), *m.job)
+	m.t.Errorf("rank %d: %s\nseed %d: %+v", m.g.Rank, fmt.Sprintf(format, args...), m.seed, *m.job)
 }
 
-// input is element i of what a rank gives at a step.
+// input is element i of what a rank gives at a step. Sums over all ranks are below 2048, up to which float16 has all
+// whole numbers.
 func input(rank, step int, i int64) float32 { return float32(rank + 1 + step + int(i%5)) }
 
+// asHalf has the bits of whole numbers in float16.
+var asHalf = sync.OnceValue(func() []uint16 {
+	numbers := make([]float32, 2048)
+	for i := range numbers {
+		numbers[i] = float32(i)
+	}
+	return halved(op.Float16, numbers)
+})
+
+func short(b op.Buf) []uint16 { return unsafe.Slice((*uint16)(b.Data), b.Count) }
+
+// put writes whole numbers into a tensor.
+func put(b op.Buf, number func(i int64) float32) {
+	if b.DType == op.Float16 {
+		for i := range short(b) {
+			short(b)[i] = asHalf()[int(number(int64(i)))]
+		}
+		return
+	}
+	for i := range values(b) {
+		values(b)[i] = number(int64(i))
+	}
+}
+
+// differs returns the first element of a tensor that is not as expected; -1 if all are.
+func differs(b op.Buf, number func(i int64) float32) int {
+	if b.DType == op.Float16 {
+		for i, v := range short(b) {
+			if v != asHalf()[int(number(int64(i)))] {
+				return i
+			}
+		}
+		return -1
+	}
+	for i, v := range values(b) {
+		if v != number(int64(i)) {
+			return i
+		}
+	}
+	return -1
+}
+
+// tensors makes some, one for each length.
+func (c *jobCall) tensors(lengths ...int64) (list []op.Buf) {
+	alloc := mem.Alloc
+	if c.mapped {
+		own, err := heap.OfProcess()
+		if err != nil {
+			panic(err)
+		}
+		alloc = own.Alloc
+	}
+	for _, n := range lengths {
+		p, err := alloc(max(1, n*int64(c.dtype.Size())))
+		if err != nil {
+			panic(err)
+		}
+		list = append(list, op.Buf{Data: p, Count: n, DType: c.dtype, DeviceType: op.DeviceCPU})
+	}
+	return list
+}
+
+func (c *jobCall) free() {
+	for _, b := range slices.Concat(c.send, c.recv) {
+		if c.mapped {
+			_ = heap.IfMade().Free(b.Data)
+		} else {
+			mem.Free(b.Data)
+		}
+	}
+}
+
+// shares returns the lengths of the shares of all ranks.
+func (c *jobCall) shares(count int64, size int) (lengths []int64) {
+	for r := range size {
+		n := count
+		if c.uneven {
+			n += int64(r % 3 * 100)
+		}
+		lengths = append(lengths, n)
+	}
+	return lengths
+}
+
 func (m *member) begin(step int, count int64, timeout time.Duration) *jobCall {
-	c := &jobCall{jobStep: m.steps[step], step: step, began: time.Now()}
-	n, size, rank := count, int64(m.g.Size), m.g.Rank
-	gives, gets := n, n
-	switch c.code {
-	case op.ReduceScatter:
-		gives = n * size
-	case op.AllGather:
-		gets = n * size
-	}
-	make32 := func(n int64) op.Buf { return floats(make([]float32, n)...) }
-	c.send, c.recv = make32(gives), make32(gets)
-	fill := values(c.send)
-	for i := range fill {
-		fill[i] = input(rank, step, int64(i))
-	}
-	var d *op.Desc
+	c := &jobCall{jobStep: m.steps[step], step: step, began: time.Now(), stood: stood.Load()}
+	c.mapped = c.where == inHeaps || c.where == someInHeaps && m.g.Rank%2 == 0
+	size, rank, root := m.g.Size, m.g.Rank, step%m.g.Size
+	all := c.shares(count, size)
+	mine := func(i int64) float32 { return input(rank, step, i) }
+	inPlace := step%2 == 0
 	switch c.code {
 	case op.AllReduce:
-		d = desc(c.code, []op.Buf{c.send}, []op.Buf{c.recv})
-		if step%2 == 0 { // in place
-			copy(values(c.recv), fill)
-			d = desc(c.code, nil, []op.Buf{c.recv})
+		c.recv = c.tensors(count)
+		if !inPlace {
+			c.send = c.tensors(count)
 		}
-		d.ReduceOp = op.Sum
+	case op.AllReduceCoalesced:
+		c.recv, inPlace = c.tensors(count, 0, count/2+1), true
 	case op.ReduceScatter:
-		d = desc(c.code, []op.Buf{c.send}, []op.Buf{c.recv})
-		d.ReduceOp = op.Sum
+		c.send, c.recv, inPlace = c.tensors(all...), c.tensors(all[rank]), false
 	case op.AllGather:
-		d = desc(c.code, []op.Buf{c.send}, []op.Buf{c.recv})
+		c.send, c.recv, inPlace = c.tensors(all[rank]), c.tensors(all...), false
 	case op.Broadcast:
-		copy(values(c.recv), fill)
-		d = desc(c.code, nil, []op.Buf{c.recv})
-		d.Root = int32(step) % int32(size)
-	default:
-		d = desc(c.code, nil, nil)
+		c.recv, inPlace = c.tensors(count), true
+	case op.Reduce:
+		if inPlace = inPlace && rank == root; inPlace {
+			c.recv = c.tensors(count)
+		} else {
+			c.send, c.recv = c.tensors(count), c.tensors(count)
+		}
+	}
+	given := c.send
+	if inPlace {
+		given = c.recv
+	}
+	for _, b := range given {
+		put(b, mine)
+	}
+	c.lists = [2][]op.Buf{c.send, c.recv}
+	if c.code == op.Reduce && rank != root {
+		c.lists[1] = nil
+	}
+	d := desc(c.code, c.lists[0], c.lists[1])
+	if t, _ := op.TraitOf(c.code); t.Reduces {
+		d.ReduceOp = op.Sum
+	}
+	if t, _ := op.TraitOf(c.code); t.Rooted {
+		d.Root = int32(root)
 	}
 	d.TimeoutNS = int64(timeout)
 	if c.async {
@@ -201,88 +394,110 @@ func (m *member) end(c *jobCall) {
 	if c.async && c.err == nil {
 		_, c.err = c.handle.Wait(-1, m.e.Interrupt)
 	}
-	if took := time.Since(c.began); took > jobSlack {
+	took := time.Since(c.began)
+	if took > jobSlack { // watchClock may have to notice it first
+		time.Sleep(time.Second)
+		took -= time.Duration(stood.Load() - c.stood)
+	}
+	if took > jobSlack {
 		m.fatal("step %d took %v: %v", c.step, took, c.err)
 	}
 	if c.err != nil {
 		m.kept = append(m.kept, c)
 		return
 	}
-	if at, got, want := c.wrong(m.g.Rank, m.g.Size); at >= 0 {
-		m.fatal("step %d: element %d is %v, not %v", c.step, at, got, want)
+	if which, at := c.wrong(m.g.Rank, m.g.Size); at >= 0 {
+		m.fatal("step %d: element %d of tensor %d is wrong", c.step, at, which)
 	}
-	m.free(c)
+	c.free()
 }
 
-func (m *member) free(c *jobCall) {
-	mem.Free(c.send.Data)
-	mem.Free(c.recv.Data)
+// wrong returns the first tensor whose result is wrong, and its element; -1 if none is.
+func (c *jobCall) wrong(rank, size int) (which, at int) {
+	sum := func(i int64) (sum float32) {
+		for r := range size {
+			sum += input(r, c.step, i)
+		}
+		return sum
+	}
+	root := c.step % size
+	for k, b := range c.recv {
+		want := sum
+		switch {
+		case c.code == op.AllGather:
+			want = func(i int64) float32 { return input(k, c.step, i) }
+		case c.code == op.Broadcast:
+			want = func(i int64) float32 { return input(root, c.step, i) }
+		case c.code == op.Reduce && rank != root:
+			continue
+		}
+		if at := differs(b, want); at >= 0 {
+			return k, at
+		}
+	}
+	return 0, -1
 }
 
-// wrong returns the first element of the result that is wrong, -1 if none is.
-func (c *jobCall) wrong(rank, size int) (at int64, got, want float32) {
-	if c.code == op.Barrier {
-		return -1, 0, 0
-	}
-	for k, v := range values(c.recv) {
-		i, want := int64(k), float32(0)
-		sum := func(i int64) (sum float32) {
-			for r := range size {
-				sum += input(r, c.step, i)
-			}
-			return sum
-		}
-		switch c.code {
-		case op.AllReduce:
-			want = sum(i)
-		case op.ReduceScatter:
-			want = sum(int64(rank)*c.recv.Count + i)
-		case op.AllGather:
-			want = input(int(i/c.send.Count), c.step, i%c.send.Count)
-		case op.Broadcast:
-			want = input(c.step%size, c.step, i)
-		}
-		if v != want {
-			return i, v, want
-		}
-	}
-	return -1, 0, 0
+// allowed are the codes of errors that come of each trouble.
+var allowed = map[trouble][]status.Code{
+	mismatches: {status.Mismatch}, refuses: {status.Refused},
+	// The goroutines of a rank that is killed go on for a moment: its queued calls become refusals. After Ctrl-C a rank leaves, perhaps before the others hear of its refusal.
+	late: {status.Timeout, status.GroupBroken, status.Refused}, interrupts: {status.Interrupted, status.GroupBroken, status.Refused, status.PeerLeft},
+	goes: {status.PeerLeft, status.GroupBroken}, killed: {status.PeerDied, status.GroupBroken, status.GroupDestroyed, status.Refused},
+	fails: {status.MPI, status.GroupBroken},
 }
 
 // play makes the calls until one breaks the group, and returns whether this rank is dead.
 func (m *member) play() (dead bool) {
 	for step := range m.steps {
-		here, mine := step == m.at && m.trouble != none, step == m.at && m.g.Rank == m.rank
+		if m.lag != nil {
+			time.Sleep(time.Duration(m.lag.Int63n(int64(3 * time.Millisecond))))
+		}
 		count, timeout := m.steps[step].count, time.Minute
-		if m.trouble == late {
+		if m.hasAny(late) {
 			timeout = jobPatience
 		}
-		if mine {
-			switch m.trouble {
+		fit := true
+		for i := range m.accidents {
+			a := &m.accidents[i]
+			if step == a.at && !a.what.ends() {
+				fit = false
+			}
+			if step != a.at || m.g.Rank != a.rank {
+				continue
+			}
+			switch a.what {
 			case mismatches:
-				count++
+				count += int64(1 + i)
 			case refuses:
 				m.g.refuse(m.steps[step].code)
-				continue
+				count = -1
 			case late:
 				time.Sleep(jobPatience + time.Duration(rand.Int63n(int64(jobPatience))))
 			case goes:
 				m.wait()
-				return false
+				return dead
 			case interrupts:
-				end := time.Now().Add(m.after)
+				end := time.Now().Add(a.after)
 				m.e.Interrupt = func() error {
 					if time.Now().Before(end) {
 						return nil
 					}
 					return status.New(status.Interrupted, "Ctrl-C")
 				}
-			case killed:
-				time.AfterFunc(m.after, func() { killsIn(m.e) })
-				defer func() { dead = true }()
-			case fails:
-				m.failAt.Store(int64(m.after))
+			case killed, fails:
+				if a.what == killed {
+					dead = true
+				}
+				if a.call == 0 {
+					time.AfterFunc(a.after, m.kill)
+				} else {
+					m.until[i].Store(a.call)
+				}
 			}
+		}
+		if count < 0 {
+			continue
 		}
 		c := m.begin(step, count, timeout)
 		if c.async && c.err == nil {
@@ -291,15 +506,15 @@ func (m *member) play() (dead bool) {
 		}
 		m.wait()
 		m.end(c)
-		if c.err == nil && here && (m.trouble == mismatches || m.trouble == refuses) {
+		if c.err == nil && !fit {
 			m.fatal("step %d has no error", step)
 		}
 		if m.broken() {
-			return
+			return dead
 		}
 	}
 	m.wait()
-	return
+	return dead
 }
 
 // wait ends the asynchronous calls.
@@ -318,17 +533,10 @@ func (m *member) broken() bool {
 			m.fatal("step %d: %v", c.step, c.err)
 			continue
 		}
-		allowed := map[trouble][]status.Code{
-			mismatches: {status.Mismatch}, refuses: {status.Refused},
-			late: {status.Timeout, status.GroupBroken, status.Refused}, interrupts: {status.Interrupted, status.GroupBroken, status.Refused},
-			goes: {status.PeerLeft, status.GroupBroken}, killed: {status.PeerDied, status.GroupBroken, status.GroupDestroyed},
-			fails: {status.MPI, status.GroupBroken},
-		}[m.trouble]
-		if !slices.Contains(allowed, e.Code) || c.step < m.at && !m.trouble.ends() {
+		if !slices.ContainsFunc(m.accidents, func(a accident) bool {
+			return slices.Contains(allowed[a.what], e.Code) && (a.what.ends() || a.at == c.step)
+		}) {
 			m.fatal("step %d has code %v: %v", c.step, e.Code, c.err)
-		}
-		if !m.trouble.ends() && c.step != m.at {
-			m.fatal("step %d: %v", c.step, c.err)
 		}
 	}
 	return m.g.Broken() != nil
@@ -340,47 +548,60 @@ func killsIn(e *world.Env) {
 	dies(e)
 }
 
-const untouched = -12345
+const untouched = 1234
 
 // checkKept asserts that nobody writes into the tensors of a call that has failed, once its memory is given back.
 func (m *member) checkKept() (check func()) {
 	var given []*jobCall
+	mark := func(int64) float32 { return untouched }
 	for _, c := range m.kept {
 		if c.handle == nil || c.handle.Settled() {
 			given = append(given, c)
-			for _, b := range []op.Buf{c.send, c.recv} {
-				for i := range values(b) {
-					values(b)[i] = untouched
-				}
+			for _, b := range slices.Concat(c.send, c.recv) {
+				put(b, mark)
 			}
 		}
 	}
 	return func() {
 		for _, c := range given {
-			for _, b := range []op.Buf{c.send, c.recv} {
-				if i := slices.IndexFunc(values(b), func(v float32) bool { return v != untouched }); i >= 0 {
+			for _, b := range slices.Concat(c.send, c.recv) {
+				if i := differs(b, mark); i >= 0 {
 					m.fatal("step %d, which has failed (%v): somebody wrote element %d", c.step, c.err, i)
 				}
 			}
-			m.free(c)
+			c.free()
 		}
 	}
 }
 
-func (j *job) run(t *testing.T, seed int64) {
-	var failAt atomic.Int64
-	hook := func(rank, k int, c *mpi.Call) (time.Duration, error) {
-		if (c.Fn == mpi.FnSend || c.Fn == mpi.FnRecv) && c.Tag >= coll.ArrivalTag && rank == j.rank && failAt.Load() > 0 && failAt.Add(-1) == 0 {
-			return 0, status.New(status.MPI, "injected")
+// hook makes calls of MPI take a moment, and fails or kills their rank where that is due. kills has what ends a rank.
+func (j *job) hook(until []atomic.Int64, kills []atomic.Pointer[func()]) mpifake.Hook {
+	return func(rank, k int, c *mpi.Call) (time.Duration, error) {
+		if (c.Fn == mpi.FnSend || c.Fn == mpi.FnRecv) && c.Tag >= coll.ArrivalTag {
+			for i, a := range j.accidents {
+				if a.rank != rank || until[i].Load() <= 0 || until[i].Add(-1) != 0 {
+					continue
+				}
+				if a.what == fails {
+					return 0, status.New(status.MPI, "injected")
+				}
+				if kill := kills[rank].Load(); kill != nil {
+					go (*kill)()
+				}
+			}
 		}
-		if j.slow && (int64(k)*7919+int64(rank)*31+seed)%11 == 0 {
-			return time.Duration((int64(k)*104729+seed)%2000) * time.Microsecond, nil
+		if j.slow && (int64(k)*7919+int64(rank)*31+j.seed)%11 == 0 {
+			return time.Duration((int64(k)*104729+j.seed)%2000) * time.Microsecond, nil
 		}
 		return 0, nil
 	}
-	libs := mpifake.New(len(j.nodes), mpifake.Nodes(j.nodes), mpifake.WithHook(hook))
+}
+
+func (j *job) run(t *testing.T) {
+	until, kills := make([]atomic.Int64, len(j.accidents)), make([]atomic.Pointer[func()], len(j.nodes))
+	libs := mpifake.New(len(j.nodes), mpifake.Nodes(j.nodes), mpifake.WithHook(j.hook(until, kills)))
 	var all, played sync.WaitGroup
-	for _, lib := range libs {
+	for rank, lib := range libs {
 		all.Add(1)
 		played.Add(1)
 		go func() {
@@ -395,10 +616,18 @@ func (j *job) run(t *testing.T, seed int64) {
 			if !assert.NoError(t, err) {
 				return
 			}
-			m := &member{job: j, t: t, e: e, g: g, failAt: &failAt}
+			kill := sync.OnceFunc(func() { killsIn(e) })
+			kills[rank].Store(&kill)
+			m := &member{job: j, t: t, e: e, g: g, until: until, kill: kill}
+			if j.lags {
+				m.lag = rand.New(rand.NewSource(j.seed + int64(rank)))
+			}
 			_, comm := mpi.Of(g.collComm)
 			underWay := mpifake.UnderWay(lib, comm)
 			dead := m.play()
+			if dead {
+				kill() // if it has made fewer calls of MPI
+			}
 			m.broken()
 			e.Interrupt = nil
 			check := m.checkKept()
@@ -406,10 +635,10 @@ func (j *job) run(t *testing.T, seed int64) {
 				_, err = e.Leave()
 				assert.NoError(t, err)
 				finalizable := e.Departure.AwaitDepartures()
-				if !finalizable && j.trouble != killed && j.trouble != fails {
+				if !finalizable && !j.hasAny(killed, fails) {
 					m.fatal("MPI cannot be finalized")
 				}
-				if n := underWay(); n > 0 && !j.trouble.leavesRequests() {
+				if n := underWay(); n > 0 && !j.has(trouble.leavesRequests) {
 					m.fatal("%d requests were not released", n)
 				}
 			}
@@ -420,38 +649,50 @@ func (j *job) run(t *testing.T, seed int64) {
 	all.Wait()
 }
 
-// Ranks on any nodes make collectives of any length, and one of them gets into trouble. Each call ends in time, with
-// the right result or an error of the right kind, and nothing is left behind.
+// jobsInTurn runs this test for a while in one process after another: a job that ends in trouble keeps its memory.
+func jobsInTurn(t *testing.T) {
+	const inOne = 60
+	began := time.Now()
+	for seed := began.UnixMilli() * 1000; time.Since(began) < *jobsFor; seed += inOne {
+		part := exec.Command(os.Args[0], "-test.run=^TestRandomJobsOverNodes$", "-jobs", fmt.Sprint(inOne), "-job", fmt.Sprint(seed))
+		if printed, err := part.CombinedOutput(); err != nil {
+			t.Errorf("jobs from seed %d on: %v\n%s", seed, err, printed)
+		}
+	}
+}
+
+// Ranks on any nodes make collectives of any length, and one or two of them get into trouble. Each call ends in time,
+// with the right result or an error of the right kind, and nothing is left behind.
 func TestRandomJobsOverNodes(t *testing.T) {
+	if *jobsFor > 0 {
+		jobsInTurn(t)
+		return
+	}
 	const together = 3
-	seeds := make(chan int64)
 	var workers sync.WaitGroup
+	todo, over := make(chan int64), make(chan struct{})
+	go watchClock(over)
+	defer close(over)
 	for range together {
 		workers.Add(1)
 		go func() {
 			defer workers.Done()
-			for seed := range seeds {
-				j := randomJob(rand.New(rand.NewSource(seed)))
+			for seed := range todo {
+				j := randomJob(seed)
 				done := make(chan struct{})
-				go func() {
-					select {
-					case <-done:
-					case <-time.After(90 * time.Second):
-						panic(fmt.Sprintf("seed %d hangs: %+v", seed, *j))
-					}
-				}()
+				go j.panicIfHangs(done)
 				began := time.Now()
-				j.run(t, seed)
+				j.run(t)
 				close(done)
 				if testing.Verbose() {
-					t.Logf("seed %d: %v at step %d of rank %d, nodes %v: %v", seed, j.trouble, j.at, j.rank, j.nodes, time.Since(began))
+					t.Logf("seed %d: %v, nodes %v: %v", seed, j.accidents, j.nodes, time.Since(began))
 				}
 			}
 		}()
 	}
 	for seed := range *jobs {
-		seeds <- int64(seed)
+		todo <- *firstJob + int64(seed)
 	}
-	close(seeds)
+	close(todo)
 	workers.Wait()
 }

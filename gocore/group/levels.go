@@ -3,6 +3,7 @@ package group
 import (
 	"slices"
 
+	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
@@ -14,17 +15,17 @@ import (
 // A group over nodes may work in levels (coll.Levels). Its members on this node are a group of their own then, which
 // only the collectives of the whole group use, one at a time. It has no communicator: its collectives need no MPI.
 
-// makeLevels makes what the members on this node share, if the members of every node can share memory. It is
-// collective over comm.
-func (g *Group) makeLevels(comm transport.Comm) error {
+// makeLevels makes what the members on this node share, if the members of every node can share memory. The board is nil
+// for a member that is alone on its node. It is collective over comm.
+func (g *Group) makeLevels(comm transport.Comm) (*arrive.Board, error) {
 	nodes := g.Env.Topo.ByNode(g.Ranks)
 	if g.nodes = len(nodes); g.nodes == 1 || g.nodes == g.Size {
-		return nil
+		return nil, nil
 	}
 	here := nodes[slices.IndexFunc(nodes, func(members []int) bool { return slices.Contains(members, g.Rank) })]
-	lines, _, err := g.Env.Node.MakeLines(comm, here)
+	lines, _, err := g.Env.Node.MakeLines(comm, here, arrive.BoardSize(len(here), g.Size))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	l := &coll.Levels{Here: slices.Index(here, g.Rank), Many: len(here), Nodes: nodes}
 	can := []int64{1}
@@ -32,13 +33,13 @@ func (g *Group) makeLevels(comm transport.Comm) error {
 		can[0] = 0
 	}
 	if err := comm.Min(can); err != nil {
-		return err
+		return nil, err
 	}
 	if can[0] == 0 {
 		if lines != nil {
 			_ = lines.Close()
 		}
-		return nil
+		return nil, nil
 	}
 	g.rails = len(here)
 	for _, members := range nodes {
@@ -51,7 +52,7 @@ func (g *Group) makeLevels(comm transport.Comm) error {
 	}
 	g.levels = l
 	if lines == nil {
-		return nil
+		return nil, nil
 	}
 	h := &Group{Members: world.Members{Env: g.Env, Rank: l.Here, Size: len(here), Ranks: g.World(here)}, ID: g.ID, key: g.key, mpi: coll.On(g.Env.Base, nil),
 		local: true, arrival: lines, notes: lines, silent: true}
@@ -60,7 +61,7 @@ func (g *Group) makeLevels(comm transport.Comm) error {
 	h.timeout.Store(int64(work.Longest)) // the collective of the whole group has the deadline
 	g.here = h
 	l.Start, l.Failed = g.startHere, g.failHere
-	return nil
+	return arrive.NewBoard(lines.Behind(), here, g.Rank, g.Size), nil
 }
 
 // startHere begins a collective of the members on this node. It is over when nobody on this node works on it any more.
@@ -74,10 +75,12 @@ func (g *Group) startHere(d *op.Desc) (over func() (bool, error), err error) {
 			return false, nil
 		}
 		_, err := h.Result()
-		if code := status.CodeOf(err); code != status.GroupBroken && code != status.Timeout { // its own deadline does not pass
+		code := status.CodeOf(err)
+		if code != status.GroupBroken && code != status.Timeout && code != status.PeerLeft { // its own deadline does not pass
 			return true, g.onThisNode(err)
 		}
-		// A member has left the work because the whole group is broken. Who was the first comes by message.
+		// A member has left the work, and perhaps the job, because the whole group is broken: all had come to the collective.
+		// Who was the first comes by message.
 		if len(g.arrival.Closers(g.turn)) == 0 {
 			g.inquiry.whoWasFirst()
 		}

@@ -89,6 +89,9 @@ func (g *Group) Free(reason status.Code) error {
 		return nil
 	}
 	g.Env.Forget(g)
+	if g.blocks != nil {
+		g.blocks.Free()
+	}
 	if err := g.arrival.Close(); err != nil {
 		return status.New(status.MPI, "destroy_process_group: %v", err)
 	}

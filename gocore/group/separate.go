@@ -10,6 +10,25 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/transport"
 )
 
+// Alone makes a communicator of the members that carries nothing else, also in a group of one rank. It is collective, and
+// the members call it in the same order as new_group.
+func (g *Group) Alone(what string, timeout time.Duration) (transport.Comm, error) {
+	if g.Size == 1 {
+		defer g.Use()()
+		if err := g.EndingError(what); err != nil {
+			return nil, err
+		}
+		return g.Env.Base.Create(g.Ranks, 0)
+	}
+	return g.Separate(what, timeout, func(func([]int64) ([][]int64, error)) error { return nil })
+}
+
+// Attempt runs build, which calls MPI without a deadline, on a thread of its own, as new_group does. It is given up if a
+// member dies, or if ends, which is asked now and then, returns why. If build returns after that, abandoned is called.
+func (g *Group) Attempt(what string, ends, build func() error, abandoned func()) error {
+	return attempt(g.Env, what, g.Ranks, ends, build, abandoned)
+}
+
 // Carrier returns what carries the messages of the group's windows, and their tag: the communicator of its collectives, whose
 // other messages have other tags. A window of a group so needs no communicator of its own, of which an MPI has some 1,000 only.
 // It is nil in a group of one.

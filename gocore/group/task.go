@@ -83,12 +83,18 @@ func (t *task) awaitOthers(err error) {
 }
 
 // Requests adds the MPI requests of t. Once all members have arrived, polling moves the data.
-func (t *task) Requests(b *work.Batch) (moving bool) {
+func (t *task) Requests(b *work.Batch) work.Pace {
 	if t.stage < running {
-		return false
+		return work.Seldom
 	}
 	t.collective.prog.Requests(b)
-	return t.stage == running
+	switch {
+	case t.stage != running:
+		return work.Seldom
+	case t.g.wire != nil, t.g.silent:
+		return work.Often
+	}
+	return work.Always
 }
 
 // Poll takes t further, without waiting.

@@ -1,5 +1,5 @@
-// Both directions are one copy of an n-dimensional box, in which each side has strides. Those of
-// the contiguous side follow from the shape. Adjacent dimensions that continue each other on both
+// All are one copy of an n-dimensional box, in which each side has strides. Those of
+// a contiguous side follow from the shape. Adjacent dimensions that continue each other on both
 // sides become one. The last of the remaining dimensions is the inner loop. If another dimension
 // has a smaller stride in the tensor, as in a transposed one, these two are walked in tiles. So a
 // cache line of the tensor is used completely before it is evicted.
@@ -107,37 +107,150 @@ static void copy_box(char *d, const char *s, int size, dim *dims, int n, int pac
 	}
 }
 
-static int copy(void *dst, const void *src, int size, int ndim, const int64_t *shape,
-				const int64_t *strides, int pack) {
-	if (ndim < 0 || ndim > PMPI_MAX_DIMS ||
-		(size != 1 && size != 2 && size != 4 && size != 8 && size != 16))
-		return -1;
-	dim dims[PMPI_MAX_DIMS];
+// reduce lists the dimensions of a tensor, the last ones of PMPI_MAX_DIMS, and returns where the
+// list begins. A side without strides is contiguous. Returns -1 if the tensor is empty.
+static int reduce(dim *dims, int size, int ndim, const int64_t *shape, const int64_t *dst_strides,
+				  const int64_t *src_strides) {
 	int n = PMPI_MAX_DIMS; // filled from the last dimension on
 	int64_t packed = size;
 	for (int k = ndim - 1; k >= 0; k--) {
 		if (shape[k] == 0)
-			return 0;
+			return -1;
 		if (shape[k] == 1)
 			continue;
-		int64_t step = strides[k] * size;
-		dim v = {shape[k], pack ? packed : step, pack ? step : packed};
+		dim v = {shape[k], dst_strides ? dst_strides[k] * size : packed,
+				 src_strides ? src_strides[k] * size : packed};
 		if (n < PMPI_MAX_DIMS && v.d == dims[n].d * dims[n].n && v.s == dims[n].s * dims[n].n)
 			dims[n].n *= v.n;
 		else
 			dims[--n] = v;
 		packed *= shape[k];
 	}
-	copy_box(dst, src, size, dims + n, PMPI_MAX_DIMS - n, pack);
+	return n;
+}
+
+static int in_range(int size, int ndim) {
+	return ndim >= 0 && ndim <= PMPI_MAX_DIMS &&
+		   (size == 1 || size == 2 || size == 4 || size == 8 || size == 16);
+}
+
+static int copy(void *dst, const void *src, int size, int ndim, const int64_t *shape,
+				const int64_t *dst_strides, const int64_t *src_strides) {
+	if (!in_range(size, ndim))
+		return -1;
+	dim dims[PMPI_MAX_DIMS];
+	int n = reduce(dims, size, ndim, shape, dst_strides, src_strides);
+	if (n >= 0)
+		copy_box(dst, src, size, dims + n, PMPI_MAX_DIMS - n, src_strides != NULL);
 	return 0;
 }
 
 int pmpi_pack(void *dst, const void *src, int size, int ndim, const int64_t *shape,
 			  const int64_t *strides) {
-	return copy(dst, src, size, ndim, shape, strides, 1);
+	return copy(dst, src, size, ndim, shape, NULL, strides);
 }
 
 int pmpi_unpack(void *dst, const void *src, int size, int ndim, const int64_t *shape,
 				const int64_t *strides) {
-	return copy(dst, src, size, ndim, shape, strides, 0);
+	return copy(dst, src, size, ndim, shape, strides, NULL);
+}
+
+int pmpi_make_box(pmpi_box *box, int size, int ndim, const int64_t *shape,
+				  const int64_t *dst_strides, const int64_t *src_strides) {
+	if (!in_range(size, ndim))
+		return -1;
+	dim dims[PMPI_MAX_DIMS];
+	int from = reduce(dims, size, ndim, shape, dst_strides, src_strides);
+	box->size = size;
+	box->ndim = from < 0 ? -1 : PMPI_MAX_DIMS - from; // -1: the box is empty
+	if (box->ndim > PMPI_BOX_DIMS)
+		return -1;
+	for (int k = 0; k < box->ndim; k++) {
+		box->n[k] = dims[from + k].n;
+		box->d[k] = dims[from + k].d;
+		box->s[k] = dims[from + k].s;
+	}
+	return 0;
+}
+
+static void copy_one(char *dst, const char *src, const pmpi_box *b) {
+	dim dims[PMPI_BOX_DIMS];
+	for (int k = 0; k < b->ndim; k++)
+		dims[k] = (dim){b->n[k], b->d[k], b->s[k]};
+	int last = b->ndim - 1;
+	copy_box(dst + b->dst, src + b->src, b->size, dims, b->ndim, last < 0 || b->s[last] != b->size);
+}
+
+typedef void (*pair_fn)(char *d, const char *s, int64_t n, int64_t dstep, int64_t sstep,
+						int64_t dother, int64_t sother);
+
+#define DEFINE_PAIR(size)                                                                          \
+	static void pair##size(char *d, const char *s, int64_t n, int64_t dstep, int64_t sstep,        \
+						   int64_t dother, int64_t sother) {                                       \
+		for (int64_t i = 0; i < n; i++, d += dstep, s += sstep) {                                  \
+			char a[size], b[size];                                                                 \
+			memcpy(a, s, size);                                                                    \
+			memcpy(b, s + sother, size);                                                           \
+			memcpy(d, a, size);                                                                    \
+			memcpy(d + dother, b, size);                                                           \
+		}                                                                                          \
+	}
+
+DEFINE_PAIR(1)
+DEFINE_PAIR(2)
+DEFINE_PAIR(4)
+DEFINE_PAIR(8)
+DEFINE_PAIR(16)
+
+// are_pair tells whether two boxes are copied element by element in turn: they have the same
+// lengths and steps, and elements of the last dimension, which are closest, have a cache line each.
+static int are_pair(const pmpi_box *a, const pmpi_box *b) {
+	int last = a->ndim - 1;
+	size_t bytes = (size_t)a->ndim * sizeof *a->n;
+	if (last < 0 || a->ndim != b->ndim || a->size != b->size || memcmp(a->n, b->n, bytes) ||
+		memcmp(a->d, b->d, bytes) || memcmp(a->s, b->s, bytes) ||
+		(a->s[last] == a->size && a->d[last] == a->size))
+		return 0;
+	for (int k = 0; k < last; k++)
+		if (magnitude(a->s[k]) < magnitude(a->s[last]) ||
+			magnitude(a->d[k]) < magnitude(a->d[last]))
+			return 0;
+	return 1;
+}
+
+static void copy_pair(char *d, const char *s, const pmpi_box *a, const pmpi_box *b) {
+	pair_fn pair = a->size == 1   ? pair1
+				   : a->size == 2 ? pair2
+				   : a->size == 4 ? pair4
+				   : a->size == 8 ? pair8
+								  : pair16;
+	int last = a->ndim - 1;
+	int64_t at[PMPI_BOX_DIMS] = {0};
+	d += a->dst, s += a->src;
+	for (;;) {
+		pair(d, s, a->n[last], a->d[last], a->s[last], b->dst - a->dst, b->src - a->src);
+		int k = last - 1;
+		for (; k >= 0; k--) {
+			d += a->d[k], s += a->s[k];
+			if (++at[k] < a->n[k])
+				break;
+			d -= a->d[k] * a->n[k], s -= a->s[k] * a->n[k];
+			at[k] = 0;
+		}
+		if (k < 0)
+			return;
+	}
+}
+
+void pmpi_copy_boxes(void *dst, const void *src, const pmpi_box *boxes, int64_t count) {
+	for (const pmpi_box *b = boxes, *end = boxes + count; b < end; b++) {
+		if (b->ndim < 0)
+			continue;
+		if (b + 1 < end && are_pair(b, b + 1)) {
+			copy_pair(dst, src, b, b + 1);
+			b++;
+		} else {
+			copy_one(dst, src, b);
+		}
+	}
 }

@@ -5,6 +5,10 @@ package mem
 // #cgo nocallback pmpi_pack
 // #cgo noescape pmpi_unpack
 // #cgo nocallback pmpi_unpack
+// #cgo noescape pmpi_make_box
+// #cgo nocallback pmpi_make_box
+// #cgo noescape pmpi_copy_boxes
+// #cgo nocallback pmpi_copy_boxes
 // #include "strided.h"
 import "C"
 

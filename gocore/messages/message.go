@@ -271,12 +271,12 @@ func (m *message) pending(list []uintptr) []uintptr {
 
 // Requests adds the requests under way. The peer may come late, so it never says that data is
 // moving.
-func (m *message) Requests(b *work.Batch) (moving bool) {
+func (m *message) Requests(b *work.Batch) work.Pace {
 	var room [2]uintptr
 	for _, s := range m.pending(room[:0]) {
 		b.Add(m.comm.Poller(), s)
 	}
-	return false
+	return work.Seldom
 }
 
 // Poll starts transfers that can start now. It ends the message when all its requests have ended.

@@ -48,7 +48,9 @@ type Messages struct {
 
 // New returns the messages of a group. They go over comm, which may be nil in a group of one.
 func New(members *world.Members, id int64, key uint64, comm transport.Comm, group Group) *Messages {
-	asks := comm != nil && !comm.ReceivesFromAny() && len(members.Env.Topo.ByNode(members.Ranks)) > 1
+	// To the transport the other party of a joined world is on another node, also if both share memory.
+	apart := members.Env.Joined || len(members.Env.Topo.ByNode(members.Ranks)) > 1
+	asks := comm != nil && !comm.ReceivesFromAny() && apart
 	return &Messages{Members: members, id: id, key: key, comm: comm, group: group, asks: asks}
 }
 

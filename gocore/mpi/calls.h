@@ -126,6 +126,26 @@ int pmpi_mpi_create_group(const struct pmpi_mpi_table *t, uintptr_t comm, int n,
 						  const int32_t *ranks, int tag, uintptr_t *out);
 int pmpi_mpi_split_shared(const struct pmpi_mpi_table *t, uintptr_t comm, uintptr_t *out);
 int pmpi_mpi_free_comm(const struct pmpi_mpi_table *t, uintptr_t comm);
+
+// The room for a port: MPI_MAX_PORT_NAME is at most 1024 in the known ABIs.
+enum { PMPI_PORT = 4096 };
+
+// Processes that are not in MPI_COMM_WORLD. argv has the command and its arguments, and NULL after
+// them. folder, in which the processes start, may be NULL.
+int pmpi_mpi_spawn(const struct pmpi_mpi_table *t, char **argv, int n, const char *folder,
+				   uintptr_t comm, uintptr_t *out);
+// pmpi_mpi_parent gives MPI_COMM_NULL to a process that was not spawned.
+int pmpi_mpi_parent(const struct pmpi_mpi_table *t, uintptr_t *out);
+// port has room for PMPI_PORT bytes.
+int pmpi_mpi_open_port(const struct pmpi_mpi_table *t, char *port);
+int pmpi_mpi_close_port(const struct pmpi_mpi_table *t, const char *port);
+// pmpi_mpi_meet makes an intercommunicator with another job, which accepts at the port, or connects
+// to it. Rank 0's port counts.
+int pmpi_mpi_meet(const struct pmpi_mpi_table *t, const char *port, int accepts, uintptr_t comm,
+				  uintptr_t *out);
+int pmpi_mpi_merge(const struct pmpi_mpi_table *t, uintptr_t inter, int high, uintptr_t *out);
+int pmpi_mpi_disconnect(const struct pmpi_mpi_table *t, uintptr_t comm);
+
 // pmpi_mpi_own_errhandler makes pmpi_mpi_errors_return set an error handler of this library, which
 // does nothing, instead of MPI_ERRORS_RETURN.
 int pmpi_mpi_own_errhandler(struct pmpi_mpi_table *t);

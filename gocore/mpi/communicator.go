@@ -65,6 +65,16 @@ func (c *Communicator) ReceivesFromAny() bool {
 	return name != "MPICH" && name != "MVAPICH"
 }
 
+// Eager is about Open MPI, whose TCP asks the receiver before it sends more than 64 KiB with its header. MPICH and Intel
+// MPI gain nothing by two messages (measured).
+func (c *Communicator) Eager() int64 {
+	switch c.lib.Info().Name {
+	case "MPICH", "MVAPICH", "Intel MPI":
+		return 0
+	}
+	return 60 << 10
+}
+
 func (c *Communicator) Rank() int           { return c.rank }
 func (c *Communicator) Size() int           { return c.size }
 func (c *Communicator) MaxTag() int32       { return c.lib.TagUB() }

@@ -25,11 +25,13 @@ type library struct {
 	ops      [op.NumReduceOps][op.NumDTypes]Op
 	user     []Op
 	requests requests
+	intel    intelSetting
 }
 
 // start initialises MPI, or adopts an MPI that is initialised already. It reads what the other
 // methods need.
 func (l *library) start() error {
+	l.intel = noteIntelSetting()
 	multiple := C.int(l.abi.Ints[iThreadMultiple])
 	var level C.int
 	if l.initialized() {

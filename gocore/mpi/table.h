@@ -105,6 +105,18 @@ typedef void user_fn(void *in, void *inout, int *len, handle *type);
 	X(Comm_idup, (handle comm, handle *newcomm, handle *request))                                 \
 	X(Comm_split_type, (handle comm, int type, int key, handle info, handle *newcomm))            \
 	X(Comm_free, (handle *comm))                                                                  \
+	X(Comm_disconnect, (handle *comm))                                                            \
+	X(Comm_spawn, (const char *command, char **argv, int n, handle info, int root, handle comm,   \
+	  handle *inter, int *codes))                                                                 \
+	X(Comm_get_parent, (handle *inter))                                                           \
+	X(Open_port, (handle info, char *port))                                                       \
+	X(Close_port, (const char *port))                                                             \
+	X(Comm_accept, (const char *port, handle info, int root, handle comm, handle *inter))         \
+	X(Comm_connect, (const char *port, handle info, int root, handle comm, handle *inter))        \
+	X(Intercomm_merge, (handle inter, int high, handle *intra))                                   \
+	X(Info_create, (handle *info))                                                                \
+	X(Info_set, (handle info, const char *key, const char *value))                                \
+	X(Info_free, (handle *info))                                                                  \
 	X(Comm_set_errhandler, (handle comm, handle errhandler))                                      \
 	X(Comm_create_errhandler, (error_fn *fn, handle *errhandler))                                 \
 	X(Comm_get_attr, (handle comm, int keyval, void *value, int *flag))                           \

@@ -30,6 +30,7 @@ type Trait struct {
 	Prefix     bool // rank i reduces over the ranks up to i, not over all
 	Rooted     bool // it needs a root
 	PeerToPeer bool // it takes a peer and a tag, and is not in the order of the group's collectives
+	Neighbours bool // a rank exchanges with some ranks only, by a pattern whose number is in Desc.Peer
 	Result     bool // it returns the source, length and tag of a message
 	Send, Recv Arity
 	Gives      Who // the ranks that have an input; it is in recv if they pass no send buffer
@@ -143,6 +144,8 @@ func (a Arity) Accepts(count, size int, root bool) bool {
 		return count == 1 || !root && count == 0
 	case RootOneOrN:
 		return count == 1 || count == size || !root && count == 0
+	case Any:
+		return true
 	}
 	return false
 }

@@ -38,6 +38,10 @@ const (
 	Probe Code = 16
 	// Panic panics on purpose, so that tests see how the core is poisoned.
 	Panic Code = 17
+	// HaloExchange fills the border of a buffer with what the neighbours on a grid have inside of theirs.
+	HaloExchange Code = 18
+	// NeighborAllToAll gives each neighbour in a graph a buffer, and gets one from each.
+	NeighborAllToAll Code = 19
 )
 
 // The dtypes. The values are part of the C ABI (PMPI_DTYPE_*).
@@ -88,7 +92,7 @@ const (
 
 // The lengths of arrays that have an element for every code. No operation, dtype or reduce op has code 0.
 const (
-	NumCodes     = 17 + 1
+	NumCodes     = 19 + 1
 	NumDTypes    = 20 + 1
 	NumReduceOps = 9 + 1
 )
@@ -119,6 +123,8 @@ const (
 	RootOne Arity = 6
 	// RootOneOrN: one buffer, or one for each rank, on the root; other ranks need none.
 	RootOneOrN Arity = 7
+	// Any: any number of buffers, or none.
+	Any Arity = 8
 )
 
 // The ranks of a group that have an input, or that get a result.
@@ -156,6 +162,7 @@ var arityText = [...]string{
 	Many:           "one or more buffers",
 	RootOne:        "one buffer on the root; other ranks need none",
 	RootOneOrN:     "one buffer, or one for each rank, on the root; other ranks need none",
+	Any:            "any number of buffers, or none",
 }
 
 var traits = [...]Trait{
@@ -176,6 +183,8 @@ var traits = [...]Trait{
 	SendRecv:           {Name: "sendrecv", PeerToPeer: true, Result: true, Send: One, Recv: One, Gives: Everyone, Gets: Everyone},
 	Probe:              {Name: "probe", PeerToPeer: true, Result: true, Send: None, Recv: None, Gives: Nobody, Gets: Nobody},
 	Panic:              {Name: "panic", Send: None, Recv: None, Gives: Nobody, Gets: Nobody},
+	HaloExchange:       {Name: "halo_exchange", Collective: true, Neighbours: true, Send: None, Recv: One, Gives: Everyone, Gets: Everyone},
+	NeighborAllToAll:   {Name: "neighbor_all_to_all", Collective: true, Neighbours: true, Send: Any, Recv: Any, Gives: Everyone, Gets: Everyone},
 }
 
 var dtypeNames = [...]string{

@@ -185,6 +185,7 @@ func TestArityAccepts(t *testing.T) {
 		Many:           {[]int{1, 2, 3, 4}, []int{1, 2, 3, 4}},
 		RootOne:        {[]int{1}, []int{0, 1}},
 		RootOneOrN:     {[]int{1, 3}, []int{0, 1, 3}},
+		Any:            {[]int{0, 1, 2, 3, 4}, []int{0, 1, 2, 3, 4}},
 	}
 	assert.Len(t, want, len(arityText))
 	for a, w := range want {

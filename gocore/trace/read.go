@@ -180,6 +180,9 @@ func (e *entry) record(line *timeline) (o OperationRecord, ok bool) {
 	if e.seq != 0 {
 		o.Seq = &e.seq
 	}
+	if trait.Neighbours {
+		o.Count = 0 // that word has something else
+	}
 	if dtype != 0 {
 		o.DType = ptr(dtype.String())
 	}

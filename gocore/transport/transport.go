@@ -34,6 +34,9 @@ type Endpoint interface {
 	Rank() int
 	Size() int
 	MaxTag() int32
+	// Eager returns the bytes of the longest message that goes to another node without asking its receiver first, if two
+	// of this length are faster than one of both; else 0.
+	Eager() int64
 	Send(data unsafe.Pointer, bytes int64, to, tag int32) (*Request, error)
 	// Receive takes the next message of a rank, or of AnySource, with a tag, or AnyTag. It may be shorter.
 	Receive(data unsafe.Pointer, bytes int64, from, tag int32) (*Request, error)

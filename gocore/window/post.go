@@ -217,9 +217,10 @@ func (p *post) idle() bool {
 }
 
 // Requests implements work.Task.
-func (p *post) Requests(b *work.Batch) (moving bool) {
+func (p *post) Requests(b *work.Batch) work.Pace {
 	p.ws.mu.Lock()
 	defer p.ws.mu.Unlock()
+	moving := false
 	for _, out := range p.sending {
 		if out.Done == 0 {
 			b.Add(p.on.Poller(), out.Address())
@@ -235,7 +236,10 @@ func (p *post) Requests(b *work.Batch) (moving bool) {
 		}
 	}
 	p.lively = time.Since(p.heard) < lively
-	return moving || p.lively
+	if moving || p.lively {
+		return work.Often
+	}
+	return work.Seldom
 }
 
 // Lively implements work.Standing.

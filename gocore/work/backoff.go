@@ -21,6 +21,15 @@ static void pw_sleep(long ns)
 	nanosleep(&t, 0);
 }
 
+// pw_nap is pw_sleep without the slack of timers, which for most threads is longer than the nap.
+static void pw_nap(long ns)
+{
+	unsigned long slack = (unsigned long)prctl(PR_GET_TIMERSLACK, 0UL, 0, 0, 0);
+	prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0);
+	pw_sleep(ns);
+	prctl(PR_SET_TIMERSLACK, slack, 0, 0, 0);
+}
+
 static void pw_exact_sleeps(void) { prctl(PR_SET_TIMERSLACK, 50000UL, 0, 0, 0); }
 
 static void pw_futex_wait(uint32_t *word, uint32_t seen, long ns)
@@ -58,44 +67,80 @@ import (
 type Backoff struct {
 	Crowded bool // more ranks than cores: do not spin
 	Lazy    bool // no caller waits for the result: sleep soon
-	Moving  bool // a caller waits, and polling moves the data: do not sleep
+	Pace    Pace // of a caller that waits
 
 	n     int
 	since int64         // when it began to spin; see monotonic
 	slept time.Duration // in total
+	last  bool          // the last Pause slept
 }
+
+// Pace says how often a thread that waits has to look.
+type Pace int32
+
+const (
+	Seldom Pace = iota // what it waits for happens elsewhere: it sleeps, longer each time
+	Often              // polling moves data over a network, which holds for a moment what has come: it takes naps
+	Always             // polling moves data within the node: it does not sleep
+)
 
 const (
 	spins        = 400 // polls at the most: the shortest take some 50 ns
 	spinTime     = 20 * time.Microsecond
 	lookEvery    = 8 // spins between two looks at the clock
 	yields       = 200
+	fewYields    = 4 // before a nap
 	firstSleep   = 20 * time.Microsecond
 	longestSleep = time.Millisecond
+	longestNap   = 100 * time.Microsecond
 )
 
 // Reset makes the next Pause short again, after something has moved.
-func (b *Backoff) Reset() { b.n, b.slept = 0, 0 }
+func (b *Backoff) Reset() { b.n, b.slept, b.last = 0, 0, false }
 
 // Slept tells whether the last Pause slept.
-func (b *Backoff) Slept() bool { return b.slept > 0 }
+func (b *Backoff) Slept() bool { return b.last }
 
 // Pause waits a little, longer each time.
 func (b *Backoff) Pause() {
 	b.n++
+	b.last = false
 	switch {
 	case !b.Crowded && !b.Lazy && b.n <= spins:
 		b.spin()
-	case !b.Lazy && (b.n <= spins+yields || b.Moving), b.n <= 4:
+	case !b.Lazy && b.yields(), b.n <= 4:
 		if b.n < spins && b.Crowded {
 			b.n = spins
 		}
 		Yield()
 	default:
-		d := min(max(b.slept/8, firstSleep), longestSleep)
-		b.slept += d
+		b.sleep()
+	}
+}
+
+// sleep sleeps for an eighth of the time slept before.
+func (b *Backoff) sleep() {
+	d := max(b.slept/8, firstSleep)
+	if b.Pace == Often {
+		d = min(d, longestNap)
+		C.pw_nap(C.long(d))
+	} else {
+		d = min(d, longestSleep)
 		sleep(d)
 	}
+	b.slept += d
+	b.last = true
+}
+
+// yields tells whether the next pause yields the core.
+func (b *Backoff) yields() bool {
+	switch b.Pace {
+	case Always:
+		return true
+	case Often:
+		return b.n <= spins+fewYields
+	}
+	return b.n <= spins+yields
 }
 
 // spin ends the spinning when it has taken long enough: a poll that calls MPI takes ten times as long as others.

@@ -22,9 +22,9 @@ type Task interface {
 	// Poll advances the task without waiting, and returns whether the task is over.
 	Poll() bool
 	// Requests adds the requests that the task waits for now. A task without requests waits for
-	// something else; it is polled at every tick as well. moving says that polling moves data at
-	// present: a waiting thread should then not sleep between ticks.
-	Requests(*Batch) (moving bool)
+	// something else; it is polled at every tick as well. The pace is that of a waiting thread: how often
+	// polling moves data at present.
+	Requests(*Batch) Pace
 }
 
 // Batch collects the requests of all tasks, grouped by poller.
@@ -106,11 +106,12 @@ type Engine struct {
 	inside   atomic.Int32                 // goroutines in Wait
 	drivers  atomic.Int32                 // goroutines in Wait, except for those inside interrupt
 	crowded  atomic.Bool                  // more ranks than cores: do not spin
-	moving   atomic.Bool                  // at the last tick polling moved data
+	pace     atomic.Int32                 // the greatest Pace of the tasks at the last tick
 	serving  atomic.Bool                  // at the last tick a standing task was lively
 	lastBack atomic.Int64                 // when Background was last called, in nanoseconds
 	called   atomic.Bool                  // CalledMPI was called since the progress thread last looked
 	spare    atomic.Bool                  // the last answer of Spare
+	shared   atomic.Int64                 // until when waits take it that others use their core; see sharing
 
 	firstCall sync.Once // of CalledMPI
 
@@ -219,12 +220,12 @@ func (e *Engine) tick(looking, helping bool) bool {
 	e.mu.Unlock()
 
 	e.batch.reset()
-	moving, serving := false, false
+	pace, serving := Seldom, false
 	for _, t := range e.snapshot {
-		moving = t.Requests(&e.batch) || moving
+		pace = max(pace, t.Requests(&e.batch))
 		serving = serving || t.standing != nil && t.standing.Lively()
 	}
-	e.moving.Store(moving)
+	e.pace.Store(int32(pace))
 	e.serving.Store(serving)
 	moved := e.batch.poll() > 0
 
@@ -296,6 +297,7 @@ func (e *Engine) wait(h *Handle, done func() bool, deadline time.Time, interrupt
 	e.drivers.Add(1)
 	defer e.leave()
 	b := Backoff{Crowded: e.crowded.Load()}
+	core := sharing{until: &e.shared}
 	var lastAsked time.Time
 	for i := 1; ; i++ {
 		if e.Tick() {
@@ -304,12 +306,16 @@ func (e *Engine) wait(h *Handle, done func() bool, deadline time.Time, interrupt
 		if done() {
 			return nil
 		}
-		b.Moving = e.moving.Load()
+		pace := Pace(e.pace.Load())
+		b.Pace = core.pace(pace)
 		b.Pause()
 		if i&31 != 0 && !b.Slept() {
 			continue
 		}
 		now := time.Now()
+		if pace == Often {
+			core.look(int64(now.Sub(started)), b.Slept(), cpuTime)
+		}
 		if h != nil {
 			h.await()
 		}

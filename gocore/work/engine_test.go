@@ -60,7 +60,7 @@ type request struct {
 	twice  atomic.Bool
 }
 
-func (r *request) Requests(b *Batch) bool { b.Add(r.poller, r.slot); return false }
+func (r *request) Requests(b *Batch) Pace { b.Add(r.poller, r.slot); return Seldom }
 
 func (r *request) Poll() bool {
 	if r.inside.Add(1) > 1 || r.ended.Load() {
@@ -86,7 +86,7 @@ func newCountdown(n int32) *countdown {
 	return c
 }
 
-func (c *countdown) Requests(*Batch) bool { return false }
+func (c *countdown) Requests(*Batch) Pace { return Seldom }
 func (c *countdown) Poll() bool           { return c.left.Add(-1) <= 0 }
 func (c *countdown) over() bool           { return c.left.Load() <= 0 }
 
@@ -142,7 +142,7 @@ type adder struct {
 	next Task
 }
 
-func (a *adder) Requests(*Batch) bool { return false }
+func (a *adder) Requests(*Batch) Pace { return Seldom }
 func (a *adder) Poll() bool {
 	a.e.Add(a.next)
 	return true
@@ -297,6 +297,19 @@ func TestBackoffSpinsThenYieldsThenSleepsLongerAndLonger(t *testing.T) {
 		time.Sleep(spinTime / lookEvery) // a poll that takes long
 	}
 	assert.Greater(t, slow.n, spins, "it does not spin for long")
+
+	assert.InDelta(t, fewYields, count(Backoff{Crowded: true, Pace: Often}), 1, "where others use the core it sleeps soon")
+	nap := Backoff{Pace: Often}
+	for range spins + fewYields + 60 {
+		before := nap.slept
+		nap.Pause()
+		assert.LessOrEqual(t, nap.slept-before, longestNap)
+	}
+	assert.True(t, nap.Slept())
+	assert.Greater(t, nap.slept, longestNap)
+	nap.Pace = Always
+	nap.Pause()
+	assert.False(t, nap.Slept(), "it does not sleep while polling moves data")
 
 	b := Backoff{Lazy: true}
 	last := time.Duration(0)

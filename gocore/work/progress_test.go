@@ -180,7 +180,7 @@ type yielding struct {
 	relievedInTime bool
 }
 
-func (y *yielding) Requests(*Batch) bool { return true }
+func (y *yielding) Requests(*Batch) Pace { return Always }
 
 func (y *yielding) Poll() bool {
 	if !y.e.Helping() {

@@ -86,6 +86,10 @@ func (d *Departure) begin() error {
 	if d.stage != staying {
 		return nil
 	}
+	if d.e.Joined && d.Deserted() {
+		d.stage = undeparted // Intel MPI hangs in a barrier with a rank of another job that has died (measured)
+		return nil
+	}
 	var err error
 	if d.words, err = mem.Alloc(16); err != nil {
 		d.stage = undeparted
@@ -261,6 +265,22 @@ func (d *Departure) AwaitDepartures() bool {
 		d.End(false)
 	}
 	return finalizable
+}
+
+// Await takes the departure further until it is over. It returns false without an error if it never will be: some rank
+// has died, or has ended without the others.
+func (d *Departure) Await(deadline time.Time, interrupt work.Interrupt) (over bool, err error) {
+	err = work.NewEngine().Wait(func() bool {
+		over = d.AllDeparted()
+		return over || d.Deserted() || d.stage == undeparted || d.e.Mail.has(mailAbsent)
+	}, deadline, interrupt)
+	return over, err
+}
+
+// GoAlone tells the other ranks that the process of this one ends, without a departure that is over.
+func (d *Departure) GoAlone() {
+	d.stayAway()
+	d.End(false)
 }
 
 // EndTogether waits until the processes of all ranks are about to end, and tells whether they are: false if one

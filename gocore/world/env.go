@@ -26,6 +26,9 @@ type Env struct {
 	// Survives says that no collective of this rank's groups may block in MPI, where the death of a
 	// member cannot be told to the caller. It is set before the first collective.
 	Survives bool
+	// Joined says that this world has two parties (transport.Joiner), which are connected until it ends. It is set before the
+	// first group is made.
+	Joined bool
 
 	Base      transport.Comm // duplicate of the given world: parent of all groups; carries the collectives of departure
 	Mail      *Mailbox       // small messages between the cores
@@ -152,6 +155,7 @@ func NewEnv(world transport.Comm, timeout time.Duration, interrupt work.Interrup
 	if err := e.Roster.watch(e.Base, e.Reports.onQuestion); err != nil {
 		return nil, err
 	}
+	e.Mail.dead = e.Roster.isDead
 	if err := e.Recorder.start(e.Base, e.Topo, e.Node.others()); err != nil {
 		return nil, err
 	}
@@ -397,6 +401,9 @@ func (e *Env) Free() error {
 	e.Node.closeViews()
 	if e.Node.presence != nil {
 		_ = e.Node.presence.Close()
+	}
+	if j, ok := e.Base.(transport.Joiner); ok && e.Joined {
+		return j.Disconnect() // it is the last of the communicators
 	}
 	return e.Base.Free()
 }

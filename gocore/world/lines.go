@@ -7,12 +7,12 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/transport"
 )
 
-// MakeLines makes the lines of peers: the ranks of comm on this rank's node, this rank among them. MakeLines is collective
-// over comm. A rank that is alone on its node gets no lines. If some rank of comm cannot map its node's lines, all ranks
+// MakeLines makes the lines of peers: the ranks of comm on this rank's node, this rank among them, with more bytes behind
+// them. MakeLines is collective over comm. A rank that is alone on its node gets no lines. If some rank of comm cannot map its node's lines, all ranks
 // get none, and how is byMessage.
-func (n *Node) MakeLines(comm transport.Exchange, peers []int) (_ *arrive.Lines, how way, _ error) {
+func (n *Node) MakeLines(comm transport.Exchange, peers []int, more int64) (_ *arrive.Lines, how way, _ error) {
 	size, me := len(peers), slices.Index(peers, comm.Rank())
-	file, how, err := n.shareFile(comm, peers, "paddlempi-arrive", arrive.LinesSize(size))
+	file, how, err := n.shareFile(comm, peers, "paddlempi-arrive", arrive.LinesSize(size)+more)
 	if err != nil || how == byMessage {
 		return nil, how, err
 	}

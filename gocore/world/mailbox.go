@@ -19,6 +19,9 @@ type Mailbox struct {
 	// Pump calls onAsk and onAnswer for questions and their answers, for which no caller waits.
 	onAsk    func(from int, key uint64, body []byte)
 	onAnswer func(from int, key uint64, body []byte)
+	// dead tells whether a rank is known to be dead. It is sent nothing: an MPI may crash where it has closed the
+	// connection to a process that has ended (MPICH 5). nil: nothing is known yet.
+	dead func(rank int) bool
 
 	mu      sync.Mutex
 	inbox   map[letter][]byte // messages that have arrived and were not taken
@@ -80,6 +83,9 @@ func newMailbox(comm transport.Endpoint) *Mailbox {
 
 // send posts a message. It reports no error: whatever waits for the message has a deadline.
 func (m *Mailbox) send(to int, kind mailKind, key uint64, body []byte) {
+	if m.dead != nil && m.dead(to) {
+		return
+	}
 	header := binary.LittleEndian.AppendUint32(make([]byte, 0, mailHeader), uint32(kind))
 	_ = m.channel.Send(to, binary.LittleEndian.AppendUint64(header, key), body)
 }

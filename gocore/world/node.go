@@ -25,7 +25,7 @@ type Node struct {
 func newNode(base transport.Comm, t *topo.Topology) (*Node, error) {
 	n := &Node{base: base, topo: t, ranks: t.Peers(), crowded: t.Crowded()}
 	var err error
-	if n.presence, n.way, err = n.MakeLines(base, n.ranks); err != nil {
+	if n.presence, n.way, err = n.MakeLines(base, n.ranks, 0); err != nil {
 		return nil, err
 	}
 	return n, n.shareHeaps()

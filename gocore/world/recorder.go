@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"sync"
@@ -69,6 +70,16 @@ func (r *Recorder) start(base transport.Exchange, here *topo.Topology, others []
 	r.others = views
 	r.write.Unlock()
 	return nil
+}
+
+// Within makes the files of the rings go into a folder of that name: the ranks of this world are others than those of the
+// first one.
+func (r *Recorder) Within(name string) {
+	r.write.Lock()
+	defer r.write.Unlock()
+	if r.folder != "" {
+		r.folder = filepath.Join(r.folder, name)
+	}
 }
 
 // mostPIDs is how many processes a report names: more would not fit into its line.

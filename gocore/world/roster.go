@@ -55,6 +55,15 @@ func (o *Roster) Died(r int) bool {
 	return dead && known >= killGrace && !o.LeftInOrder(r)
 }
 
+// isDead tells whether a rank is dead, as far as this rank knows at this moment.
+func (o *Roster) isDead(r int) bool {
+	dead, _ := o.alive.Dead(r)
+	if v := o.node.views[r]; v != nil && !dead {
+		dead = v.DeadNow()
+	}
+	return dead && !o.LeftInOrder(r)
+}
+
 // AnyDied tells whether one of the given ranks is dead, as Died does.
 func (o *Roster) AnyDied(ranks []int) bool { return slices.ContainsFunc(ranks, o.Died) }
 
@@ -62,8 +71,7 @@ func (o *Roster) AnyDied(ranks []int) bool { return slices.ContainsFunc(ranks, o
 // before Died shows it here.
 func (o *Roster) Dead(ranks []int) (list []int) {
 	for _, r := range ranks {
-		dead, _ := o.alive.Dead(r)
-		if v := o.node.views[r]; (dead || v != nil && v.DeadNow()) && !o.LeftInOrder(r) {
+		if o.isDead(r) {
 			list = append(list, r)
 		}
 	}

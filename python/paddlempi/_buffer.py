@@ -34,6 +34,7 @@ __all__ = [
     "Kind",
     "consumer",
     "empty_like",
+    "in_place",
     "record",
     "register",
 ]
@@ -116,6 +117,19 @@ def record(tensors: object) -> bool:
         for kind in (_kind_of(tensor.__class__),)
     ]
     return all(recorded)
+
+
+def in_place(tensor: Any, forward: Callable[[Any], None], backward: Callable[[Any], None]) -> bool:
+    """Run ``forward(tensor)`` as a function of autograd; see :class:`Kind`.
+
+    Returns:
+        Whether it was run. False: the tensor needs no gradient.
+
+    Raises:
+        ArgumentError: the tensor needs a gradient, and must not be written to.
+    """
+    run = _kind_of(tensor.__class__).in_place
+    return run is not None and run(tensor, forward, backward)
 
 
 def _kind_of(tensor_type: type) -> Kind:

@@ -44,6 +44,8 @@ class Arity(IntEnum):
     """one buffer on the root; other ranks need none"""
     ROOT_ONE_OR_N = 7
     """one buffer, or one for each rank, on the root; other ranks need none"""
+    ANY = 8
+    """any number of buffers, or none"""
 
 
 class Who(IntEnum):
@@ -322,6 +324,26 @@ class Op(IntEnum):
             Arity.NONE,
             gives=Who.NOBODY,
             gets=Who.NOBODY,
+        ),
+    )
+    HALO_EXCHANGE = (
+        18,
+        Trait(
+            Arity.NONE,
+            Arity.ONE,
+            gives=Who.EVERYONE,
+            gets=Who.EVERYONE,
+            collective=True,
+        ),
+    )
+    NEIGHBOR_ALL_TO_ALL = (
+        19,
+        Trait(
+            Arity.ANY,
+            Arity.ANY,
+            gives=Who.EVERYONE,
+            gets=Who.EVERYONE,
+            collective=True,
         ),
     )
 

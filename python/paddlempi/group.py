@@ -441,7 +441,7 @@ def new_subgroups(
             f"new_subgroups: group_size={size} does not divide the {len(ranks)} ranks of the group"
         )
     parts = [ranks[first : first + size] for first in range(0, len(ranks), size)]
-    groups = [new_group(part, timeout, backend) for part in parts]
+    groups = [_subgroup(part, timeout, parent) for part in parts]
     return groups[parent._rank // size], groups
 
 
@@ -486,7 +486,18 @@ def split_group(
         for i in range(len(parent._ranks))
         if all_ranks[3 * i] and all_ranks[3 * i + 1] == color
     )
-    return new_group([parent._ranks[i] for _, i in chosen], timeout)
+    return _subgroup([parent._ranks[i] for _, i in chosen], timeout, parent)
+
+
+def _subgroup(
+    ranks: Sequence[int], timeout: timedelta | float | None, parent: ProcessGroup
+) -> ProcessGroup:
+    """Make a group of some members of ``parent``, which may be of another world than WORLD's."""
+    seconds = None if timeout is None else to_seconds(timeout, "new_group")
+    if parent._ranks[parent._rank] not in ranks:
+        return GroupMember.NON_GROUP_MEMBER
+    answer = _native.control("new_group", ranks=list(ranks), timeout=seconds, group=parent._id)
+    return ProcessGroup(answer["group"], answer["rank"], tuple(ranks))
 
 
 # For the other modules

@@ -14,16 +14,16 @@ from slurm import Slurm
 @pytest.fixture(scope="session")
 def hosts() -> Iterator[Hosts]:
     """Two hosts, h1 and h2."""
-    yield from _up(2)
+    yield from up(2)
 
 
 @pytest.fixture(scope="module")
 def three() -> Iterator[Hosts]:
     """The hosts h1, h2 and h3."""
-    yield from _up(3)
+    yield from up(3)
 
 
-def _up(count: int) -> Iterator[Hosts]:
+def up(count: int) -> Iterator[Hosts]:
     reason = requirements.hosts_missing()
     if reason:
         pytest.skip(reason)

@@ -21,6 +21,7 @@ var arities = []arity{
 	{"Many", "one or more buffers"},
 	{"RootOne", "one buffer on the root; other ranks need none"},
 	{"RootOneOrN", "one buffer, or one for each rank, on the root; other ranks need none"},
+	{"Any", "any number of buffers, or none"},
 }
 
 // who is a set of ranks of the group: those that have an input, or those that get a result.
@@ -59,6 +60,7 @@ type operation struct {
 	Reduces    bool   // needs a reduce op that is defined for the dtype
 	Prefix     bool   // rank i gets the reduction over the ranks up to i, not over all ranks
 	PeerToPeer bool   // a message: it has a peer and a tag and is outside the order of the collectives
+	Neighbours bool   // a collective in which a rank exchanges with some ranks only, by a pattern whose number is in peer
 	Result     bool   // returns the source, length and tag of a message
 	Send, Recv string // Ident of an arity
 	Gives      string // Ident of a who: the ranks that have an input (in recv if they give no send)
@@ -257,6 +259,23 @@ var operations = []operation{
 		Gives: "Nobody", Gets: "Nobody",
 		Doc:   "Panics on purpose, so that tests see how the core is poisoned.",
 		Needs: "nothing",
+	},
+	{
+		Code: 18, Ident: "HaloExchange", Name: "halo_exchange", Collective: true, Neighbours: true,
+		Send: "None", Recv: "One",
+		Gives: "Everyone", Gets: "Everyone",
+		Doc:        "Fills the border of a buffer with what the neighbours on a grid have inside of theirs.",
+		Needs:      "recv, with a shape; peer (the number of a pattern, from the method halo)",
+		Same:       "dtype, grid, widths of the border, the dimensions before those of the grid",
+		Algorithms: []string{"blocks", "neighbourMessages"},
+	},
+	{
+		Code: 19, Ident: "NeighborAllToAll", Name: "neighbor_all_to_all", Collective: true, Neighbours: true,
+		Send: "Any", Recv: "Any",
+		Gives: "Everyone", Gets: "Everyone",
+		Doc:        "Gives each neighbour in a graph a buffer, and gets one from each.",
+		Needs:      "send, a buffer for each rank to which this one gives; recv, one for each from which it gets; peer (the number of a pattern, from the method graph)",
+		Algorithms: []string{"blocks", "neighbourMessages"},
 	},
 }
 

@@ -96,7 +96,9 @@ func (p *post) run() {
 			p.gave = false
 			runtime.Gosched() // calls of C keep a P: the handler would wait for the monitor to take it
 		}
-		b.Moving = moving
+		if b.Pace = work.Seldom; moving {
+			b.Pace = work.Always
+		}
 		b.Pause()
 	}
 	p.end()

@@ -206,14 +206,18 @@ func (x *remoteRequest) start(h *head, n int64) error {
 }
 
 // Requests implements work.Task.
-func (x *remoteRequest) Requests(b *work.Batch) (moving bool) {
+func (x *remoteRequest) Requests(b *work.Batch) work.Pace {
+	moving := false
 	for i, t := range x.all.list {
 		if t.Done == 0 {
 			b.Add(x.all.comm.Poller(), t.Address())
 			moving = moving || i >= x.bulk || i == 1 && x.all.list[0].Done != 0
 		}
 	}
-	return moving
+	if moving {
+		return work.Always
+	}
+	return work.Seldom
 }
 
 // Poll implements work.Task.

@@ -62,6 +62,9 @@ class Kind(NamedTuple):
             tensor. After that, the last reference may be dropped while work on that stream is
             pending. Returns False if no allocator has to be told (host memory); the library then
             keeps the tensor until the operation has ended on the device too.
+        in_place: runs ``forward(tensor)``, which writes to the tensor, as a function of autograd.
+            ``backward(gradient)`` turns the gradient of the result into that of the input, in
+            place. Returns False, and has done nothing, if the tensor needs no gradient.
     """
 
     describe: Callable[[Any], Description] | None
@@ -69,6 +72,7 @@ class Kind(NamedTuple):
     empty_like: Callable[[Any], Any]
     stream: Callable[[Any], Callable[[], int] | None] | None = None
     record: Callable[[Any], bool] | None = None
+    in_place: Callable[[Any, Callable[[Any], None], Callable[[Any], None]], bool] | None = None
 
 
 def cannot_make(tensor: Any) -> Any:

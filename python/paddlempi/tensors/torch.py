@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from .. import _native
-from ..errors import DtypeError, UnsupportedError
+from ..errors import ArgumentError, DtypeError, UnsupportedError
 from .kind import (
     CPU,
     CUDA,
@@ -222,4 +223,36 @@ def _record(tensor: Any) -> bool:
     return True
 
 
-KINDS = {torch.Tensor: Kind(_describe, _bump, _like, _stream, _record)}
+class _InPlace(torch.autograd.Function):  # type: ignore[misc]
+    """A function that writes to its tensor."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: Any, run: Callable[[Any], None], turn: Callable[[Any], None]
+    ) -> Any:
+        run(tensor)
+        ctx.mark_dirty(tensor)
+        ctx.turn = turn
+        return tensor
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, gradient: Any) -> Any:
+        gradient = gradient.clone(memory_format=torch.contiguous_format)
+        ctx.turn(gradient)
+        return gradient, None, None
+
+
+def _in_place(tensor: Any, forward: Callable[[Any], None], backward: Callable[[Any], None]) -> bool:
+    if not (torch.is_grad_enabled() and tensor.requires_grad):
+        return False
+    if tensor.is_leaf:
+        raise ArgumentError(
+            "a tensor that needs a gradient and is a leaf must not be written to: pass a result, "
+            "such as that of torch.nn.functional.pad, or call it under torch.no_grad()"
+        )
+    _InPlace.apply(tensor, forward, backward)
+    return True
+
+
+KINDS = {torch.Tensor: Kind(_describe, _bump, _like, _stream, _record, _in_place)}

@@ -15,8 +15,9 @@ import torch.distributed as calls
 from torch._C._distributed_c10d import ProcessGroup
 from torch._C._distributed_c10d import Work as TorchWork
 
-from .. import collectives, memory
+from .. import _native, collectives, memory
 from .. import group as core_group
+from ..errors import ArgumentError
 
 __all__ = [
     "MODELS",
@@ -135,7 +136,9 @@ class _Silent(ProcessGroup):  # type: ignore[misc]
             setattr(self, method, partial(self._call, function, _Over()))
 
     def _call(self, function: str, work: _Over, *arguments: Any) -> _Over:
-        self.see(function, max(x.numel() for x in arguments if isinstance(x, torch.Tensor)))
+        lists = [x if isinstance(x, list) else [x] for x in arguments]
+        tensors = [x for given in lists for x in given if isinstance(x, torch.Tensor)]
+        self.see(function, max(x.numel() for x in tensors))
         return work
 
     def getBackendName(self) -> str:
@@ -163,7 +166,7 @@ class _Silent(ProcessGroup):  # type: ignore[misc]
     bound_device_id = None
 
 
-def _silent_group(see: Callable[[str, int], object]) -> _Silent:
+def _silent_group(see: Callable[[str, int], object], ranks: Sequence[int] | None = None) -> _Silent:
     if not hasattr(calls.Backend, "SILENT"):
         calls.Backend.register_backend(
             "silent",
@@ -171,23 +174,51 @@ def _silent_group(see: Callable[[str, int], object]) -> _Silent:
             extended_api=True,
             devices=["cpu"],
         )
-    made: _Silent = calls.new_group(backend="silent")
-    made.see = see
+    made: _Silent = calls.new_group(ranks, backend="silent")
+    if isinstance(made, _Silent):  # else this rank is no member
+        made.see = see
     return made
+
+
+# Nodes
+
+
+def _by_node() -> list[list[int]]:
+    """Return the ranks of each node.
+
+    Raises:
+        ArgumentError: the nodes have different numbers of ranks; all ranks raise it alike.
+    """
+    node = _native.control("info")["node"]
+    rows = [[r for r, of in enumerate(node) if of == number] for number in sorted(set(node))]
+    if len({len(row) for row in rows}) > 1:
+        raise ArgumentError(
+            "bench: --step hsdp: the nodes have different numbers of ranks, and its mesh has a row "
+            "for each node"
+        )
+    return rows
+
+
+def _mine(lists: Sequence[Sequence[int]], make: Callable[[Sequence[int]], Any]) -> Any:
+    """Make a group of each list of ranks, and return that of this rank. Collective."""
+    made = [make(ranks) for ranks in lists]
+    rank = core_group.get_rank()
+    return next(group for group, ranks in zip(made, lists, strict=True) if rank in ranks)
 
 
 # Training steps
 
 
 class Steps:
-    """The training steps of one model, as ``ddp`` or ``fsdp2`` wraps it. Making it is collective.
+    """The training steps of one model, as its kind wraps it. Making it is collective.
 
     A step is forward, backward and an SGD that changes nothing, so that every step is the same. The
     step without communication has DDP's hook return the bucket as it is. FSDP2 has no such hook:
     its step uses a process group that moves nothing, and computes with what memory holds.
 
     Args:
-        kind: "ddp" or "fsdp2".
+        kind: "ddp"; "fsdp2"; or "hsdp", FSDP2 on a mesh that shards on a node and replicates over
+            the nodes.
         model: a name of ``MODELS``.
         against: other contenders: "gloo".
 
@@ -202,10 +233,15 @@ class Steps:
     """
 
     def __init__(self, kind: str, model: str, against: Sequence[str]) -> None:
-        self._make = {"ddp": self._ddp, "fsdp2": self._fsdp2}[kind]
+        self._make = {"ddp": self._ddp, "fsdp2": self._fsdp2, "hsdp": self._hsdp}[kind]
         self._model = model
         self._expected: list[torch.Tensor] | None = None
-        self._sent: list[tuple[str, int]] = []
+        self._sent: list[tuple[str, int, Any]] = []  # function, elements, group
+        rank = core_group.get_rank()
+        everyone = range(core_group.get_world_size())
+        self._shards = (
+            next(row for row in _by_node() if rank in row) if kind == "hsdp" else everyone
+        )
         self.calls: dict[str, Callable[[], object]] = {}
         self.checks: dict[str, Callable[[], str]] = {}
         self.absent: dict[str, str] = {}
@@ -271,9 +307,9 @@ class Steps:
 
     def _shard(self, whole: torch.Tensor) -> torch.Tensor:
         """Return this rank's shard of a gradient, as FSDP2 cuts it."""
-        shards = whole.chunk(core_group.get_world_size())
-        rank = core_group.get_rank()
-        return shards[rank] if rank < len(shards) else whole[:0]
+        shards = whole.chunk(len(self._shards))
+        place = self._shards.index(core_group.get_rank())
+        return shards[place] if place < len(shards) else whole[:0]
 
     def _ddp(self, name: str, group: Any) -> torch.nn.Module:
         model = torch.nn.parallel.DistributedDataParallel(self._build(), process_group=group)
@@ -283,7 +319,7 @@ class Steps:
                 if name == "barrier":
                     collectives.barrier()
                 else:
-                    self._sent.append(("all_reduce", bucket.buffer().numel()))
+                    self._sent.append(("all_reduce", bucket.buffer().numel(), None))
                 future: Any = torch.futures.Future()
                 future.set_result(bucket.buffer())
                 return future
@@ -292,15 +328,40 @@ class Steps:
             model.register_comm_hook(None, hook)
         return model
 
+    def _see(self, name: str, group: Any = None) -> Callable[[str, int], object]:
+        """Return what a group that moves nothing does in a call, in place of ``group``."""
+        if name == "barrier":
+            return lambda function, count: collectives.barrier()
+        return lambda function, count: self._sent.append((function, count, group))
+
     def _fsdp2(self, name: str, group: Any) -> torch.nn.Module:
         from torch.distributed.device_mesh import DeviceMesh
+
+        if name in ("barrier", "no communication"):
+            group = _silent_group(self._see(name))
+        return self._sharded(DeviceMesh.from_group(group, "cpu"))
+
+    def _hsdp(self, name: str, group: Any) -> torch.nn.Module:
+        from torch.distributed.device_mesh import DeviceMesh
+
+        rows = _by_node()
+        columns = [list(column) for column in zip(*rows, strict=True)]
+        sides = [self._side(name, lists) for lists in (columns, rows)]
+        names = ("replicate", "shard")
+        return self._sharded(DeviceMesh.from_group(sides, "cpu", rows, mesh_dim_names=names))
+
+    def _side(self, name: str, lists: Sequence[Sequence[int]]) -> Any:
+        """Make the groups of one side of a mesh, and return that of this rank."""
+        backend = "gloo" if name == "gloo" else "mpi"
+        side = _mine(lists, lambda ranks: calls.new_group(ranks, backend=backend))
+        if name not in ("barrier", "no communication"):
+            return side
+        see = self._see(name, side)
+        return _mine(lists, lambda ranks: _silent_group(see, ranks))
+
+    def _sharded(self, mesh: Any) -> torch.nn.Module:
         from torch.distributed.fsdp import fully_shard
 
-        if name == "barrier":
-            group = _silent_group(lambda function, count: collectives.barrier())
-        elif name == "no communication":
-            group = _silent_group(lambda function, count: self._sent.append((function, count)))
-        mesh = DeviceMesh.from_group(group, "cpu")
         model = self._build()
         kind = torch.nn.TransformerEncoderLayer
         parts = [m for m in model.modules() if isinstance(m, kind)]
@@ -309,17 +370,18 @@ class Steps:
         sharded: torch.nn.Module = fully_shard(model, mesh=mesh)
         return sharded
 
-    def _alone(self, sent: list[tuple[str, int]]) -> Callable[[], object]:
+    def _alone(self, sent: list[tuple[str, int, Any]]) -> Callable[[], object]:
         """Return a function that makes the collectives of a step, one after the other.
 
         The tensors lie where those of a step do: in memory that the ranks of a node map.
         """
-        size, made = core_group.get_world_size(), []
-        for function, count in sent:
+        made = []
+        for function, count, group in sent:
             whole = memory.zeros(count, framework="torch")
-            share = memory.zeros(count // size, framework="torch")
+            share = memory.zeros(count // calls.get_world_size(group), framework="torch")
             sides = {"all_reduce": (whole,), "all_gather_into_tensor": (whole, share)}
-            made.append(partial(getattr(calls, function), *sides.get(function, (share, whole))))
+            sides_of = sides.get(function, (share, whole))
+            made.append(partial(getattr(calls, function), *sides_of, group=group))
         return lambda: [call() for call in made]
 
 

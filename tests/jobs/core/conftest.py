@@ -11,6 +11,12 @@ collect_ignore = [] if MPI == "mpich" else ["test_far_apart.py"]
 # Other launchers than these two end all ranks when one dies.
 if not EVERYTHING and MPI != "impi":
     collect_ignore.append("test_kill_points.py")
+# Open MPI does not join two jobs.
+if MPI == "openmpi":
+    collect_ignore.append("test_joined.py")
+# Intel MPI's launcher ends the job when a spawned process dies, and Debian's launchers may.
+if MPI == "impi" or not WHEEL:
+    collect_ignore.append("test_spawn_deaths.py")
 # Debian's MPIs are older versions. These tests show nothing of the version of an MPI. Open MPI 4
 # has another launcher than Open MPI 5, but MPICH 4 has that of MPICH 5.
 if not WHEEL:

@@ -18,7 +18,7 @@ def test_it_reports(tmp_path: Path) -> None:
     file = tmp_path / "record.json"
     words = ["all", "--framework", "torch", "--dtype", "bfloat16", "--min", "64", "--max", "64"]
     words += ["--iterations", "4", "--against", "mpi,gloo", "--json", str(file)]
-    words += ["--step", "ddp,fsdp2", "--model", "mlp-1M", "--rounds", "2"]
+    words += ["--step", "ddp,fsdp2,hsdp", "--model", "mlp-1M", "--rounds", "2"]
     argv = [sys.executable, "-m", "paddlempi", "bench", *words]
     result = launch.run(2, argv, timeout=300)
     assert result.returncode == 0 and not result.timed_out, result.output
@@ -28,7 +28,8 @@ def test_it_reports(tmp_path: Path) -> None:
         assert measured[name, "paddlempi"]["p50_us"] > 0
         assert (name, "gloo") in measured or f"{name}, gloo" in record["not_measured"]
     assert measured["all_reduce", "paddlempi"]["path"] == "inline"
-    for step, kind, collectives in zip(record["steps"], ("ddp", "fsdp2"), (1, 12), strict=True):
+    kinds = ("ddp", "fsdp2", "hsdp")
+    for step, kind, collectives in zip(record["steps"], kinds, (1, 12, 16), strict=True):
         assert (step["kind"], step["model"], step["rounds"]) == (kind, "mlp-1M", 2)
         assert step["what"] == f"1.0 MiB of gradients, {collectives} collectives a step"
         names = {"no communication", "barrier", "paddlempi", "paddlempi again"}

@@ -16,11 +16,13 @@ from paddlempi import collectives, errors
 # All public names but the collectives, for which test_api_collectives.py has calls.
 NAMES = [
     "PREEMPTED",
+    "Cartesian",
     "Checkpoint",
     "Communicator",
     "Connector",
     "DistContext",
     "Error",
+    "Graph",
     "GroupMember",
     "P2POp",
     "ProbeResult",

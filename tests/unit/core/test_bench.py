@@ -55,7 +55,7 @@ def test_arguments() -> None:
         (["--timeout", "0"], "'0': it must be a number of seconds"),
         (["--warmup", "-1"], "is no number"),
         (["--against", "nccl"], "'nccl' is none of mpi, mpi4py, gloo"),
-        (["--step", "ddp,fsdp"], "'fsdp' is none of ddp, fsdp2, paddle"),
+        (["--step", "ddp,fsdp"], "'fsdp' is none of ddp, fsdp2, hsdp, paddle"),
         (["--plot", "picture.png"], ".svg"),
         (["ps", "--dims", "16,x"], "'x' is no number"),
         (["ps", "--level", "both"], "invalid choice: 'both'"),

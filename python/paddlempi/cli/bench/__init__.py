@@ -93,7 +93,8 @@ def add_to(commands: Any) -> None:
         type=_names(tuple(steps.KINDS)),
         default=[],
         metavar="KIND,...",
-        help="training steps: ddp, fsdp2, paddle (with --against gloo: over gloo too)",
+        help="training steps: ddp, fsdp2, hsdp (FSDP2 on each node, gradients averaged over the "
+        "nodes), paddle (with --against gloo: over gloo too)",
     )
     parser.add_argument(
         "--model", type=lambda text: text.split(","), metavar="NAME,...", help="of --step; all"

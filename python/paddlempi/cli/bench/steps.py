@@ -19,7 +19,7 @@ from .sampling import Call, shuffled, slowest, stamped
 
 __all__ = ["ALONE", "BARRIER", "KINDS", "SILENT", "StepRow", "measure", "summary"]
 
-KINDS = {"ddp": "torch", "fsdp2": "torch", "paddle": "paddle"}
+KINDS = {"ddp": "torch", "fsdp2": "torch", "hsdp": "torch", "paddle": "paddle"}
 """The kinds of steps, and the front that makes them."""
 
 SILENT, BARRIER, ALONE = "no communication", "barrier", "collectives alone"

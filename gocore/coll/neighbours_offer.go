@@ -1,0 +1,167 @@
+package coll
+
+import (
+	"sync"
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/heap"
+	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// Blocks keeps memory of this process's heap in which one member of a group on one node packs what it gives to its
+// neighbours. A block is used again when all members have finished with the collective that it belongs to.
+type Blocks struct {
+	// Finished tells whether all members have finished with a collective, as far as they have said.
+	Finished func(seq uint64) bool
+
+	mu   sync.Mutex
+	kept []heapBlock
+}
+
+// heapBlock is a block in the heap, and the collective it belongs to; 0: none.
+type heapBlock struct {
+	data  unsafe.Pointer
+	bytes int64
+	place heap.Location
+	seq   uint64
+}
+
+// keptBlocks is how many blocks that are not in use are kept. Usually two take turns.
+const keptBlocks = 3
+
+// take returns a block of at least n bytes.
+func (b *Blocks) take(n int64) (heapBlock, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for i, k := range b.kept {
+		if k.bytes >= n && b.free(&k) {
+			b.kept = append(b.kept[:i], b.kept[i+1:]...)
+			return k, nil
+		}
+	}
+	own, err := heap.OfProcess()
+	if err != nil {
+		return heapBlock{}, err
+	}
+	k := heapBlock{bytes: n}
+	if k.data, err = own.Alloc(n); err != nil {
+		return k, err
+	}
+	ok := false
+	if k.place, ok = own.Find(k.data, n); !ok {
+		_ = own.Free(k.data)
+		return k, status.New(status.NoMemory, "the heap does not know its own block of %d bytes", n)
+	}
+	return k, nil
+}
+
+// free tells whether no member reads a block any more.
+func (b *Blocks) free(k *heapBlock) bool { return k.seq == 0 || b.Finished(k.seq) }
+
+// give takes a block back, which belonged to collective seq; 0: it was not announced.
+func (b *Blocks) give(k heapBlock, seq uint64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	k.seq = seq
+	b.kept = append(b.kept, k)
+	for i := 0; len(b.kept) > keptBlocks && i < len(b.kept); {
+		if !b.free(&b.kept[i]) {
+			i++
+			continue
+		}
+		_ = heap.IfMade().Free(b.kept[i].data)
+		b.kept = append(b.kept[:i], b.kept[i+1:]...)
+	}
+}
+
+// Free gives the blocks back to the heap, but those that another member may still read: the memory of these stays in use.
+func (b *Blocks) Free() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for i := range b.kept {
+		if b.free(&b.kept[i]) {
+			_ = heap.IfMade().Free(b.kept[i].data)
+		}
+	}
+	b.kept = nil
+}
+
+// blockOffer is what a member tells its neighbours.
+type blockOffer struct {
+	told  neighbourNote
+	whole bool           // the note has the block, or its place
+	block heapBlock      // in the heap, if from is set
+	from  *Blocks        // where it comes from
+	note  unsafe.Pointer // a note with a block, in a group on one node
+	bytes int64          // of the note
+}
+
+// MakeBlock is Make for a call with neighbours. from is nil if the members do not share memory.
+func (o *Offer) MakeBlock(a *Args, flags arrive.Flags, from *Blocks) (arrive.Flags, error) {
+	n := a.Neighbours
+	o.swaps = &blockOffer{told: neighbourNote{inner: n.Inner}}
+	s := o.swaps
+	inNote, room := neighbourNoteBytes+n.blockBytes(), a.Notes.Room()
+	var err error
+	switch {
+	case from != nil && inNote > room:
+		if s.block, err = from.take(n.blockBytes()); err != nil {
+			return flags, err
+		}
+		s.from, s.told.place = from, s.block.place
+		s.bytes = neighbourNoteBytes
+		s.told.bytes = n.blockBytes()
+	case inNote <= room:
+		s.bytes, s.told.bytes = inNote, n.blockBytes()
+	case neighbourNoteBytes+n.indexBytes() <= room:
+		s.bytes, s.told.bytes = neighbourNoteBytes+n.indexBytes(), n.indexBytes()
+	case neighbourNoteBytes <= room:
+		s.bytes = neighbourNoteBytes
+	}
+	if s.bytes > neighbourNoteBytes && a.Node != nil {
+		if s.note, err = mem.Alloc(s.bytes); err != nil {
+			return flags, err
+		}
+	}
+	if s.whole = s.from != nil || s.bytes == inNote; s.whole {
+		flags |= Inline
+	}
+	return flags, nil
+}
+
+// tell makes the note.
+func (s *blockOffer) tell(a *Args) arrive.Note {
+	if s.from != nil {
+		a.Neighbours.fill(a, s.block.data)
+	}
+	switch {
+	case s.bytes <= neighbourNoteBytes:
+		return arrive.Note{Data: unsafe.Pointer(&s.told), Bytes: s.bytes}
+	case s.note == nil: // a wire takes what it sends
+		return arrive.Note{Bytes: s.bytes, Fill: func(to unsafe.Pointer) { s.write(a, to) }}
+	}
+	s.write(a, s.note)
+	return arrive.Note{Data: s.note, Bytes: s.bytes}
+}
+
+// write writes a note with a block, or with its index alone.
+func (s *blockOffer) write(a *Args, note unsafe.Pointer) {
+	*(*neighbourNote)(note) = s.told
+	block := unsafe.Add(note, neighbourNoteBytes)
+	if s.whole {
+		a.Neighbours.fill(a, block)
+	} else {
+		a.Neighbours.index(a, block)
+	}
+}
+
+func (s *blockOffer) free(seq uint64) {
+	if s.from != nil {
+		s.from.give(s.block, seq)
+	}
+	if s.note != nil {
+		mem.Free(s.note)
+	}
+}

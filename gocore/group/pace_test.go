@@ -1,0 +1,30 @@
+package group
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/work"
+)
+
+// Who waits for data that comes over a network may sleep for a moment, who waits for the ranks of its node may not. The
+// phases on a node are parts of a collective over nodes.
+func TestHowOftenAWaitLooks(t *testing.T) {
+	pace := func(g *Group, s stage) work.Pace {
+		return (&task{g: g, stage: s}).Requests(&work.Batch{})
+	}
+	for name, g := range map[string]*Group{"a node": {}, "nodes": {wire: &arrive.Wire{}}, "a phase": {silent: true}} {
+		t.Run(name, func(t *testing.T) {
+			for _, s := range []stage{queued, arriving, lingering} {
+				assert.Equal(t, work.Seldom, pace(g, s))
+			}
+			moving := work.Often
+			if name == "a node" {
+				moving = work.Always
+			}
+			assert.Equal(t, moving, pace(g, running))
+		})
+	}
+}

@@ -1,0 +1,115 @@
+"""Jobs that spawn processes, and what an MPI that cannot do so says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import job
+from one_mpi import MPI
+
+# Intel MPI reads it before it is initialised.
+SPAWNS = {"I_MPI_SPAWN": "1"} if MPI == "impi" else {}
+
+CHILD = """
+import numpy as np
+import paddlempi as dist
+
+dist.init_process_group("mpi", timeout=40)
+with dist.get_parent() as parents:
+    assert dist.get_parent() is parents
+    rank = parents.rank()
+    assert (parents.size(), parents.remote_size(), dist.get_world_size()) == (2, 2, 2)
+    assert rank == dist.get_rank()
+    x = np.zeros(3)
+    assert parents.recv(x, 1 - rank, tag=3) == 1 - rank
+    parents.send(x * 10, 1 - rank, tag=4)
+    parents.send_object_list([{"from": rank}, None], 0)
+    both = parents.merge()
+    assert (both.rank(), both.size()) == (2 + rank, 4), both
+    y = np.full(5, both.rank() + 1.0)
+    dist.all_reduce(y, group=both)
+    assert (y == 10).all(), y
+    before = parents.merge(high=False)
+    assert before.rank() == rank, before
+    pairs = dist.split_group(rank, group=both)
+    dist.all_reduce(y, group=pairs)
+    assert (y == 20).all() and pairs.size() == 2, (y, pairs)
+"""
+
+
+def parents() -> None:
+    import os
+    import sys
+
+    import numpy as np
+    from ranks_tools import dist, done, errors, raises, start
+
+    rank = start()
+    with dist.spawn([sys.executable, os.environ["CHILD"]], 2, timeout=50) as children:
+        assert (children.rank(), children.size(), children.remote_size()) == (rank, 2, 2)
+        children.send(np.full(3, rank + 1.0), 1 - rank, tag=3)
+        x = np.zeros(3)
+        work = children.irecv(x, tag=4)
+        assert work.source_rank() == 1 - rank
+        assert (x == 10 * (rank + 1)).all(), x
+        if rank == 0:
+            for _ in range(2):
+                told = [0, 0]
+                source = children.recv_object_list(told)
+                assert told == [{"from": source}, None]
+        with raises(errors.ArgumentError, "dst=2 is out of range"):
+            children.send(x, 2)
+        with raises(errors.DtypeError, "must be a rank of the other party"):
+            children.recv(x, "one")
+        both = children.merge()
+        assert (both.rank(), both.size()) == (rank, 4), both
+        y = np.full(5, both.rank() + 1.0)
+        dist.all_reduce(y, group=both)
+        assert (y == 10).all(), y
+        after = children.merge(high=True)
+        assert after.rank() == 2 + rank, after
+        pairs = dist.split_group(rank, group=both)
+        dist.all_reduce(y, group=pairs)
+        assert (y == 20).all() and pairs.size() == 2, (y, pairs)
+    with raises(errors.GroupDestroyedError):
+        children.send(x, 0)
+    with raises(errors.GroupDestroyedError):
+        dist.all_reduce(y, group=both)
+    dist.all_reduce(y)
+    assert dist.get_parent() is None
+    done()
+
+
+def test_spawn(tmp_path: Path) -> None:
+    child = tmp_path / "child.py"
+    child.write_text(CHILD)
+    job.succeed(2, parents, env={"CHILD": str(child), **SPAWNS})
+
+
+def refused() -> None:
+    import os
+    import sys
+
+    from ranks_tools import dist, done, errors, raises, start
+
+    rank = start()
+    kind = os.environ["FAULTS_MPI"]
+    for call in (dist.accept, dist.connect):
+        if kind != "mpich":
+            with raises(errors.UnsupportedError, "MPICH", "I_MPI_SPAWN=1", most=1):
+                call("127.0.0.1:9", secret="s", timeout=20)
+    if kind == "impi":
+        with raises(errors.UnsupportedError, "I_MPI_SPAWN=1", most=1):
+            dist.spawn([sys.executable, "-c", ""], 1)
+    with raises(errors.DtypeError, "command"):
+        dist.spawn([1], 1)
+    if kind != "impi":
+        with raises(errors.ArgumentError, "n=0 is not from 1"):
+            dist.spawn("true", 0)
+        with raises(errors.ArgumentError, "no-such-program", ranks=() if rank == 0 else (0,)):
+            dist.spawn(["./no-such-program"], 1)
+    done()
+
+
+def test_what_is_refused() -> None:
+    job.succeed(2, refused)
