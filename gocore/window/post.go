@@ -29,6 +29,7 @@ type post struct {
 	closed  bool // it takes no more messages: the communicator may be freed
 
 	heard  time.Time // when the last message came
+	lively bool      // that was a moment ago
 	using  func()    // ends the use of the group; nil while MPI has nothing under way
 	looked time.Time // for members that have died
 }
@@ -81,8 +82,8 @@ const (
 	// matches is how many messages one look takes, and mostComing how many bytes of messages are here at once.
 	matches    = 32
 	mostComing = 16 << 20
-	// lively is how long after a message another one is expected: a thread that waits does not sleep so long.
-	lively = time.Millisecond
+	// lively is how long after a message the next one is expected: a thread that waits does not sleep so long.
+	lively = 500 * time.Microsecond
 	// atOnce is the longest message that is received while the look lasts.
 	atOnce = 16 << 10
 )
@@ -219,7 +220,7 @@ func (p *post) idle() bool {
 func (p *post) Requests(b *work.Batch) work.Pace {
 	p.ws.mu.Lock()
 	defer p.ws.mu.Unlock()
-	moving := time.Since(p.heard) < lively
+	moving := false
 	for _, out := range p.sending {
 		if out.Done == 0 {
 			b.Add(p.on.Poller(), out.Address())
@@ -234,10 +235,18 @@ func (p *post) Requests(b *work.Batch) work.Pace {
 			}
 		}
 	}
-	if moving {
+	p.lively = time.Since(p.heard) < lively
+	if moving || p.lively {
 		return work.Often
 	}
 	return work.Seldom
+}
+
+// Lively implements work.Standing.
+func (p *post) Lively() bool {
+	p.ws.mu.Lock()
+	defer p.ws.mu.Unlock()
+	return p.lively
 }
 
 // Poll implements work.Task.
@@ -309,6 +318,7 @@ func (p *post) advance(from int) {
 			if a.Done == 0 {
 				return
 			}
+			p.heard = time.Now()
 			err, n := p.on.Err(a.Request), min(a.Bytes, a.room)
 			p.on.Release(a.Request)
 			a.Request = nil

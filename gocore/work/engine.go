@@ -64,7 +64,15 @@ func (b *Batch) poll() (changed int) {
 type entry struct {
 	Task
 	patient  bool
-	standing bool
+	standing Standing // the task, if it is one of AddStanding
+}
+
+// Standing is a task that serves requests of other ranks.
+type Standing interface {
+	Task
+	// Lively tells, after Requests, whether the next request is expected at once. The progress thread does not sleep
+	// then: where other threads want the core, it would get it back after milliseconds.
+	Lively() bool
 }
 
 // Engine holds the tasks of a process. All methods are safe for concurrent use.
@@ -99,6 +107,7 @@ type Engine struct {
 	drivers  atomic.Int32                 // goroutines in Wait, except for those inside interrupt
 	crowded  atomic.Bool                  // more ranks than cores: do not spin
 	pace     atomic.Int32                 // the greatest Pace of the tasks at the last tick
+	serving  atomic.Bool                  // at the last tick a standing task was lively
 	lastBack atomic.Int64                 // when Background was last called, in nanoseconds
 	called   atomic.Bool                  // CalledMPI was called since the progress thread last looked
 	spare    atomic.Bool                  // the last answer of Spare
@@ -134,9 +143,9 @@ func (e *Engine) AddPatient(t Task) {
 
 // AddStanding hands a task to the engine that serves requests of other ranks, for as long as there may be some. It is
 // patient. No goroutine waits for its end, so it does not count as work for which the progress thread waits.
-func (e *Engine) AddStanding(t Task) {
+func (e *Engine) AddStanding(t Standing) {
 	e.standing.Add(1)
-	e.append(entry{Task: t, patient: true, standing: true})
+	e.append(entry{Task: t, patient: true, standing: t})
 	e.progress.wake(false)
 }
 
@@ -211,11 +220,13 @@ func (e *Engine) tick(looking, helping bool) bool {
 	e.mu.Unlock()
 
 	e.batch.reset()
-	pace := Seldom
+	pace, serving := Seldom, false
 	for _, t := range e.snapshot {
 		pace = max(pace, t.Requests(&e.batch))
+		serving = serving || t.standing != nil && t.standing.Lively()
 	}
 	e.pace.Store(int32(pace))
+	e.serving.Store(serving)
 	moved := e.batch.poll() > 0
 
 	e.over = e.over[:0]
@@ -240,7 +251,7 @@ func (e *Engine) remove(over []entry) {
 		switch {
 		case !slices.Contains(over, t):
 			kept = append(kept, t)
-		case t.standing:
+		case t.standing != nil:
 			e.standing.Add(-1)
 		case !t.patient:
 			e.urgent.Add(-1)
@@ -336,7 +347,7 @@ func (e *Engine) wait(h *Handle, done func() bool, deadline time.Time, interrupt
 // leave counts a goroutine out that drove the tasks.
 func (e *Engine) leave() {
 	e.left.Store(monotonic())
-	if e.drivers.Add(-1) == 0 && (e.urgent.Load() > 0 || e.spare.Load() && e.active.Load() > 0) {
+	if e.drivers.Add(-1) == 0 && (e.urgent.Load() > 0 || e.spare.Load() && e.active.Load() > e.standing.Load()) {
 		e.progress.wake(true)
 	}
 }

@@ -127,7 +127,7 @@ func (e *Engine) idleFor() time.Duration {
 // mayHelp tells whether the progress thread drives patient tasks at once: no goroutine waits, and a CPU
 // is idle that no rank needs.
 func (e *Engine) mayHelp() bool {
-	if e.Spare == nil || e.drivers.Load() > 0 || e.Active() == 0 {
+	if e.Spare == nil || e.drivers.Load() > 0 || e.active.Load() == e.standing.Load() {
 		return false
 	}
 	if now := monotonic(); now-e.progress.asked >= int64(spareEvery) {
@@ -172,6 +172,8 @@ func (e *Engine) runProgress() {
 			completed.reportLate()
 		}
 		e.background(time.Now())
-		b.Pause()
+		if !e.serving.Load() {
+			b.Pause()
+		}
 	}
 }

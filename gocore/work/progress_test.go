@@ -97,12 +97,18 @@ func TestThePatienceOfTheProgressThread(t *testing.T) {
 	assert.GreaterOrEqual(t, time.Since(left), patience-time.Millisecond)
 }
 
+// server is a standing task that is never lively.
+type server struct{ countdown }
+
+func (*server) Lively() bool { return false }
+
 // A standing task is driven by who waits, and by the progress thread if nobody does. It takes no patience from others.
 func TestAStandingTask(t *testing.T) {
 	e := NewEngine()
 	e.StartProgress()
 	defer e.StopProgress()
-	standing := newCountdown(1 << 30)
+	standing := &server{}
+	standing.countdown.left.Store(1 << 30)
 	e.AddStanding(standing)
 	time.Sleep(2 * patience)
 	before := standing.left.Load()
