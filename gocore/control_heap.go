@@ -56,7 +56,7 @@ func controlHeapAdopt(request []byte, _ work.Interrupt) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !w.env.Node.Adopts() {
+	if !w.env.Node.Opens() {
 		return nil, status.New(status.Unsupported, "heap_adopt: the ranks of this node cannot open each other's files through /proc")
 	}
 	h, err := heap.OfProcess()
@@ -89,7 +89,8 @@ type heapInfo struct {
 	Adopted  int64  `json:"adopted"`  // bytes of memory that the heap shares but has not made (heap_adopt)
 	Left     *int64 `json:"left"`     // bytes that limits of this process leave; nil without a limit
 	Mapped   *bool  `json:"mapped"`   // whether the ranks of this node map each other's heaps; nil before init
-	Adopts   bool   `json:"adopts"`   // whether heap_adopt works now
+	Adopts   bool   `json:"adopts"`   // whether heap_adopt works now, and other ranks map the heap
+	Opens    bool   `json:"opens"`    // whether heap_adopt works now
 	Why      string `json:"why"`      // why they do not, or why there is no heap; "" otherwise
 }
 
@@ -106,7 +107,7 @@ func describeHeap() heapInfo {
 	}
 	if w := initial.Load(); w != nil {
 		mapped, why := w.env.Node.Heaps()
-		info.Mapped, info.Why, info.Adopts = &mapped, why, w.env.Node.Adopts()
+		info.Mapped, info.Why, info.Adopts, info.Opens = &mapped, why, w.env.Node.Adopts(), w.env.Node.Opens()
 	}
 	return info
 }

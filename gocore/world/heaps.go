@@ -62,9 +62,13 @@ func (n *Node) closeViews() {
 	n.views = nil
 }
 
-// Adopts tells whether a heap may adopt files (heap.Adopt): the ranks of this node share heaps, and
-// can open each other's files.
-func (n *Node) Adopts() bool { return n.noHeaps == "" && n.adopts && len(n.views) > 0 }
+// Opens tells whether a heap may adopt files (heap.Adopt): all other ranks of this node, if there are
+// any, share heaps and can open each other's files.
+func (n *Node) Opens() bool { return n.noHeaps == "" && (n.adopts || len(n.others()) == 0) }
+
+// Adopts tells whether a collective gains by a file that a heap has adopted: Opens, and other ranks map the
+// heap.
+func (n *Node) Adopts() bool { return n.Opens() && len(n.views) > 0 }
 
 // Heaps tells whether the ranks of this node can map each other's heaps, and why not.
 func (n *Node) Heaps() (shared bool, why string) { return n.noHeaps == "", n.noHeaps }

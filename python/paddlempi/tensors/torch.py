@@ -141,7 +141,7 @@ def promote(tensor: Any) -> None:
     others = torch._C._storage_Use_Count(storage._cdata) - 2  # this tensor, and ``storage``
     if others > 0 or tensor._use_count() > 1:
         raise _stays("it has views, or an export by DLPack, or a graph of autograd has it")
-    if not _native.control("info")["heap"]["adopts"]:
+    if not _native.control("info")["heap"]["opens"]:
         raise _stays("the ranks of this node cannot open each other's memory")
     try:
         adopt(storage)

@@ -158,6 +158,18 @@ def test_tensors_of_other_ranks_are_mapped(
 
 
 @needs_windows
+def test_tensors_of_other_nodes_are_not_mapped(
+    dist: ModuleType, window: Any, rank: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paddlempi.Window, "_map", lambda self, rank: None)  # as on another node
+    other = (rank + 1) % size
+    assert window.get_attr(other).access_type == windows.c10d.WindowAccessType.SEPARATE
+    if other != rank:
+        with pytest.raises(errors.UnsupportedError, match=f"rank {other} cannot be mapped"):
+            window.map_remote_tensor(other)
+
+
+@needs_windows
 def test_a_mapped_tensor_outlives_the_window(dist: ModuleType, rank: int, size: int) -> None:
     tensor = paddlempi.zeros(4, "int64", "torch").fill_(rank)
     window = dist._new_window(tensor)
