@@ -170,6 +170,9 @@ func newEnv(world transport.Comm, timeout time.Duration, interrupt work.Interrup
 		return nil, err
 	}
 	e.Roster.topo, e.Roster.node, e.Roster.mail = e.Topo, e.Node, e.Mail
+	if joined {
+		e.Mail.died = func(r int) bool { return len(e.Roster.Dead([]int{r})) > 0 }
+	}
 	if err := e.Roster.watch(e.Base, e.Reports.onQuestion); err != nil {
 		return nil, err
 	}
@@ -368,7 +371,7 @@ func (e *Env) leave(why *status.Error, begun func(), interrupt work.Interrupt) (
 	e.Watcher.end()
 	stopped := e.Engine.Stop(why, giveUpLimit)
 	e.Departure.stuck = !stopped || e.makers.Load() > 0 || !all(groups, func(g Group) bool { return !g.Blocking() })
-	if stopped {
+	if stopped && !(e.Joined && e.Departure.Deserted()) {
 		for _, g := range groups {
 			g.Farewell(why.Code)
 		}
