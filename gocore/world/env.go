@@ -170,8 +170,6 @@ func newEnv(world transport.Comm, timeout time.Duration, interrupt work.Interrup
 		return nil, err
 	}
 	e.Roster.topo, e.Roster.node, e.Roster.mail = e.Topo, e.Node, e.Mail
-	if joined {
-	}
 	if err := e.Roster.watch(e.Base, e.Reports.onQuestion); err != nil {
 		return nil, err
 	}
