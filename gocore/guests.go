@@ -14,6 +14,9 @@ import (
 const (
 	// guestPatience is how long a process that ends waits until the other party of a join has disconnected, too.
 	guestPatience = 10 * time.Second
+	// unfinalized is how long a process that cannot finalize MPI goes on after the last world has ended: the other party may
+	// be in MPI_Finalize, and a process of Intel MPI crashes there if this one ends (measured).
+	unfinalized = time.Second
 	// freeLimit is how long both parties may take to free what connects them, once both have disconnected.
 	freeLimit = 5 * time.Second
 )
@@ -24,6 +27,7 @@ var guests guestList
 type guestList struct {
 	mu   sync.Mutex
 	list []*guest
+	died bool // a process has died for which MPI would wait when it is finalized; mu guards it
 }
 
 // guest is a world of two parties.
@@ -115,6 +119,9 @@ func (w *guest) disconnect(limit time.Duration, interrupt work.Interrupt) (err e
 func (w *guest) noteDeaths() {
 	if j, ok := w.env.Base.(transport.Joiner); ok && j.WaitsForDead() && w.env.Departure.Deserted() {
 		inUse.Store(true)
+		guests.mu.Lock()
+		guests.died = true
+		guests.mu.Unlock()
 	}
 }
 
@@ -147,6 +154,12 @@ func (l *guestList) endWithProcess() {
 			w.env.Departure.GoAlone()
 			w.noteDeaths()
 		}
+	}
+	l.mu.Lock()
+	died := l.died
+	l.mu.Unlock()
+	if died {
+		time.Sleep(unfinalized)
 	}
 }
 

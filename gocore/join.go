@@ -285,14 +285,11 @@ func (s *party) world(by way) (*membership, error) {
 	if err != nil {
 		return nil, err
 	}
-	env, err := world.NewEnv(both, work.Longest, nil)
+	env, err := world.NewJoined(both)
 	if err != nil {
 		return nil, err
 	}
 	_ = both.Free()
-	env.Joined = true
-	env.Recorder.Within("joined")
-	env.Survives = true // a party does not end because the other one does
 	env.Aware.Trial = s.g.Env.Aware.Trial
 	env.Engine.Panicked = s.g.Env.Engine.Panicked
 	w := newMembership(library, env)

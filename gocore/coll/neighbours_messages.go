@@ -60,6 +60,9 @@ type swapMessage struct {
 func (x *swapMessages) compare() error {
 	a, n := x.a, x.a.Neighbours
 	x.gives, x.gets = messagesOf(n.Out, x.out), messagesOf(n.In, x.in)
+	if neighbourNoteBytes+n.indexBytes() > a.Notes.Room() {
+		return nil // this rank has not told its own
+	}
 	return a.eachNeighbour(func(r int, out, in []Swap) error {
 		note, bytes := a.Notes.Note(a.Seq, r)
 		if bytes < neighbourNoteBytes || (*neighbourNote)(note).bytes == 0 {

@@ -105,14 +105,14 @@ func (o *Offer) MakeBlock(a *Args, flags arrive.Flags, from *Blocks) (arrive.Fla
 	s := o.swaps
 	inNote, room := neighbourNoteBytes+n.blockBytes(), a.Notes.Room()
 	var err error
+	if from != nil && inNote > room {
+		if s.block, err = from.take(n.blockBytes()); err == nil {
+			s.from, s.told.place = from, s.block.place
+		} // else the heap has no room, and all take messages
+	}
 	switch {
-	case from != nil && inNote > room:
-		if s.block, err = from.take(n.blockBytes()); err != nil {
-			return flags, err
-		}
-		s.from, s.told.place = from, s.block.place
-		s.bytes = neighbourNoteBytes
-		s.told.bytes = n.blockBytes()
+	case s.from != nil:
+		s.bytes, s.told.bytes = neighbourNoteBytes, n.blockBytes()
 	case inNote <= room:
 		s.bytes, s.told.bytes = inNote, n.blockBytes()
 	case neighbourNoteBytes+n.indexBytes() <= room:

@@ -108,6 +108,12 @@ func (g *Group) usableLocked(code op.Code) error {
 		return status.New(status.GroupBroken, "%s: the group of ranks %s is broken by an earlier failure (%v); make a new group, or end the job",
 			code, status.Brief(g.Ranks), g.broken)
 	}
+	if g.wire != nil && g.Env.Joined {
+		// MPICH crashes in a send to a process of another job that has died (measured).
+		if dead := g.Dead(); len(dead) > 0 {
+			return g.DiedError(code.String(), dead, "over several nodes the group takes no more calls")
+		}
+	}
 	return nil
 }
 

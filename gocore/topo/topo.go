@@ -1,7 +1,15 @@
 // Package topo knows which ranks share a node.
 package topo
 
-import "github.com/paddlempi/paddlempi/gocore/transport"
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"slices"
+
+	"github.com/paddlempi/paddlempi/gocore/transport"
+)
 
 // Topology says which ranks are on which node. It is the same on every rank, except for Rank,
 // LocalRank, LocalSize, LocalCPUs and CPUs.
@@ -46,14 +54,68 @@ func Discover(all transport.Exchange) (*Topology, error) {
 	if err != nil {
 		return nil, err
 	}
-	number := map[int64]int{}
-	for _, row := range firsts {
-		if _, ok := number[row[0]]; !ok {
-			number[row[0]] = len(number)
-		}
-		t.Node = append(t.Node, number[row[0]])
-	}
+	t.number(firsts)
 	return t, nil
+}
+
+// number numbers the nodes. Rows of ranks on one node are the same.
+func (t *Topology) number(rows [][]int64) {
+	number := map[string]int{}
+	for _, row := range rows {
+		name := fmt.Sprint(row)
+		if _, ok := number[name]; !ok {
+			number[name] = len(number)
+		}
+		t.Node = append(t.Node, number[name])
+	}
+}
+
+// DiscoverJoined is Discover for ranks of several jobs. It does not ask the transport: MPICH numbers the nodes of each job, and
+// takes two hosts for one if they have the same number in their jobs (measured). It is collective over all.
+func DiscoverJoined(all transport.Exchange) (*Topology, error) {
+	t := &Topology{Rank: all.Rank(), Size: all.Size()}
+	mine := identity()
+	names := len(mine)
+	for _, w := range affinity() {
+		mine = append(mine, int64(w))
+	}
+	rows, err := all.Gather(mine, nil)
+	if err != nil {
+		return nil, err
+	}
+	var masks []mask
+	hosts := make([][]int64, len(rows))
+	for r, row := range rows {
+		hosts[r] = row[:names]
+		if !slices.Equal(hosts[r], mine[:names]) {
+			continue
+		}
+		if r == t.Rank {
+			t.LocalRank = len(masks)
+		}
+		var m mask
+		for w := range m {
+			m[w] = uint64(row[names+w])
+		}
+		masks = append(masks, m)
+	}
+	t.LocalSize = len(masks)
+	t.LocalCPUs, t.CPUs = count(union(masks)), cpusOf(masks, t.LocalRank)
+	t.number(hosts)
+	return t, nil
+}
+
+// identity is the same for processes that see each other in /proc: on one host, in one container.
+func identity() []int64 {
+	h := sha256.New()
+	for _, path := range []string{"/proc/sys/kernel/random/boot_id", "/proc/sys/kernel/hostname"} {
+		text, _ := os.ReadFile(path)
+		_, _ = h.Write(append(text, 0))
+	}
+	namespace, _ := os.Readlink("/proc/self/ns/pid")
+	_, _ = h.Write([]byte(namespace))
+	sum := h.Sum(nil)
+	return []int64{int64(binary.LittleEndian.Uint64(sum)), int64(binary.LittleEndian.Uint64(sum[8:]))}
 }
 
 // OneNode tells whether the given world ranks share a node.

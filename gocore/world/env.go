@@ -26,8 +26,7 @@ type Env struct {
 	// Survives says that no collective of this rank's groups may block in MPI, where the death of a
 	// member cannot be told to the caller. It is set before the first collective.
 	Survives bool
-	// Joined says that this world has two parties (transport.Joiner), which are connected until it ends. It is set before the
-	// first group is made.
+	// Joined says that this world has two parties (transport.Joiner), which are connected until it ends.
 	Joined bool
 
 	Base      transport.Comm // duplicate of the given world: parent of all groups; carries the collectives of departure
@@ -99,7 +98,22 @@ type Group interface {
 // does not use otherwise. If a rank does not come within timeout, or finds that its settings are
 // wrong, every rank that came gets an error.
 func NewEnv(world transport.Comm, timeout time.Duration, interrupt work.Interrupt) (*Env, error) {
-	e := &Env{Interrupt: interrupt, Engine: work.NewEngine(), made: map[string]int{}, byKey: map[uint64]Group{}, live: map[Group]bool{}}
+	return newEnv(world, timeout, interrupt, false)
+}
+
+// NewJoined is NewEnv for a world of two parties, without a deadline.
+func NewJoined(world transport.Comm) (*Env, error) {
+	e, err := newEnv(world, work.Longest, nil, true)
+	if err != nil {
+		return nil, err
+	}
+	e.Survives = true // a party does not end because the other one does
+	e.Recorder.within("joined")
+	return e, nil
+}
+
+func newEnv(world transport.Comm, timeout time.Duration, interrupt work.Interrupt, joined bool) (*Env, error) {
+	e := &Env{Joined: joined, Interrupt: interrupt, Engine: work.NewEngine(), made: map[string]int{}, byKey: map[uint64]Group{}, live: map[Group]bool{}}
 	e.Watcher = Watcher{e: e, stop: make(chan struct{})}
 	e.Departure = Departure{e: e, stranded: map[fmt.Stringer]bool{}}
 	e.Roster = &Roster{questions: questions{asked: Asked{}, gone: map[int]bool{}}}
@@ -136,7 +150,11 @@ func NewEnv(world transport.Comm, timeout time.Duration, interrupt work.Interrup
 		_ = e.Base.Free()
 		return nil, err
 	}
-	if e.Topo, err = topo.Discover(e.Base); err != nil {
+	discover := topo.Discover
+	if joined {
+		discover = topo.DiscoverJoined
+	}
+	if e.Topo, err = discover(e.Base); err != nil {
 		return nil, err
 	}
 	e.Engine.SetCrowded(e.Topo.Crowded())
@@ -351,7 +369,7 @@ func (e *Env) leave(why *status.Error, begun func(), interrupt work.Interrupt) (
 	e.Watcher.end()
 	stopped := e.Engine.Stop(why, giveUpLimit)
 	e.Departure.stuck = !stopped || e.makers.Load() > 0 || !all(groups, func(g Group) bool { return !g.Blocking() })
-	if stopped {
+	if stopped && !(e.Joined && e.Departure.Deserted()) {
 		for _, g := range groups {
 			g.Farewell(why.Code)
 		}

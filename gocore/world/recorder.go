@@ -72,9 +72,9 @@ func (r *Recorder) start(base transport.Exchange, here *topo.Topology, others []
 	return nil
 }
 
-// Within makes the files of the rings go into a folder of that name: the ranks of this world are others than those of the
+// within makes the files of the rings go into a folder of that name: the ranks of this world are others than those of the
 // first one.
-func (r *Recorder) Within(name string) {
+func (r *Recorder) within(name string) {
 	r.write.Lock()
 	defer r.write.Unlock()
 	if r.folder != "" {

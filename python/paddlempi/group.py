@@ -433,6 +433,8 @@ def new_subgroups(
     Source: :func:`torch.distributed.new_subgroups`.
     """
     world = _world("new_subgroups")
+    if backend is not None:
+        check_backend(backend)
     parent = world if group is None else _member(group, "new_subgroups")
     size = _state.local_size if group_size is None else group_size
     ranks = parent._ranks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,6 +12,7 @@ from pathlib import Path
 import job
 import pytest
 from one_mpi import MPI
+from paddlempi.testing import launch
 
 # Intel MPI reads it before it is initialised.
 SPAWNS = {"I_MPI_SPAWN": "1"} if MPI == "impi" else {}
@@ -243,3 +245,22 @@ def test_nobody_comes(jobs: Jobs, tmp_path: Path) -> None:
     secret.write_text("s3cret")
     secret.chmod(0o644)
     came_well(jobs.start(2, alone, SECRET=str(secret)), 2)
+
+
+def test_the_example(jobs: Jobs, tmp_path: Path) -> None:
+    """Jobs of one and of three processes get answers that are right, or they fail."""
+    secret = tmp_path / "secret"
+    secret.write_text("s3cret")
+    secret.chmod(0o600)
+    path = str(Path(__file__).resolve().parents[3] / "examples" / "serve.py")
+
+    def run(np: int, *options: str) -> Future[launch.Result]:
+        command = [sys.executable, path, f"--secret={secret}", *options]
+        return jobs.pool.submit(launch.run, np, command, env=SPAWNS)
+
+    server = run(2, f"--at={jobs.address}", "--jobs=2")
+    for np in (1, 3):
+        asked = run(np, f"--ask={jobs.address}").result()
+        assert asked.returncode == 0, asked.output
+        assert asked.output.count("of the answers are right") == np
+    assert server.result().returncode == 0, server.result().output

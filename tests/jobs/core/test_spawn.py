@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import job
 from one_mpi import MPI
+from paddlempi.testing import launch
 
 # Intel MPI reads it before it is initialised.
 SPAWNS = {"I_MPI_SPAWN": "1"} if MPI == "impi" else {}
@@ -113,3 +115,12 @@ def refused() -> None:
 
 def test_what_is_refused() -> None:
     job.succeed(2, refused)
+
+
+def test_the_example() -> None:
+    """A simulation whose analysers find what is known of it, or it fails."""
+    path = Path(__file__).resolve().parents[3] / "examples" / "simulate.py"
+    command = [sys.executable, str(path), "--steps=500", "--analysers=2"]
+    ended = launch.run(2, command, env=SPAWNS)
+    assert ended.returncode == 0, ended.output
+    assert "6 states, farthest from what is known: " in ended.output

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import signal
+import sys
 import threading
 from collections.abc import Sequence
 from types import ModuleType
@@ -12,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from paddlempi import _native
 from tensors import Kind, Layout, noise
 
 # On a node these make no calls of MPI. tests/cluster/test_halos.py has several nodes.
@@ -233,6 +236,16 @@ def test_a_group_of_its_own(dist: ModuleType, rank: int, size: int) -> None:
     row = cart.sub([False, True])
     assert row.dims == cart.dims[1:] and row.coords == cart.coords[1:] and row.periodic == (True,)
     assert cart.sub([False, False]).dims == ()
+
+
+def test_dims_are_those_of_mpi(dist: ModuleType, size: int) -> None:
+    """A 0 is chosen as MPI chooses it, here for few ranks; Go's tests have more."""
+    path = _native.control("info", sys_prefix=sys.prefix, mpi=None)["mpi"]["path"]
+    create = ctypes.CDLL(path).MPI_Dims_create
+    for dims in ([0], [0, 0], [0, 0, 0], [0] * 4, [size, 0], [1, 0, 0]):
+        chosen = (ctypes.c_int * len(dims))(*dims)
+        assert create(size, len(dims), chosen) == 0
+        assert dist.Cartesian(dims).dims == tuple(chosen)
 
 
 def test_shift(dist: ModuleType, rank: int, size: int) -> None:
