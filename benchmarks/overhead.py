@@ -3,9 +3,9 @@
     mpirun -np 2 python benchmarks/overhead.py [--json FILE]        # or: make bench-c
 
 ``python -m paddlempi bench`` compares paddlempi with mpi4py, gloo and plain MPI. This program adds
-contenders that it cannot have, because they need a C compiler: loops in C that call the same
-libmpi, and the core. A sample is the time of a block of calls, divided by their number. The program
-also measures what ``import paddlempi`` adds to a bare interpreter.
+a contender that it cannot have, because it needs a C compiler: a loop in C that calls the same
+libmpi. A sample is the time of a block of calls, divided by their number. The program also
+measures what ``import paddlempi`` adds to a bare interpreter.
 
 Sizes are bytes of a float32 SUM in place: in ordinary memory, where the core calls MPI unless the
 tensor is small, and in memory that the ranks map (``mapped``). It needs mpi4py and a C compiler.
@@ -35,7 +35,6 @@ mpi4py.rc.finalize = False
 import numpy as np  # noqa: E402
 import paddlempi as dist  # noqa: E402
 from mpi4py import MPI  # noqa: E402
-from paddlempi._ops import DType, ReduceCode  # noqa: E402
 from paddlempi.cli.bench import report  # noqa: E402
 from paddlempi.cli.bench.figures import quantile, quartiles, ratios  # noqa: E402
 from paddlempi.cli.bench.sampling import shuffled  # noqa: E402
@@ -44,7 +43,6 @@ SIZES = (8, 1 << 10, 4 << 10, 64 << 10, 1 << 20, 4 << 20, 64 << 20)
 
 # The function pointer and the handles come from the caller, so no mpi.h is needed.
 C_LOOP = r"""
-#include <stdint.h>
 #include <time.h>
 static double since(const struct timespec *a)
 {
@@ -62,16 +60,6 @@ double loop(allreduce f, void *in_place, void *buf, int count, void *type, void 
 		f(in_place, buf, count, type, op, comm);
 	return since(&a);
 }
-typedef int (*pmpi)(const void *, void *, int64_t, int32_t, int32_t, int64_t);
-double core(pmpi f, void *buf, int count, int dtype, int op, long calls)
-{
-	struct timespec a;
-	int failed = 0;
-	clock_gettime(CLOCK_MONOTONIC, &a);
-	for (long i = 0; i < calls; i++)
-		failed |= f(0, buf, count, dtype, op, 0);
-	return failed ? -1 : since(&a);
-}
 """
 
 
@@ -80,7 +68,7 @@ Block = Callable[[np.ndarray, int], float]
 
 
 def build() -> ctypes.CDLL:
-    """Compile the loops in C."""
+    """Compile the loop in C."""
     with tempfile.TemporaryDirectory() as scratch:
         source, built = Path(scratch, "loop.c"), Path(scratch, "loop.so")
         source.write_text(C_LOOP)
@@ -99,22 +87,6 @@ def mpi_contender(loops: ctypes.CDLL, path: str, in_place: int) -> Block:
 
     def block(a: np.ndarray, calls: int) -> float:
         return float(loop(function, in_place, a.ctypes.data, a.size, *handles, calls))
-
-    return block
-
-
-def core_contender(loops: ctypes.CDLL) -> Block:
-    """Return the loop over pmpi_allreduce of the core."""
-    pointer, integer, loop = ctypes.c_void_p, ctypes.c_int, loops.core
-    loop.restype = ctypes.c_double
-    loop.argtypes = [pointer, pointer, integer, integer, integer, ctypes.c_long]
-    library = ctypes.CDLL(sys.modules["paddlempi._core"].__file__)
-    function = ctypes.cast(library.pmpi_allreduce, pointer)
-
-    def block(a: np.ndarray, calls: int) -> float:
-        seconds = loop(function, a.ctypes.data, a.size, DType.FLOAT32, ReduceCode.SUM, calls)
-        assert seconds >= 0, "pmpi_allreduce failed"
-        return float(seconds)
 
     return block
 
@@ -207,9 +179,7 @@ def main() -> None:
         "C": (mpi_contender(loops, mpi["path"], in_place), False),
         "mpi4py": (mpi4py_contender, False),
         "paddlempi": (paddlempi_contender, False),
-        "paddlempi, C": (core_contender(loops), False),
         "paddlempi, mapped": (paddlempi_contender, True),
-        "paddlempi, mapped, C": (core_contender(loops), True),
     }
     rank = dist.get_rank()
     if rank == 0:
