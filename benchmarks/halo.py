@@ -24,9 +24,6 @@ import ctypes
 import gc
 import itertools
 import json
-import os
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -39,6 +36,7 @@ mpi4py.rc.finalize = False
 
 import numpy as np  # noqa: E402
 import paddlempi as dist  # noqa: E402
+from loops import compiled  # noqa: E402
 from mpi4py import MPI  # noqa: E402
 from paddlempi.cli.bench import report  # noqa: E402
 from paddlempi.cli.bench.figures import quantile, quartiles, ratios  # noqa: E402
@@ -48,13 +46,6 @@ from paddlempi.cli.bench.sampling import shuffled  # noqa: E402
 # arrays have `size` bytes.
 C_LOOPS = r"""
 #include <stddef.h>
-#include <time.h>
-static double now(void)
-{
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec + t.tv_nsec * 1e-9;
-}
 typedef int (*barrier)(void *);
 typedef struct {
 	barrier wait;
@@ -157,16 +148,6 @@ def phases(
     ]
 
 
-def build() -> ctypes.CDLL:
-    """Compile the loops in C."""
-    with tempfile.TemporaryDirectory() as scratch:
-        source, built = Path(scratch, "loops.c"), Path(scratch, "loops.so")
-        source.write_text(C_LOOPS)
-        cc = os.environ.get("CC", "cc").split()
-        subprocess.run([*cc, "-O2", "-shared", "-fPIC", "-o", built, source], check=True)
-        return ctypes.CDLL(str(built))
-
-
 class Before(ctypes.Structure):
     """What is done before each exchange: ``before`` in C."""
 
@@ -182,7 +163,7 @@ class InC:
     """The contenders in C, on one libmpi."""
 
     def __init__(self, environment: dict[str, Any], shape: Sequence[int]) -> None:
-        self.loops = build()
+        self.loops = compiled(C_LOOPS)
         self.before = Before()
         self.lib = ctypes.CDLL(environment["mpi"]["path"])
         self.wide = environment["mpi"]["abi"] != "mpich"  # handles are pointers

@@ -21,7 +21,6 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -34,6 +33,7 @@ mpi4py.rc.finalize = False
 
 import numpy as np  # noqa: E402
 import paddlempi as dist  # noqa: E402
+from loops import compiled  # noqa: E402
 from mpi4py import MPI  # noqa: E402
 from paddlempi.cli.bench import report  # noqa: E402
 from paddlempi.cli.bench.figures import quantile, quartiles, ratios  # noqa: E402
@@ -43,38 +43,20 @@ SIZES = (8, 1 << 10, 4 << 10, 64 << 10, 1 << 20, 4 << 20, 64 << 20)
 
 # The function pointer and the handles come from the caller, so no mpi.h is needed.
 C_LOOP = r"""
-#include <time.h>
-static double since(const struct timespec *a)
-{
-	struct timespec b;
-	clock_gettime(CLOCK_MONOTONIC, &b);
-	return (b.tv_sec - a->tv_sec) + (b.tv_nsec - a->tv_nsec) * 1e-9;
-}
 typedef int (*allreduce)(void *, void *, int, void *, void *, void *);
 double loop(allreduce f, void *in_place, void *buf, int count, void *type, void *op, void *comm,
             long calls)
 {
-	struct timespec a;
-	clock_gettime(CLOCK_MONOTONIC, &a);
+	double start = now();
 	for (long i = 0; i < calls; i++)
 		f(in_place, buf, count, type, op, comm);
-	return since(&a);
+	return now() - start;
 }
 """
 
 
 Block = Callable[[np.ndarray, int], float]
 """Makes a number of calls on an array, and returns the seconds that they took."""
-
-
-def build() -> ctypes.CDLL:
-    """Compile the loop in C."""
-    with tempfile.TemporaryDirectory() as scratch:
-        source, built = Path(scratch, "loop.c"), Path(scratch, "loop.so")
-        source.write_text(C_LOOP)
-        cc = os.environ.get("CC", "cc").split()
-        subprocess.run([*cc, "-O2", "-shared", "-fPIC", "-o", built, source], check=True)
-        return ctypes.CDLL(str(built))
 
 
 def mpi_contender(loops: ctypes.CDLL, path: str, in_place: int) -> Block:
@@ -174,7 +156,7 @@ def main() -> None:
     environment = report.environment()
     mpi = environment["mpi"]
     in_place = {"openmpi": 1, "standard": 1, "mpich": ctypes.c_size_t(-1).value}[mpi["abi"]]
-    loops = build()
+    loops = compiled(C_LOOP)
     contenders: dict[str, tuple[Block, bool]] = {
         "C": (mpi_contender(loops, mpi["path"], in_place), False),
         "mpi4py": (mpi4py_contender, False),

@@ -29,9 +29,6 @@ import argparse
 import ctypes
 import gc
 import json
-import os
-import subprocess
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -43,6 +40,7 @@ mpi4py.rc.finalize = False
 
 import numpy as np  # noqa: E402
 import paddlempi as dist  # noqa: E402
+from loops import compiled  # noqa: E402
 from mpi4py import MPI  # noqa: E402
 from paddlempi.cli.bench import report  # noqa: E402
 from paddlempi.cli.bench.figures import quantile, quartiles, ratios  # noqa: E402
@@ -58,42 +56,32 @@ RANK = 0  # of this process, since init
 C_LOOPS = r"""
 #include <stdint.h>
 #include <string.h>
-#include <time.h>
-static double since(const struct timespec *a)
-{
-	struct timespec b;
-	clock_gettime(CLOCK_MONOTONIC, &b);
-	return (b.tv_sec - a->tv_sec) + (b.tv_nsec - a->tv_nsec) * 1e-9;
-}
 typedef int (*put_function)(const void *, int, void *, int, intptr_t, int, void *, void *);
 typedef int (*flush_function)(int, void *);
 double put_and_flush(put_function put, flush_function flush, const void *from, int bytes,
                      void *type, int target, void *window, long calls)
 {
-	struct timespec a;
+	double start = now();
 	int failed = 0;
-	clock_gettime(CLOCK_MONOTONIC, &a);
 	for (long i = 0; i < calls; i++) {
 		failed |= put(from, bytes, type, target, 0, bytes, type, window);
 		failed |= flush(target, window);
 	}
-	return failed ? -1 : since(&a);
+	return failed ? -1 : now() - start;
 }
 double copy(void *to, const void *from, size_t bytes, long calls)
 {
-	struct timespec a;
-	clock_gettime(CLOCK_MONOTONIC, &a);
+	double start = now();
 	for (long i = 0; i < calls; i++) {
 		memcpy(to, from, bytes);
 		__asm__ volatile("" : : : "memory");
 	}
-	return since(&a);
+	return now() - start;
 }
 void compute(double seconds)
 {
-	struct timespec a;
-	clock_gettime(CLOCK_MONOTONIC, &a);
-	while (since(&a) < seconds)
+	double start = now();
+	while (now() - start < seconds)
 		;
 }
 """
@@ -101,12 +89,7 @@ void compute(double seconds)
 
 def build() -> ctypes.CDLL:
     """Compile the loops in C."""
-    with tempfile.TemporaryDirectory() as scratch:
-        source, built = Path(scratch, "loops.c"), Path(scratch, "loops.so")
-        source.write_text(C_LOOPS)
-        cc = os.environ.get("CC", "cc").split()
-        subprocess.run([*cc, "-O2", "-shared", "-fPIC", "-o", built, source], check=True)
-        loops = ctypes.CDLL(str(built))
+    loops = compiled(C_LOOPS)
     pointer, integer, long = ctypes.c_void_p, ctypes.c_int, ctypes.c_long
     loops.put_and_flush.restype = loops.copy.restype = ctypes.c_double
     loops.put_and_flush.argtypes = [*[pointer] * 3, integer, pointer, integer, pointer, long]
