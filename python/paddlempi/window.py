@@ -41,7 +41,7 @@ from .group_arguments import to_seconds
 from .reduce_op import SUM
 from .tensor_types import Tensor
 
-__all__ = ["Window", "WindowOp", "supported"]
+__all__ = ["Window", "WindowOp"]
 
 # PMPI_WINDOW_* of pmpi.h
 _PUT, _GET, _ACCUMULATE, _GET_ACCUMULATE = 1, 2, 3, 4
@@ -395,11 +395,6 @@ class Window:
         kept = self.local if rank == self.rank() else None
         weakref.finalize(array, _unmap, self._number, rank, kept).atexit = False
         return array
-
-
-def supported() -> bool:
-    """Whether windows work here: always, because they need no shared memory."""
-    return True
 
 
 def _memory_of(given: Any, dtype: Any) -> Any:
