@@ -19,7 +19,6 @@ type Board struct {
 	members []int // on this node; the first is the speaker
 	me      int   // the place of this member among them
 	all     int   // members of the group
-	room    int64
 	last    round
 }
 
@@ -37,28 +36,26 @@ const (
 )
 
 // BoardSize returns the bytes of a board of here members of a group of all members.
-func BoardSize(here, all int) int64 {
-	return 2 * ((&Board{all: all, room: wireRoom(all)}).at(here) + toldBytes(all))
-}
+func BoardSize(here, all int) int64 { return 2 * halfOfBoard(here, all) }
 
-// toldBytes returns the bytes of what a speaker tells.
-func toldBytes(all int) int64 {
+// halfOfBoard returns the bytes for the gatherings of one parity: the slots, and behind them what the speaker tells.
+func halfOfBoard(here, all int) int64 { return int64(here)*slotSize(all) + toldSize(all) }
+
+func slotSize(all int) int64 { return (slotBytesOfWords + wireRoom(all) + 63) &^ 63 }
+
+func toldSize(all int) int64 {
 	return (slotBytesOfWords + headerBytes + int64(all)*recordBytes(wireRoom(all)) + 63) &^ 63
 }
 
 // NewBoard makes the board of members in mem, which they share: BoardSize bytes, all 0 before the first gathering, a multiple
 // of 64 its address. me is among them. all is how many members the group has.
 func NewBoard(mem unsafe.Pointer, members []int, me, all int) *Board {
-	return &Board{mem: mem, members: members, me: slices.Index(members, me), all: all, room: wireRoom(all)}
+	return &Board{mem: mem, members: members, me: slices.Index(members, me), all: all}
 }
-
-// at returns where the slot of a place begins among those of one parity. Behind the slots is what the speaker tells.
-func (b *Board) at(place int) int64 { return int64(place) * ((slotBytesOfWords + b.room + 63) &^ 63) }
 
 // slot returns the slot of a place for gathering k.
 func (b *Board) slot(place int, k round) unsafe.Pointer {
-	half := b.at(len(b.members)) + toldBytes(b.all)
-	return unsafe.Add(b.mem, int64(k&1)*half+b.at(place))
+	return unsafe.Add(b.mem, int64(k&1)*halfOfBoard(len(b.members), b.all)+int64(place)*slotSize(b.all))
 }
 
 // told returns what the speaker tells in gathering k.
@@ -131,9 +128,7 @@ func (g *gathering) takeSlot(slot unsafe.Pointer, member int) error {
 	if line[slotSeq] != g.seq || line[slotKind] != g.kind || line[slotBytes] > uint64(g.room) {
 		return &Damaged{member, "its slot on the board of its node is not of this collective"}
 	}
-	for i := range g.words {
-		g.words[i] |= line[slotWords+i]
-	}
+	g.combine(line[slotWords:])
 	g.learn(member, Note{Data: unsafe.Add(slot, slotBytesOfWords), Bytes: int64(line[slotBytes])})
 	return nil
 }
@@ -159,7 +154,7 @@ func (g *gathering) listen() (over bool, err error) {
 		}
 	}
 	bytes := (*[slotWords]uint64)(told)[slotBytes]
-	if bytes > uint64(toldBytes(b.all)-slotBytesOfWords) {
+	if bytes > uint64(toldSize(b.all)-slotBytesOfWords) {
 		return false, &Damaged{speaker, "its slot on the board of its node has a length that no message has"}
 	}
 	if err := g.takeIn(unsafe.Add(told, slotBytesOfWords), int64(bytes), speaker); err != nil {

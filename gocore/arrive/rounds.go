@@ -97,7 +97,6 @@ func plan(nodes [][]int, me int) (steps []step) {
 
 // seats says where the members of a group are, and what one of them does in a gathering.
 type seats struct {
-	nodes [][]int
 	node  []int  // of each member
 	here  int    // the node of this member
 	board *Board // of the members on this node; nil if this one is alone there
@@ -108,7 +107,7 @@ type seats struct {
 
 // seatsOf returns the seats of member me of n.
 func seatsOf(n, me int, nodes [][]int, board *Board) *seats {
-	s := &seats{nodes: nodes, node: make([]int, n), board: board, room: wireRoom(n)}
+	s := &seats{node: make([]int, n), board: board, room: wireRoom(n)}
 	for k, members := range nodes {
 		for _, m := range members {
 			s.node[m] = k
@@ -187,6 +186,13 @@ func (g *gathering) own() unsafe.Pointer {
 		return unsafe.Add(g.block, g.steps[0].outAt+headerBytes+8)
 	}
 	return g.block
+}
+
+// combine takes in the words of other members.
+func (g *gathering) combine(words []uint64) {
+	for i := range g.words {
+		g.words[i] |= words[i]
+	}
 }
 
 // learn keeps the note of a member.
@@ -331,9 +337,7 @@ func (g *gathering) takeIn(from unsafe.Pointer, bytes int64, by int) error {
 	if header[0] != g.seq || header[1] != g.kind || header[2] != uint64(bytes-headerBytes) {
 		return &Damaged{by, "its message is not of this collective"}
 	}
-	for i := range g.words {
-		g.words[i] |= header[3+i]
-	}
+	g.combine(header[headerWords-wireWords:])
 	for at := int64(headerBytes); at < bytes; {
 		if bytes-at < 8 {
 			return &Damaged{by, "its message is cut off"}

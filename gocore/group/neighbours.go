@@ -52,12 +52,11 @@ func (g *Group) NewHalo(h *grid.Halo) (int32, error) {
 	if h.Size() != g.Size {
 		return 0, status.New(status.Argument, "a grid of %v has %d ranks, the group has %d", h.Dims, h.Size(), g.Size)
 	}
-	return g.patterns.add(fmt.Sprint("halo", h.Dims, h.Periodic, h.Widths), func() *pattern {
-		p := &pattern{halo: h, pairs: h.Pairs()}
+	key := fmt.Sprint("halo", h.Dims, h.Periodic, h.Widths)
+	return g.patterns.add(key, func() *pattern {
 		sum := fnv.New64a()
-		fmt.Fprint(sum, h.Dims, h.Periodic, h.Widths)
-		p.hash = sum.Sum64()
-		return p
+		sum.Write([]byte(key))
+		return &pattern{halo: h, pairs: h.Pairs(), hash: sum.Sum64()}
 	}), nil
 }
 
@@ -292,9 +291,7 @@ func (k *plan) arrange(rank int, out, in []grid.Box, steps []int64) error {
 		n.InBytes += layout.Bytes()
 	}
 	n.Pack, n.Self = []coll.Copy{pack}, []coll.Copy{self}
-	for _, c := range n.Pack {
-		sideBySide(c.Boxes)
-	}
+	sideBySide(pack.Boxes)
 	sideBySide(self.Boxes)
 	for i := range n.In {
 		sideBySide(n.In[i].Unpack.Boxes)

@@ -96,7 +96,7 @@ func (a *arrival) free() {
 }
 
 // serve sees to it that calls of other members are carried out.
-func (ws *Windows) serve() error {
+func (ws *Windows) serve() {
 	on, tag := ws.g.Carrier()
 	ws.mu.Lock()
 	if ws.post == nil {
@@ -113,7 +113,6 @@ func (ws *Windows) serve() error {
 		ws.g.Engine().AddStanding(p)
 		ws.g.Engine().StartProgress()
 	}
-	return nil
 }
 
 // remove takes a window off the list: calls to it fail from now on.
