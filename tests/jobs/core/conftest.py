@@ -17,7 +17,7 @@ if MPI == "openmpi":
 # Intel MPI's launcher ends the job when a spawned process dies, and Debian's launchers may.
 if MPI == "impi" or not WHEEL:
     collect_ignore.append("test_spawn_deaths.py")
-# Debian's MPICH 4.0 can neither spawn nor join (docs/jobs.md). test_no_spawn.py shows that it says so.
+# Debian's MPICH 4.0 can neither spawn nor join (docs/jobs.md); test_no_spawn.py shows its error.
 if MPI == "mpich" and not WHEEL:
     collect_ignore += ["test_joined.py", "test_spawn.py", "test_spawn_deaths.py"]
 # Debian's MPIs are older versions. These tests show nothing of the version of an MPI. Open MPI 4
