@@ -64,6 +64,11 @@ func (c *collective) recycle() {
 //
 // nested says that the call comes from a signal handler that interrupted a wait of its own thread.
 func (g *Group) Submit(d *op.Desc, nested bool) (*work.Handle, work.Result, error) {
+	return g.submit(d, nil, nested)
+}
+
+// submit is Submit of an operation that was prepared, unless p is nil.
+func (g *Group) submit(d *op.Desc, p *Prepared, nested bool) (*work.Handle, work.Result, error) {
 	trait, ok := op.TraitOf(d.Code)
 	if !ok {
 		return nil, work.Result{}, status.New(status.Argument, "there is no operation %d", d.Code)
@@ -74,13 +79,21 @@ func (g *Group) Submit(d *op.Desc, nested bool) (*work.Handle, work.Result, erro
 	case !trait.Collective:
 		return g.messages.Carry(d)
 	}
-	c := collectives.Get().(*collective)
-	defer c.recycle()
+	c, known := p.take(d)
+	defer p.giveBack(c, known)
 	c.g, c.nested, c.async = g, nested, d.Flags&op.FlagAsync != 0
-	if err := c.check(d, &trait); err != nil {
-		return nil, work.Result{}, c.decline(err)
+	scratch := int64(0)
+	if known {
+		scratch = p.scratch
+	} else {
+		if err := c.check(d, &trait); err != nil {
+			return nil, work.Result{}, c.decline(err)
+		}
+		scratch = coll.Scratch(&c.args, c.flags)
 	}
-	if err := c.reserve(); err != nil {
+	// The scratch memory that the collective may need is taken before it is announced. If memory ran out after the
+	// announcement, the other members would wait in MPI for this rank.
+	if err := c.prog.Reserve(scratch); err != nil {
 		return nil, work.Result{}, c.decline(err)
 	}
 	if !c.async {
@@ -246,12 +259,6 @@ func (c *collective) record(flags trace.Flags) {
 		flags |= trace.Async
 	}
 	c.trace = c.g.Env.Recorder.Begin(c.g.ID, c.args.Seq, (*[3]uint64)(&c.sig), flags)
-}
-
-// reserve allocates the scratch memory that the collective may need, before it is announced. If
-// memory ran out after the announcement, the other members would wait in MPI for this rank.
-func (c *collective) reserve() error {
-	return c.prog.Reserve(coll.Scratch(&c.args, c.flags))
 }
 
 // of describes the collective and its group.
