@@ -19,8 +19,8 @@ typedef struct extent {
 
 typedef struct prepared {
 	PyObject head;
-	call call;           /* owns its objects; op has no buffers. send is NULL once it was freed */
-	extent *extents;     /* of the tensors as they were: first those of send, then those of recv */
+	call call;       /* owns its objects; op has no buffers. send is NULL once it was freed */
+	extent *extents; /* of the tensors as they were: first those of send, then those of recv */
 	int32_t n_send, n_recv;
 	PyObject *operation; /* what start() has begun and wait() has not ended, or NULL */
 	PyObject *ranks;     /* a sequence: the global rank of each rank of the group; NULL: the same */
@@ -153,8 +153,10 @@ static int unchanged(const prepared *p, const side *s, const extent *were, int32
 					 const char *name) {
 	for (int32_t i = 0; i < n && s->n == n; i++) {
 		if (s->bufs[i].dtype != were[i].dtype) {
-			raise_code(PMPI_ERR_TYPE, "%s tensor %d has another dtype than when the call was "
-									  "prepared; prepare it again", name, i);
+			raise_code(PMPI_ERR_TYPE,
+					   "%s tensor %d has another dtype than when the call was "
+					   "prepared; prepare it again",
+					   name, i);
 			return 0;
 		}
 		if (s->bufs[i].count != were[i].count) {
@@ -173,8 +175,9 @@ static int is_idle(const prepared *p) {
 	if (p->call.send == NULL)
 		raise_code(PMPI_ERR_ARGUMENT, "%s: the prepared call was freed", name_of(p));
 	else if (p->busy)
-		raise_code(PMPI_ERR_ARGUMENT, "%s: the prepared call is under way in another thread, or in "
-									  "the call that a signal handler interrupted; one at a time",
+		raise_code(PMPI_ERR_ARGUMENT,
+				   "%s: the prepared call is under way in another thread, or in "
+				   "the call that a signal handler interrupted; one at a time",
 				   name_of(p));
 	else if (p->operation)
 		raise_code(PMPI_ERR_ARGUMENT,
@@ -246,8 +249,10 @@ static PyObject *prepared_finish(PyObject *self, PyObject *const *args, Py_ssize
 		return NULL;
 	PyObject *o = p->operation;
 	if (o == NULL)
-		return raise_code(PMPI_ERR_ARGUMENT, "%s: the prepared call was not started: wait() ends "
-											 "what start() has begun, once", name_of(p));
+		return raise_code(PMPI_ERR_ARGUMENT,
+						  "%s: the prepared call was not started: wait() ends "
+						  "what start() has begun, once",
+						  name_of(p));
 	Py_IncRef(o);
 	int64_t source = -1;
 	int state = operation_finish(o, limit, &source);
@@ -295,8 +300,8 @@ static PyObject *get_name(PyObject *self, void *unused) {
 
 static int prepared_traverse(PyObject *self, visitproc visit, void *arg) {
 	prepared *p = (prepared *)self;
-	PyObject *seen[] = {(PyObject *)self->ob_type, p->call.send, p->call.recv,
-						p->call.send_splits,       p->call.recv_splits, p->operation, p->ranks};
+	PyObject *seen[] = {(PyObject *)self->ob_type, p->call.send, p->call.recv, p->call.send_splits,
+						p->call.recv_splits,       p->operation, p->ranks};
 	for (size_t i = 0; i < sizeof seen / sizeof seen[0]; i++) {
 		int rc = seen[i] ? visit(seen[i], arg) : 0;
 		if (rc)

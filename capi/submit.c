@@ -155,8 +155,8 @@ PyObject *py_submit(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObjec
 	if (wrong)
 		return call_refuse(&c);
 	side send, recv;
-	PyObject *out = call_describe(&c, &send, &recv) ? call_refuse(&c)
-													: call_carry_out(&c, &send, &recv);
+	PyObject *out =
+		call_describe(&c, &send, &recv) ? call_refuse(&c) : call_carry_out(&c, &send, &recv);
 	side_release(&send);
 	side_release(&recv);
 	return out;

@@ -18,7 +18,7 @@ type Prepared struct {
 	known   bool                       // found holds for calls that give sends and recvs; else every call is checked
 	found   collective                 // as check has left it
 	spare   atomic.Pointer[collective] // for the next call, so that nothing is cleared between two calls; nil while a call uses it
-	scratch int64      // bytes that reserve takes
+	scratch int64                      // bytes that reserve takes
 	sends   []op.Buf
 	recvs   []op.Buf
 }
@@ -44,6 +44,9 @@ func (g *Group) Prepare(d *op.Desc) (*Prepared, error) {
 		p.known = true
 		p.sends, p.recvs = append(p.sends, d.Sends()...), append(p.recvs, d.Recvs()...)
 		p.scratch = coll.Scratch(&c.args, c.flags)
+		if g.node != nil {
+			c.atArrival = coll.SumAtArrival(&c.args, c.flags)
+		}
 		return p, nil
 	}
 	c.drop()

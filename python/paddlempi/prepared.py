@@ -37,8 +37,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import _native, collectives, p2p
-from .errors import ArgumentError, DtypeError
-from .group import ProcessGroup
+from .errors import ArgumentError
 from .group_arguments import to_seconds
 from .rank_list import group_of
 from .work import Tail
@@ -213,5 +212,5 @@ def prepare(name: str, *args: Any, **kwargs: Any) -> PreparedCall:
         try:
             function(**given)
         finally:
-            call: Any = core.prepared(None if group is None else getattr(group, "_ranks", None))
+            call: PreparedCall = core.prepared(None if group is None else getattr(group, "_ranks", None))
     return call

@@ -1,4 +1,4 @@
-"""Prepared calls with torch's tensors: versions of autograd, tensors that change, a training loop."""
+"""Prepared calls on torch's tensors: versions of autograd, changed tensors, a training loop."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_changed(dist: ModuleType, size: int) -> None:
     x = torch.ones(4)
     call = paddlempi.prepare("all_reduce", x)
     x.resize_(9)
-    with pytest.raises((errors.ArgumentError, errors.RefusedError), match="9 elements|refused"):
+    with pytest.raises((errors.ArgumentError, errors.RefusedError), match=r"9 elements|refused"):
         call()
     paddlempi.barrier()
     x.set_(torch.ones(2, 2))
@@ -54,7 +54,7 @@ def test_changed(dist: ModuleType, size: int) -> None:
     call()
     assert (x == 3 * size).all()
     x.data = torch.ones(4, dtype=torch.float64)
-    with pytest.raises((errors.DtypeError, errors.RefusedError), match="dtype|refused"):
+    with pytest.raises((errors.DtypeError, errors.RefusedError), match=r"dtype|refused"):
         call()
     paddlempi.barrier()
 
