@@ -159,6 +159,13 @@ func (g *Messages) Carry(d *op.Desc) (*work.Handle, work.Result, error) {
 	return h, r, err
 }
 
+// Check checks the arguments of a message that will be submitted again and again.
+func (g *Messages) Check(d *op.Desc) error {
+	m := message{g: g, code: d.Code, stream: cuda.Stream(d.Stream)}
+	defer m.free()
+	return m.prepare(d)
+}
+
 // enter counts a message as under way, if the group is usable. It is counted before the look at the group, so that the
 // end of the group does not miss it.
 func (g *Messages) enter(code op.Code) error {
