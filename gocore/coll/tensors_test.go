@@ -259,6 +259,8 @@ func (w *fakeWorld) everyAlgorithm(t *testing.T, what string, sig *Sig, make fun
 	if some := *sig; (int64(sig.DType)+int64(sig.Reduce)+sig.Count)%3 == 0 { // a third of the cases, because they take long
 		some.Any |= Device
 		w.everyEnabled(t, what+", a rank's on a device", &some, make)
+		some.Any = sig.Any | Piecewise
+		w.everyEnabled(t, what+", in pieces", &some, make)
 	}
 }
 
@@ -292,7 +294,7 @@ func (w *fakeWorld) check(t *testing.T, what string, alg *Algorithm, how form, s
 	allowed := true
 	for _, s := range calls {
 		s.args.Sig = *sig
-		if sig.Any&Device != 0 {
+		if sig.Any&(Device|Piecewise) != 0 {
 			s.args.DeviceArgs = &DeviceArgs{PieceBytes: 8 << 10}
 		}
 		allowed = allowed && (alg.Name != "direct" || DirectOK(&s.args)) && suitsNode(alg, s)

@@ -100,7 +100,7 @@ func (g *Group) Free(reason status.Code) error {
 		return nil // the communicators are in an unknown state: MPI may still use them
 	}
 	g.unmapPeers()
-	for _, comm := range []transport.Comm{g.messages.Comm(), g.collComm} {
+	for _, comm := range append(g.messages.Comms(), g.collComm) {
 		if comm == nil {
 			continue
 		}
