@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 from paddlempi import ReduceOp
-from tensors import assert_reduced, noise, numbers
+from tensors import assert_reduced, numbers
 
 ROWS, COLUMNS = 1024, 1536  # 6 MiB of float32: a piece has 4 MiB
 VIEWS = ["columns", "transposed", "backwards", "slices"]
@@ -51,8 +50,8 @@ class Case:
         return copy.reshape(-1)
 
 
-def kind_on(rank: int, kind: str, mixed: bool) -> str:
-    return kind if not mixed or rank % 2 == 0 else "contiguous"
+def kind_on(rank: int, shape: str, mixed: bool) -> str:
+    return shape if not mixed or rank % 2 == 0 else "contiguous"
 
 
 def data(rank: int, rows: int = ROWS, dtype: str = "float32") -> np.ndarray:
@@ -60,16 +59,16 @@ def data(rank: int, rows: int = ROWS, dtype: str = "float32") -> np.ndarray:
 
 
 mixed = pytest.mark.parametrize("mixed", [False, True], ids=["all", "some-ranks"])
-views = pytest.mark.parametrize("kind", VIEWS)
+views = pytest.mark.parametrize("shape", VIEWS)
 
 
 @mixed
 @views
 def test_elementwise(
-    dist: ModuleType, rank: int, size: int, kind: str, mixed: bool, run: Any
+    dist: ModuleType, rank: int, size: int, shape: str, mixed: bool, run: Any
 ) -> None:
     parts = [data(r) for r in range(size)]
-    own = kind_on(rank, kind, mixed)
+    own = kind_on(rank, shape, mixed)
 
     case = Case(own, parts[rank])
     run(dist.all_reduce, case.view)
@@ -98,10 +97,10 @@ def test_elementwise(
 
 @mixed
 @views
-def test_shares(dist: ModuleType, rank: int, size: int, kind: str, mixed: bool, run: Any) -> None:
+def test_shares(dist: ModuleType, rank: int, size: int, shape: str, mixed: bool, run: Any) -> None:
     rows = ROWS // size
     parts = [data(r, rows) for r in range(size)]
-    own = kind_on(rank, kind, mixed)
+    own = kind_on(rank, shape, mixed)
     zeros = np.zeros(rows * COLUMNS, np.float32)
 
     outs = [Case(own, zeros) for _ in range(size)]
@@ -159,7 +158,7 @@ def test_shares_of_different_lengths(
         assert (outs[r].values() == data(r, rows[r])).all()
 
     out = case(rows[rank], 99)
-    run(dist.reduce_scatter, out.view, [case(n, rank) for n in []] or [case(n, rank).view for n in rows])
+    run(dist.reduce_scatter, out.view, [case(n, rank).view for n in rows])
     assert_reduced(out.values(), ReduceOp.SUM, [data(r, rows[rank]) for r in range(size)])
 
     def length(source: int, to: int) -> int:
