@@ -39,7 +39,7 @@ var staged = Algorithm{Name: "staged", Memory: deviceMemory | stridedMemory, Ena
 
 // PieceBytes is the length of a piece, in bytes of all shares of a rank, if all tensors are in host memory. A call
 // whose tensors are not contiguous, and have more bytes in all, is done in pieces.
-const PieceBytes = 4 << 20
+const PieceBytes = 8 << 20
 
 // lanes is the most pieces in flight: while one piece is transferred, the device copies the piece before out and the
 // piece after it in. hostLanes is the number if no rank has a device: the two copies come one after the other.

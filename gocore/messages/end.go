@@ -133,7 +133,7 @@ func (m *message) leaveLong() {
 	}
 	now := time.Now()
 	for i := 0; i < m.n; i++ {
-		if tr := &m.transfers[i]; tr.long != nil && tr.request != nil && tr.request.Done != 0 && !tr.long.over &&
+		if tr := &m.transfers[i]; tr.long != nil && tr.receives && tr.long.announced && !tr.long.over &&
 			(m.g.Ending() != nil || m.peerLeft(tr.long.peer, now) || m.g.Env.Roster.Left(m.g.Ranks[tr.long.peer], 0)) {
 			tr.long.leave()
 		}

@@ -9,85 +9,82 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/transport"
 )
 
-// A message of more than longest bytes may go in pieces, so that tensors that are not contiguous, lists of tensors and
+// A message of more than longest bytes goes in pieces, so that tensors that are not contiguous, lists of tensors and
 // tensors in device memory need no copy of the whole. Neither side knows how the tensors of the other lie, so all messages
-// of that length begin alike:
+// of that length go alike:
 //
 //  1. The sender sends a header in the place of the message, which a receive or a probe finds by source and tag.
-//  2. The receiver answers that it takes the message, whole or in pieces, or that it has no room of that length. It is
-//     whole if on both sides the transport can be given the address of all of it.
-//  3. The sender sends the message, or its pieces, of which two are under way.
+//  2. The pieces follow with a tag of their own, on the communicator of the group's collectives. A side whose tensors need
+//     copies has two under way: one is copied while the other is transferred. Another side has up to lanesInPlace.
 //
-// Answers and pieces have tags of their own, on the communicator of the group's collectives.
+// A receiver that has no room of that length takes the pieces, and drops them: the sender cannot be stopped.
 const (
-	longest    = 16 << 20
-	pieceBytes = longest / lanes
-	lanes      = 2 // pieces under way
+	longest      = 16 << 20
+	pieceBytes   = longest / lanes
+	lanes        = 2
+	lanesInPlace = 16
 )
 
-// LongTag is the first of the tags of answers and pieces. There are two for each of longIDs messages.
+// LongTag is the first of the tags of pieces. There is one for each of longIDs messages.
 const (
 	LongTag = 1 << 11
-	longIDs = 1 << 12
+	longIDs = 1 << 13
 )
 
-// header is what is sent in the place of a long message. No receive of longest bytes or less takes it for its message.
+// header is what is sent in the place of a long message.
 type header struct {
 	mark uint64
-	// what has the length in its upper 44 bits, then 12 bits with the number of the message, then whether the sender has
-	// it in one place.
-	what uint64
+	what uint64 // the length of the message in the upper 48 bits, and its number
 }
 
 const (
-	headerMark  = 0x9d3c_51e7_0b86_f24d // no message is likely to begin with it
+	headerMark  = 0x9d3c_51e7_0b86_f24d // no message of headerBytes is likely to begin with it
 	headerBytes = 16
-	wholeBit    = 1
-	idShift     = 8
-	lengthShift = 20
+	lengthShift = 16
 )
 
-func (h header) whole() bool   { return h.what&wholeBit != 0 }
-func (h header) id() int32     { return int32(h.what >> idShift & (longIDs - 1)) }
+func (h header) id() int32     { return int32(h.what & (longIDs - 1)) }
 func (h header) length() int64 { return int64(h.what >> lengthShift) }
 
-// The answers.
-const (
-	noRoom   = 1 + iota // the receiver has no room of that length: nothing is sent
-	inWhole             // in one message
-	inPieces            // in pieces
-)
-
 // requestsOfTransfer is the most requests of a transfer that are under way at once.
-const requestsOfTransfer = 2 + lanes
+const requestsOfTransfer = 1 + lanesInPlace
 
 // long is the part of a transfer that follows the header.
 type long struct {
-	tr     *transfer
-	on     transport.Endpoint // of answers and pieces
-	block  unsafe.Pointer     // room for two pieces, or for what comes instead of a header; nil if the tensor is that room
-	words  unsafe.Pointer     // the header, and behind it the answer
-	id     int32
-	peer   int32 // the other rank, once it is known
-	answer *transport.Request
+	tr    *transfer
+	on    transport.Endpoint // of the pieces
+	block unsafe.Pointer     // room for two pieces, or for what comes instead of a header; nil if the tensor is that room
+	words unsafe.Pointer     // of a sender: the header
+	id    int32
+	peer  int32 // the other rank, once it is known
 
 	announced bool  // the header has come, or was sent
+	drops     bool  // there is no room for the message
 	length    int64 // of the message that was announced
-	begun     bool  // the pieces, or the whole, are under way
-	step      int64 // bytes of a piece
-	next      int64 // the first byte that no request or copy was started for
-	lanes     [lanes]pieceLane
+	next      int64 // the first byte that no lane has had
+	turn      int64 // the first byte that was not given to the transport: the pieces go in their order
+	lanes     []lane
 	over      bool
 	gaveUp    bool // it was given up: nothing more will come
 	err       error
 }
 
-// pieceLane is a piece under way. It is copied and then sent, or received and then copied.
-type pieceLane struct {
-	request *transport.Request // nil: none
-	copied  cuda.Event         // the end of its copy; 0: none
+// lane takes one piece after another. A piece is copied and then sent, or received and then copied.
+type lane struct {
+	state   laneState
+	request *transport.Request // while it is moving
+	copied  cuda.Event         // while it is copying: the end of the copy
 	from, n int64
 }
+
+type laneState int
+
+const (
+	idle    laneState = iota
+	copying           // a device copies it
+	ready             // it can be sent when those before it were
+	moving            // the transport has it
+)
 
 // newLong prepares a long message.
 func (g *Messages) newLong(tr *transfer) (*long, error) {
@@ -96,51 +93,51 @@ func (g *Messages) newLong(tr *transfer) (*long, error) {
 	if l.on, err = g.sideEndpoint(); err != nil {
 		return nil, err
 	}
-	if l.words, err = mem.Alloc(headerBytes + 8); err != nil {
-		return nil, err
+	l.lanes = make([]lane, lanes)
+	if tr.data != nil {
+		l.lanes = make([]lane, min(lanesInPlace, (tr.bytes+pieceBytes-1)/pieceBytes))
 	}
-	inPlace := tr.data != nil && tr.onDevice == nil
-	if tr.receives && !inPlace || tr.data == nil && tr.onDevice == nil {
-		l.block, err = mem.Alloc(longest) // what is not used of it takes no memory
+	if inPlace := tr.data != nil && tr.onDevice == nil; tr.receives && !inPlace || tr.data == nil && tr.onDevice == nil {
+		if l.block, err = mem.Alloc(longest); err != nil { // what is not used of it takes no memory
+			return nil, err
+		}
 	}
 	if !tr.receives {
 		l.id = int32(g.longs.Add(1) % longIDs)
+		l.words, err = mem.Alloc(headerBytes)
 	}
 	return l, err
 }
 
-func (l *long) header() *header { return (*header)(l.words) }
-func (l *long) word() *uint64   { return (*uint64)(unsafe.Add(l.words, headerBytes)) }
-
-// tag returns the tag of the answer, or of the pieces.
-func (l *long) tag(pieces bool) int32 {
-	if pieces {
-		return LongTag + 2*l.id + 1
-	}
-	return LongTag + 2*l.id
-}
+func (l *long) tag() int32 { return LongTag + l.id }
 
 // announce sends the header.
 func (l *long) announce(comm transport.Endpoint) (*transport.Request, error) {
-	h := header{headerMark, uint64(l.length)<<lengthShift | uint64(l.id)<<idShift}
-	if l.tr.data != nil {
-		h.what |= wholeBit
-	}
-	*l.header(), *l.word(), l.announced = h, 0, true
-	var err error
-	if l.answer, err = l.on.Receive(unsafe.Pointer(l.word()), 8, l.peer, l.tag(false)); err != nil {
-		return nil, err
-	}
+	*(*header)(l.words) = header{headerMark, uint64(l.length)<<lengthShift | uint64(l.id)}
+	l.announced = true
 	return comm.Send(l.words, headerBytes, l.peer, l.tr.tag)
 }
 
+// Rest returns what follows the first message of a send, of so many bytes: more bytes, in pieces of most at most.
+func (g *Messages) Rest(first unsafe.Pointer, bytes int64) (on transport.Endpoint, tag int32, more, most int64) {
+	if bytes != headerBytes || (*header)(first).mark != headerMark {
+		return nil, 0, 0, 0
+	}
+	on, err := g.sideEndpoint()
+	if err != nil {
+		return nil, 0, 0, 0
+	}
+	h := *(*header)(first)
+	return on, LongTag + h.id(), h.length(), pieceBytes
+}
+
 // follow takes the part of a transfer behind its first message further. Also a receive for a short message looks whether
-// it has taken a header: then the sender waits for its answer.
+// it has taken a header.
 func (m *message) follow(tr *transfer) {
-	if tr.request == nil || tr.request.Done == 0 || tr.dropped || tr.long != nil && tr.long.over {
+	if tr.request == nil || tr.dropped || tr.long != nil && tr.long.over || tr.long == nil && !tr.receives {
 		return
 	}
-	if tr.receives && (tr.long == nil || !tr.long.announced) {
+	if tr.request.Done != 0 && tr.receives && (tr.long == nil || !tr.long.announced) {
 		h, ok := m.headerIn(tr)
 		if !ok {
 			if tr.long != nil {
@@ -151,24 +148,15 @@ func (m *message) follow(tr *transfer) {
 		if tr.long == nil {
 			tr.long = &long{tr: tr}
 			tr.long.on, tr.long.err = m.g.sideEndpoint()
-			if tr.long.err == nil {
-				tr.long.words, tr.long.err = mem.Alloc(headerBytes + 8)
-			}
 		}
-		if tr.long.err == nil {
-			tr.long.err = tr.long.reply(h)
-		}
+		tr.long.isAnnounced(h)
 	}
 	l := tr.long
-	if l == nil {
+	if l == nil || !l.announced {
 		return
 	}
-	if m.comm.Err(tr.request) != nil {
-		l.over = l.answer == nil // the header was not sent
-		l.leave()
-	}
-	if err := l.poll(); err != nil && l.err == nil {
-		l.err = err
+	if l.err == nil && !l.gaveUp {
+		l.err = l.move()
 	}
 	if l.err != nil || l.gaveUp {
 		l.endEarly()
@@ -176,8 +164,8 @@ func (m *message) follow(tr *transfer) {
 	m.g.Env.Engine.CalledMPI()
 }
 
-// headerIn returns the header that a receive has taken, if it has taken one. In device memory nothing is looked for: the
-// sender of a long message that comes there, in the place of one of headerBytes, gets no answer.
+// headerIn returns the header that a receive has taken, if it has taken one. In device memory nothing is looked for: a
+// long message that comes there, in the place of one of headerBytes, is taken for one of that length.
 func (m *message) headerIn(tr *transfer) (header, bool) {
 	r := tr.request
 	if r.Bytes != headerBytes || r.Cancelled != 0 || m.comm.Err(r) != nil {
@@ -191,63 +179,16 @@ func (m *message) headerIn(tr *transfer) (header, bool) {
 	return h, h.mark == headerMark
 }
 
-// reply answers a header. If there is room for the message, its pieces can come then.
-func (l *long) reply(h header) error {
-	tr := l.tr
-	l.announced, l.peer, l.id, l.length = true, tr.request.Source, h.id(), h.length()
-	answer := uint64(noRoom)
-	if l.length == tr.bytes {
-		answer = inPieces
-		if h.whole() && tr.data != nil {
-			answer = inWhole
-		}
-		if err := l.begin(answer); err != nil {
-			return err
-		}
+// isAnnounced reads a header that was received.
+func (l *long) isAnnounced(h header) {
+	l.announced, l.peer, l.id, l.length = true, l.tr.request.Source, h.id(), h.length()
+	if l.length == l.tr.bytes {
+		return
 	}
-	*l.word() = answer
-	var err error
-	l.answer, err = l.on.Send(unsafe.Pointer(l.word()), 8, l.peer, l.tag(false))
-	return err
-}
-
-// poll takes l further.
-func (l *long) poll() error {
-	if l.answer != nil && l.answer.Done != 0 {
-		err, cancelled := l.on.Err(l.answer), l.answer.Cancelled != 0
-		l.on.Release(l.answer)
-		if l.answer = nil; err != nil || cancelled {
-			l.gaveUp = cancelled
-			return err
-		}
-		if !l.tr.receives {
-			if err := l.begin(*l.word()); err != nil || l.over {
-				return err
-			}
-		}
+	l.drops, l.lanes = true, make([]lane, 1)
+	if l.block == nil && l.err == nil {
+		l.block, l.err = mem.Alloc(longest)
 	}
-	if !l.begun {
-		l.over = l.tr.receives && l.answer == nil // a receive without room has answered; a sender waits for the answer
-		return nil
-	}
-	return l.move()
-}
-
-// begin begins to send or to receive as the receiver has answered.
-func (l *long) begin(answer uint64) error {
-	switch answer {
-	case noRoom:
-		l.over = true
-		return nil
-	case inWhole:
-		l.step = l.length
-	case inPieces:
-		l.step = pieceBytes
-	default:
-		return status.New(status.MPI, "rank %d of the group has answered %d to a message: it is damaged", l.peer, answer)
-	}
-	l.begun = true
-	return l.move()
 }
 
 // move takes the pieces further.
@@ -257,63 +198,72 @@ func (l *long) move() error {
 		if err := l.moveLane(i); err != nil {
 			return err
 		}
-		busy = busy || l.lanes[i].request != nil || l.lanes[i].copied != 0
+		busy = busy || l.lanes[i].state != idle
 	}
-	l.over = !busy && l.next >= l.length && l.answer == nil
+	l.over = !busy && l.next >= l.length && l.tr.request.Done != 0
 	return nil
 }
 
 // moveLane takes the piece of a lane as far as it can be, and then begins the next one.
-func (l *long) moveLane(i int) error {
+func (l *long) moveLane(i int) (err error) {
 	ln, tr := &l.lanes[i], l.tr
 	for {
-		switch {
-		case ln.copied != 0:
+		switch ln.state {
+		case copying:
 			d := tr.onDevice.device
 			if done, err := d.Query(ln.copied); !done || err != nil {
 				return err
 			}
 			d.PutEvent(ln.copied)
 			ln.copied = 0
-			if !tr.receives {
-				if err := l.transfer(i); err != nil {
-					return err
-				}
+			if ln.state = idle; !tr.receives {
+				ln.state = ready
 			}
-		case ln.request != nil:
+		case ready:
+			if ln.from != l.turn {
+				return nil
+			}
+			if tr.receives {
+				ln.request, err = l.on.Receive(l.place(i), ln.n, l.peer, l.tag())
+			} else {
+				ln.request, err = l.on.Send(l.place(i), ln.n, l.peer, l.tag())
+			}
+			if err != nil {
+				return err
+			}
+			l.turn += ln.n
+			ln.state = moving
+		case moving:
 			if ln.request.Done == 0 {
 				return nil
 			}
-			err, cancelled := l.on.Err(ln.request), ln.request.Cancelled != 0
-			if err == nil && !cancelled && tr.receives && ln.request.Bytes != ln.n {
-				err = status.New(status.MPI, "a piece of %d bytes of a message of %d bytes has come with %d", ln.n, l.length, ln.request.Bytes)
-			}
+			err, got := l.on.Err(ln.request), ln.request.Bytes
+			l.gaveUp = l.gaveUp || ln.request.Cancelled != 0
 			l.on.Release(ln.request)
-			ln.request = nil
-			if cancelled {
-				l.gaveUp = true
+			ln.request, ln.state = nil, idle
+			switch {
+			case err != nil || l.gaveUp:
+				return err
+			case tr.receives && got != ln.n:
+				return status.New(status.MPI, "a piece of %d bytes of a message of %d bytes has come with %d", ln.n, l.length, got)
+			case tr.receives && !l.drops:
+				ln.state, err = l.copy(i)
 			}
-			if err != nil || cancelled {
+			if err != nil {
 				return err
 			}
-			if tr.receives {
-				if err := l.copy(i); err != nil {
-					return err
-				}
+		case idle:
+			if l.next >= l.length {
+				return nil
 			}
-		case l.next >= l.length || l.gaveUp || l.err != nil:
-			return nil
-		default:
-			ln.from, ln.n = l.next, min(l.step, l.length-l.next)
+			ln.from, ln.n = l.next, min(pieceBytes, l.length-l.next)
 			l.next += ln.n
-			if !tr.receives {
-				if err := l.copy(i); err != nil {
+			if ln.state = ready; !tr.receives {
+				if ln.state, err = l.copy(i); err != nil {
 					return err
 				}
-			}
-			if ln.copied == 0 {
-				if err := l.transfer(i); err != nil {
-					return err
+				if ln.state == idle {
+					ln.state = ready
 				}
 			}
 		}
@@ -323,6 +273,8 @@ func (l *long) moveLane(i int) error {
 // place returns where the piece of a lane is given to the transport.
 func (l *long) place(i int) unsafe.Pointer {
 	switch {
+	case l.drops:
+		return l.block
 	case l.tr.data != nil:
 		return unsafe.Add(l.tr.data, l.lanes[i].from)
 	case l.tr.onDevice != nil:
@@ -331,44 +283,36 @@ func (l *long) place(i int) unsafe.Pointer {
 	return unsafe.Add(l.block, int64(i)*pieceBytes)
 }
 
-func (l *long) transfer(i int) (err error) {
-	ln := &l.lanes[i]
-	if l.tr.receives {
-		ln.request, err = l.on.Receive(l.place(i), ln.n, l.peer, l.tag(true))
-	} else {
-		ln.request, err = l.on.Send(l.place(i), ln.n, l.peer, l.tag(true))
-	}
-	return err
-}
-
-// copy copies a piece between the tensors and its block, or queues that copy.
-func (l *long) copy(i int) (err error) {
-	ln := &l.lanes[i]
+// copy copies a piece between the tensors and its block, and returns idle. If a device does that, it returns copying.
+func (l *long) copy(i int) (laneState, error) {
+	ln, tr := &l.lanes[i], l.tr
 	switch {
-	case l.tr.data != nil:
-		return nil
-	case l.tr.onDevice != nil:
-		ln.copied, err = l.tr.onDevice.move(l.place(i), ln.from, ln.n)
-		return err
+	case tr.data != nil:
+		return idle, nil
+	case tr.onDevice != nil:
+		var err error
+		ln.copied, err = tr.onDevice.move(l.place(i), ln.from, ln.n)
+		if err != nil {
+			return idle, err
+		}
+		return copying, nil
 	}
-	return l.tr.packed.copy(l.place(i), ln.from, ln.n, l.tr.receives, 0)
+	return idle, tr.packed.copy(l.place(i), ln.from, ln.n, tr.receives, 0)
 }
 
 // endEarly ends l after an error, when nothing of it is under way.
 func (l *long) endEarly() {
-	busy := l.answer != nil && l.answer.Done == 0
+	l.over = l.tr.request.Done != 0
 	for i := range l.lanes {
-		busy = busy || l.lanes[i].request != nil && l.lanes[i].request.Done == 0
+		if r := l.lanes[i].request; r != nil && r.Done == 0 {
+			l.over = false
+		}
 	}
-	l.over = !busy
 }
 
 // leave cancels what l still waits to receive.
 func (l *long) leave() {
 	l.gaveUp = true
-	if l.answer != nil && !l.tr.receives && l.answer.Done == 0 {
-		_ = l.on.Cancel(l.answer)
-	}
 	for i := range l.lanes {
 		if r := l.lanes[i].request; r != nil && l.tr.receives && r.Done == 0 {
 			_ = l.on.Cancel(r)
@@ -377,9 +321,6 @@ func (l *long) leave() {
 }
 
 func (l *long) pending(list []uintptr) []uintptr {
-	if l.answer != nil && l.answer.Done == 0 {
-		list = append(list, l.answer.Address())
-	}
 	for i := range l.lanes {
 		if r := l.lanes[i].request; r != nil && r.Done == 0 {
 			list = append(list, r.Address())
@@ -390,9 +331,6 @@ func (l *long) pending(list []uintptr) []uintptr {
 
 // free gives back what l holds. Nothing of it is under way.
 func (l *long) free() {
-	if l.answer != nil {
-		l.on.Release(l.answer)
-	}
 	for i := range l.lanes {
 		if r := l.lanes[i].request; r != nil {
 			l.on.Release(r)
