@@ -23,7 +23,7 @@ func (p *post) carryOut(from int, a *arrival) bool {
 		return false
 	}
 	if !a.begun {
-		a.begun = true
+		a.begun, q.more = true, a.h.more
 		if a.h.seq != q.done+1 {
 			p.lose(from, rubbish("call %d while %d is next", a.h.seq, q.done+1))
 			return true

@@ -126,6 +126,45 @@ func TestCallsThatCannotBe(t *testing.T) {
 	}
 }
 
+// A call that announces another one, which does not come, is told of all the same.
+func TestTheNextCallDoesNotCome(t *testing.T) {
+	ranks(t, []int{0, 1}, func(m *member) {
+		own := tensor(op.Float32, make([]float32, 8)...)
+		w := m.make(own)
+		if m.rank == 1 {
+			m.windows.mu.Lock()
+			m.windows.post.peers[0].pending[1] = &pending{w: w}
+			m.windows.post.peers[0].sent = 1
+			m.windows.mu.Unlock()
+			m.sendRaw(messageOf(head{code: Put, count: 2, more: true}, &box{}, 8, func(b []byte) { binary.LittleEndian.PutUint32(b[headBytes:], 0x3f800000) }))
+			assert.NoError(m, w.test(Op{Code: Flush, Rank: 0, TimeoutNS: int64(5 * time.Second)}))
+		}
+		w.fenced(m.T)
+		if m.rank == 0 {
+			assert.Equal(m, float32(1), valuesOf[float32](own)[0])
+		}
+	})
+}
+
+// Before the process ends no receive is posted any more, and calls are carried out all the same.
+func TestAMemberThatWantsToEnd(t *testing.T) {
+	ranks(t, []int{0, 1}, func(m *member) {
+		own := tensor(op.Float32, make([]float32, 8)...)
+		w := m.make(own)
+		if m.rank == 0 {
+			m.windows.Close(true)
+			m.windows.mu.Lock()
+			assert.False(m, m.windows.post.anyPosted())
+			m.windows.mu.Unlock()
+		}
+		require.NoError(m, collective{m.group, -1, false}.barrier())
+		if m.rank == 1 {
+			require.NoError(m, w.test(Op{Code: Put, Rank: 0, Send: tensor(op.Float32, float32(1))}))
+			assert.Equal(m, status.GroupDestroyed, status.CodeOf(w.test(Op{Code: Flush, Rank: 0})))
+		}
+	})
+}
+
 // Who waits for the lock of wide elements names its holder, and goes on when it is given back.
 func TestAHeldWideLock(t *testing.T) {
 	for name, nodes := range map[string][]int{"one node": {0, 0, 0}, "two nodes": {0, 1, 0}} {

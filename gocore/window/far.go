@@ -47,18 +47,20 @@ type call struct {
 func (w *Window) byMessages(a *access, r int, at box, deadline time.Time) error {
 	asked := &answers{w: w, r: r, what: a.code.String(), to: a.recv, deadline: deadline}
 	defer asked.drop()
-	piece := pieceBytes / w.elem
-	if at.count*w.elem <= 4*smallPiece {
-		piece = smallPiece / w.elem
-	}
-	err := at.pieces(piece, func(part box, from int64) error {
-		c := call{head: head{code: a.code, reduce: a.reduce}, at: part}
+	err := at.pieces(w.piece(at.count), func(part box, from int64) error {
+		c := call{head: head{code: a.code, reduce: a.reduce, more: from+part.count < at.count}, at: part}
 		if c.data[0] = shifted(a.send, from*w.elem); a.code == CompareAndSwap {
 			c.data = [2]unsafe.Pointer{a.compare, a.send}
 		}
 		p, err := w.send(asked.what, r, &c, deadline)
-		if err != nil || !p.wants {
+		if err != nil {
 			return err
+		}
+		if !p.wants {
+			if c.more {
+				w.ws.g.Engine().Tick() // what MPI could not send goes on
+			}
+			return nil
 		}
 		asked.list = append(asked.list, answer{p, from})
 		return asked.await(mostAsked - 1)
@@ -67,6 +69,13 @@ func (w *Window) byMessages(a *access, r int, at box, deadline time.Time) error 
 		err = asked.await(0)
 	}
 	return err
+}
+
+// piece returns the elements of a piece. Pieces are of one length, so that the last one is not in vain.
+func (w *Window) piece(count int64) int64 {
+	most := pieceBytes / w.elem
+	n := (count + most - 1) / most
+	return max(1, (count+n-1)/max(n, 1))
 }
 
 // answers are the pieces of an access whose elements come back.

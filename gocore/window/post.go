@@ -26,9 +26,11 @@ type post struct {
 	locks   []waiting
 	running bool // it is a task
 	stays   bool // it goes on without windows, because some member may not know that one has ended
+	leaving bool // the process only wants to end: MPI may have no receive that ends with the next message
 	closed  bool // it takes no more messages: the communicator may be freed
+	posting bool // receives are posted for all members; else messages are matched. It does not change
 
-	heard  time.Time // when the last message came
+	heard  time.Time // when the last message came, or the last call was sent
 	lively bool      // that was a moment ago
 	using  func()    // ends the use of the group; nil while MPI has nothing under way
 	looked time.Time // for members that have died
@@ -41,27 +43,11 @@ type peer struct {
 	pending map[uint64]*pending
 	bytes   int64 // of the elements of these
 
-	queue []*arrival // its messages, in their order
+	queue []*arrival // its messages, in their order; behind them receives that are posted
 	done  uint64     // its calls up to this one were carried out, or wait for a lock
 	told  uint64     // what it was told of that
+	more  bool       // more calls follow at once: it need not be told yet
 	lost  error      // it has sent what cannot be: it is not listened to
-}
-
-// arrival is a message that has come.
-type arrival struct {
-	*transport.Request
-	block unsafe.Pointer
-	room  int64
-	h     head // the next three are valid once there is no Request
-	at    box
-	rest  []byte
-
-	// Of a call that is carried out.
-	begun  bool
-	a      access
-	fail   error          // why it is not
-	reply  unsafe.Pointer // room for the answer; nil: there are no elements in it
-	looked time.Time      // at the life of the member that holds the lock of wide elements
 }
 
 // outgoing is a message that MPI may still read.
@@ -79,28 +65,19 @@ type waiting struct {
 }
 
 const (
-	// matches is how many messages one look takes, and mostComing how many bytes of messages are here at once.
-	matches    = 32
-	mostComing = 16 << 20
-	// lively is how long after a message the next one is expected: a thread that waits does not sleep so long.
+	// lively is how long after a message the next one is expected, and after a call its answer: a thread that waits does
+	// not sleep so long.
 	lively = 500 * time.Microsecond
-	// atOnce is the longest message that is received while the look lasts.
-	atOnce = 16 << 10
+	// mostUntold is how many calls a member carries out before it says so, if more follow at once.
+	mostUntold = 16
 )
-
-func (a *arrival) free() {
-	if a != nil {
-		mem.Free(a.block)
-		a.block = nil
-	}
-}
 
 // serve sees to it that calls of other members are carried out.
 func (ws *Windows) serve() {
 	on, tag := ws.g.Carrier()
 	ws.mu.Lock()
 	if ws.post == nil {
-		ws.post = &post{ws: ws, on: on, tag: tag, peers: make([]peer, ws.size)}
+		ws.post = &post{ws: ws, on: on, tag: tag, peers: make([]peer, ws.size), posting: ws.size-1 <= mostPosted}
 		for r := range ws.post.peers {
 			ws.post.peers[r].pending = map[uint64]*pending{}
 		}
@@ -145,24 +122,22 @@ func (ws *Windows) Close(leaving bool) {
 	for _, w := range all {
 		w.Close()
 	}
-	if leaving {
-		return
-	}
 	ws.mu.Lock()
 	p := ws.post
 	if p != nil {
-		p.closed = true
+		p.leaving, p.closed = true, !leaving
 	}
 	ws.mu.Unlock()
 	if p != nil {
-		_ = ws.g.Engine().Wait(func() bool { return !p.isRunning() }, time.Now().Add(endLimit), nil)
+		_ = ws.g.Engine().Wait(func() bool { return p.isOver(leaving) }, time.Now().Add(endLimit), nil)
 	}
 }
 
-func (p *post) isRunning() bool {
+// isOver tells whether it is no task any more, or, if it may be one, has no receive that is posted.
+func (p *post) isOver(mayRun bool) bool {
 	p.ws.mu.Lock()
 	defer p.ws.mu.Unlock()
-	return p.running
+	return !p.running || mayRun && !p.anyPosted()
 }
 
 // call sends a call to a member. The block is the post's.
@@ -180,6 +155,7 @@ func (p *post) call(r int, c *call, q *pending, block unsafe.Pointer, b []byte) 
 	to.sent++
 	to.told = c.done
 	to.pending[c.seq] = q
+	p.heard = time.Now()
 	to.bytes += q.given + q.taken
 	return nil
 }
@@ -205,7 +181,7 @@ func (p *post) use() {
 
 // idle takes that back when it has none any more, and tells whether it has none.
 func (p *post) idle() bool {
-	if len(p.sending) > 0 || p.coming > 0 {
+	if len(p.sending) > 0 || p.coming > 0 || p.anyPosted() {
 		return false
 	}
 	if p.using != nil {
@@ -227,11 +203,16 @@ func (p *post) Requests(b *work.Batch) work.Pace {
 		}
 	}
 	for r := range p.peers {
+		moving = moving || len(p.peers[r].pending) > 0
 		for _, a := range p.peers[r].queue {
-			if a.Request != nil && a.Done == 0 {
-				b.Add(p.on.Poller(), a.Address())
-				moving = true
+			if a.Request == nil || a.Done != 0 {
+				continue
 			}
+			b.Add(p.on.Poller(), a.Address())
+			if a.posted && !a.givenUp {
+				break // the next ones end after it, and each test takes as long as a look at the network
+			}
+			moving = true
 		}
 	}
 	p.lively = time.Since(p.heard) < lively
@@ -253,9 +234,7 @@ func (p *post) Poll() bool {
 	p.ws.mu.Lock()
 	defer p.ws.mu.Unlock()
 	p.freeSent()
-	if !p.closed {
-		p.match()
-	}
+	p.receive()
 	for r := range p.peers {
 		p.advance(r)
 	}
@@ -263,11 +242,16 @@ func (p *post) Poll() bool {
 	for r := range p.peers {
 		p.tell(r)
 	}
-	if p.idle() && len(p.ws.open) == 0 && p.ws.soon == 0 && (!p.stays || p.closed) {
+	if p.idle() && !p.wanted() {
 		p.running = false
 		return true
 	}
 	return false
+}
+
+// wanted tells whether messages may come.
+func (p *post) wanted() bool {
+	return !p.closed && (p.stays || len(p.ws.open) > 0 || p.ws.soon > 0)
 }
 
 func (p *post) freeSent() {
@@ -279,63 +263,6 @@ func (p *post) freeSent() {
 		mem.Free(out.block)
 		return true
 	})
-}
-
-// match begins to receive the messages that have come.
-func (p *post) match() {
-	for i := 0; i < matches && p.coming < mostComing; i++ {
-		m, found, err := p.on.Match(transport.AnySource, p.tag)
-		if err != nil || !found {
-			return // an error is told to who waits for this member
-		}
-		a := &arrival{room: max(1, min(m.Bytes, mostMessage))}
-		if a.block, err = mem.Alloc(a.room); err != nil {
-			return
-		}
-		if a.Request, err = p.on.Take(m, a.block, a.room); err != nil {
-			a.free()
-			return
-		}
-		p.use()
-		p.heard = time.Now()
-		p.coming += a.room
-		if from := int(m.Source); from >= 0 && from < len(p.peers) {
-			p.peers[from].queue = append(p.peers[from].queue, a)
-		}
-		if a.room <= atOnce {
-			transport.Over(p.on, a.Request)
-		}
-	}
-}
-
-// advance reads the messages of a member that are there, and carries its calls out.
-func (p *post) advance(from int) {
-	q := &p.peers[from]
-	for len(q.queue) > 0 {
-		a := q.queue[0]
-		if a.Request != nil {
-			if a.Done == 0 {
-				return
-			}
-			p.heard = time.Now()
-			err, n := p.on.Err(a.Request), min(a.Bytes, a.room)
-			p.on.Release(a.Request)
-			a.Request = nil
-			if err == nil && q.lost == nil {
-				a.h, a.at, a.rest, err = read(unsafe.Slice((*byte)(a.block), n))
-			}
-			if err != nil {
-				p.lose(from, err)
-			}
-		}
-		if q.lost == nil && !p.take(from, a) {
-			return
-		}
-		p.coming -= a.room
-		q.queue = q.queue[1:]
-		mem.Free(a.reply) // of a call that was not carried out
-		a.free()
-	}
 }
 
 // lose ends what is under way with a member that has sent what cannot be.
@@ -433,7 +360,7 @@ func (p *post) acknowledge(from int, done uint64) {
 // tell tells a member how far its calls have come, if it does not know.
 func (p *post) tell(r int) {
 	q := &p.peers[r]
-	if q.done == q.told || q.lost != nil {
+	if q.done == q.told || q.lost != nil || q.more && p.lively && q.done-q.told < mostUntold {
 		return
 	}
 	p.answer(r, head{kind: kindDone}, nil)

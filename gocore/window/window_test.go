@@ -65,6 +65,7 @@ var worlds = map[string][]int{
 	"one node":  {0, 0, 0},
 	"two nodes": {0, 1},
 	"mixed":     {0, 0, 1, 1, 0},
+	"many":      {0, 0, 1, 1, 0, 1}, // more than have receives posted
 }
 
 func everywhere(t *testing.T, f func(m *member)) {

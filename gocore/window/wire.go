@@ -12,11 +12,10 @@ import (
 const (
 	headBytes = 64
 	dimBytes  = 16
-	// pieceBytes is the most bytes of elements in a message. Larger accesses are several messages.
-	pieceBytes  = 256 << 10
+	// pieceBytes is the most bytes of elements in a message. Larger accesses are several messages. Every MPI sends so many
+	// at once, without a word from the receiver, which may compute: Open MPI by TCP up to 64 KiB with its own header.
+	pieceBytes  = 60 << 10
 	mostMessage = headBytes + mostDims*dimBytes + pieceBytes
-	// Up to four pieces have so many bytes: every MPI sends such a message at once, without a word from the receiver.
-	smallPiece = 32 << 10
 )
 
 // kind says what a message is.
@@ -41,6 +40,7 @@ type head struct {
 	reduce op.ReduceOp
 	dtype  op.DType
 	dims   int32
+	more   bool // the sender's next call follows at once
 }
 
 // put writes the head and the box to b, and returns what follows.
@@ -55,7 +55,7 @@ func (h *head) put(b []byte, at *box) []byte {
 	binary.LittleEndian.PutUint32(b[48:], uint32(h.reduce))
 	binary.LittleEndian.PutUint32(b[52:], uint32(h.dtype))
 	binary.LittleEndian.PutUint32(b[56:], uint32(h.dims))
-	binary.LittleEndian.PutUint32(b[60:], 0)
+	binary.LittleEndian.PutUint32(b[60:], flag(h.more))
 	b = b[headBytes:]
 	for i := range h.dims {
 		binary.LittleEndian.PutUint64(b, uint64(at.shape[i]))
@@ -63,6 +63,13 @@ func (h *head) put(b []byte, at *box) []byte {
 		b = b[dimBytes:]
 	}
 	return b
+}
+
+func flag(set bool) uint32 {
+	if set {
+		return 1
+	}
+	return 0
 }
 
 // read reads a message: its head, its box, and what follows.
@@ -73,7 +80,7 @@ func read(b []byte) (h head, at box, rest []byte, err error) {
 	h = head{kind: kind(binary.LittleEndian.Uint32(b)), code: Code(binary.LittleEndian.Uint32(b[4:])), seq: binary.LittleEndian.Uint64(b[8:]),
 		done: binary.LittleEndian.Uint64(b[16:]), window: binary.LittleEndian.Uint64(b[24:]), offset: int64(binary.LittleEndian.Uint64(b[32:])),
 		count: int64(binary.LittleEndian.Uint64(b[40:])), reduce: op.ReduceOp(binary.LittleEndian.Uint32(b[48:])), dtype: op.DType(binary.LittleEndian.Uint32(b[52:])),
-		dims: int32(binary.LittleEndian.Uint32(b[56:]))}
+		dims: int32(binary.LittleEndian.Uint32(b[56:])), more: binary.LittleEndian.Uint32(b[60:]) != 0}
 	rest = b[headBytes:]
 	switch {
 	case h.kind < kindCall || h.kind > kindDone:

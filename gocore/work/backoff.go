@@ -68,6 +68,7 @@ type Backoff struct {
 	Crowded bool // more ranks than cores: do not spin
 	Lazy    bool // no caller waits for the result: sleep soon
 	Pace    Pace // of a caller that waits
+	Prompt  bool // an answer from another node is expected at once: spin longer
 
 	n     int
 	since int64         // when it began to spin; see monotonic
@@ -87,6 +88,7 @@ const (
 const (
 	spins        = 400 // polls at the most: the shortest take some 50 ns
 	spinTime     = 20 * time.Microsecond
+	promptSpin   = 100 * time.Microsecond
 	lookEvery    = 8 // spins between two looks at the clock
 	yields       = 200
 	fewYields    = 4 // before a nap
@@ -148,10 +150,16 @@ func (b *Backoff) spin() {
 	switch {
 	case b.n == 1:
 		b.since = monotonic()
-	case b.n%lookEvery == 0 && monotonic()-b.since > int64(spinTime):
+	case b.n%lookEvery != 0:
+	case b.Prompt && monotonic()-b.since <= int64(promptSpin):
+		b.n = lookEvery
+	case monotonic()-b.since > int64(spinTime):
 		b.n = spins
 	}
 }
+
+// nap is the shortest sleep, which is exact.
+func nap() { C.pw_nap(C.long(firstSleep)) }
 
 // Yield gives the core to another thread that is ready to run.
 func Yield() { C.pw_yield() }

@@ -70,8 +70,10 @@ type entry struct {
 // Standing is a task that serves requests of other ranks.
 type Standing interface {
 	Task
-	// Lively tells, after Requests, whether the next request is expected at once. The progress thread does not sleep
-	// then: where other threads want the core, it would get it back after milliseconds.
+	// Lively tells, after Requests, whether the next request, or an answer, is expected at once. The progress thread takes
+	// the shortest naps then. If it polled without them, a thread that computes on its core would be owed that time, and
+	// keep the core for milliseconds; a thread that has slept gets it at once. A thread that waits spins longer: in the
+	// time of a way over the network and back it would have left its core to others.
 	Lively() bool
 }
 
@@ -307,7 +309,7 @@ func (e *Engine) wait(h *Handle, done func() bool, deadline time.Time, interrupt
 			return nil
 		}
 		pace := Pace(e.pace.Load())
-		b.Pace = core.pace(pace)
+		b.Pace, b.Prompt = core.pace(pace), e.serving.Load()
 		b.Pause()
 		if i&31 != 0 && !b.Slept() {
 			continue

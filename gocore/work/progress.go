@@ -172,7 +172,9 @@ func (e *Engine) runProgress() {
 			completed.reportLate()
 		}
 		e.background(time.Now())
-		if !e.serving.Load() {
+		if e.serving.Load() {
+			nap()
+		} else {
 			b.Pause()
 		}
 	}

@@ -4,6 +4,7 @@
 
     Error                         everything that paddlempi raises
     ├── ArgumentError             (ValueError) a value, count or shape; a read-only buffer
+    │   └── IndexError            (builtins.IndexError) an index of a window out of range
     ├── DtypeError                (TypeError) no tensor, or no dtype for this operation
     ├── NotInitializedError       (RuntimeError) before init_process_group, after destroy
     ├── AlreadyInitializedError   (RuntimeError) init_process_group while initialised
@@ -56,6 +57,7 @@ __all__ = [
     "GroupBrokenError",
     "GroupDestroyedError",
     "GroupError",
+    "IndexError",
     "LauncherError",
     "MPIError",
     "MPINotFoundError",
@@ -89,7 +91,7 @@ class Error(Exception):
     mpi_class: int = 0
     """MPI's error class in the numbering of the MPI-5 ABI; 0 if the error is not MPI's."""
     code: int
-    """``CODE`` of the class."""
+    """``CODE`` of the class, or of the class above it that has one."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)
@@ -100,6 +102,10 @@ class ArgumentError(Error, ValueError):
     """A value is out of range, a count or shape is wrong, or an output is read-only."""
 
     CODE = 1
+
+
+class IndexError(ArgumentError, builtins.IndexError):
+    """An index of a window or of its proxy is out of range. Python's loops end by it."""
 
 
 class DtypeError(Error, TypeError):

@@ -32,7 +32,7 @@ from datetime import timedelta
 from importlib import import_module
 from typing import Any, ClassVar
 
-from . import _native, memory, window_proxy
+from . import _native, errors, memory, window_proxy
 from ._ops import DTYPE_BY_NAME, Op
 from .arguments import refuse
 from .errors import ArgumentError, Error, GroupDestroyedError, NotMemberError, RefusedError
@@ -161,10 +161,10 @@ class Window:
         """The shape of a rank's memory.
 
         Raises:
-            ArgumentError: ``rank`` is no rank of the group.
+            errors.IndexError: ``rank`` is no rank of the group.
         """
         if not 0 <= rank < len(self._shapes):
-            raise ArgumentError(
+            raise errors.IndexError(
                 f"Window.shape_of: rank={rank!r} is no rank of the window's group, which has "
                 f"ranks 0 to {len(self._shapes) - 1}"
             )

@@ -17,7 +17,7 @@ import operator
 from math import prod
 from typing import Any, NamedTuple, NoReturn, Protocol
 
-from . import memory
+from . import errors, memory
 from .errors import ArgumentError, DtypeError
 from .reduce_op import ReduceOp
 
@@ -46,13 +46,15 @@ def indexed(place: Place, index: Any) -> Place:
     """Return the elements that NumPy's basic indexing chooses.
 
     Raises:
-        ArgumentError: an integer is out of range, or there are more of them than dimensions.
+        errors.IndexError: an integer is out of range, there are more of them than dimensions, or
+            more than one ``...``.
+        ArgumentError: the step of a slice is 0.
         DtypeError: the index is no integer, slice, ``...``, None, or tuple of these.
     """
     items = index if isinstance(index, tuple) else (index,)
     ellipses = sum(item is Ellipsis for item in items)
     if ellipses > 1:
-        raise ArgumentError(
+        raise errors.IndexError(
             f"index of a window: '...' stands in it {ellipses} times, once is valid"
         )
     if not ellipses:
@@ -60,7 +62,7 @@ def indexed(place: Place, index: Any) -> Place:
     named = sum(item is not None and item is not Ellipsis for item in items)
     left = len(place.shape) - named  # the dimensions that '...' stands for
     if left < 0:
-        raise ArgumentError(
+        raise errors.IndexError(
             f"index of a window: it names {named} dimensions, and the shape {place.shape} has "
             f"{len(place.shape)}"
         )
@@ -112,7 +114,7 @@ def _number(item: Any, dim: int, length: int) -> int:
             "and None; for other elements get() a part that has them, and index that"
         ) from None
     if not -length <= number < length:
-        raise ArgumentError(
+        raise errors.IndexError(
             f"index of a window: {number} is out of range for dimension {dim} of length {length}"
         )
     return number if number >= 0 else number + length

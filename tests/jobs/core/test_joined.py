@@ -247,6 +247,56 @@ def test_nobody_comes(jobs: Jobs, tmp_path: Path) -> None:
     came_well(jobs.start(2, alone, SECRET=str(secret)), 2)
 
 
+def waits_and_is_interrupted() -> None:
+    """Ctrl-C on one rank of a job that waits for another one. Later the address can be used."""
+    import os
+    import signal
+    import threading
+    import time
+
+    from ranks_tools import dist, done, errors, start
+
+    rank = start()
+    address = os.environ["ADDRESS"]
+    for call in (dist.accept, dist.connect):
+        if rank == 0:
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        began = time.monotonic()
+        try:
+            call(address, secret="s3cret", timeout=30)
+        except (KeyboardInterrupt, errors.Error) as error:
+            assert isinstance(error, KeyboardInterrupt) == (rank == 0), error
+        else:
+            raise AssertionError("it was not interrupted")
+        assert time.monotonic() - began < 10.0
+        dist.barrier()
+    with dist.accept(address, secret="s3cret", timeout=60) as client:
+        assert client.remote_size() == 1
+    done()
+
+
+def comes_late() -> None:
+    import os
+
+    from ranks_tools import dist, done, errors, start
+
+    start()
+    for _ in range(3):  # the calls that are interrupted listen there, too
+        try:
+            with dist.connect(os.environ["ADDRESS"], secret="s3cret", timeout=60):
+                break
+        except errors.Error as error:
+            print(error)
+    done()
+
+
+def test_interrupted(jobs: Jobs) -> None:
+    server = jobs.start(2, waits_and_is_interrupted)
+    time.sleep(4)
+    came_well(jobs.start(1, comes_late), 1)
+    came_well(server, 2)
+
+
 def test_the_example(jobs: Jobs, tmp_path: Path) -> None:
     """Jobs of one and of three processes get answers that are right, or they fail."""
     secret = tmp_path / "secret"

@@ -88,6 +88,51 @@ def test_spawn(tmp_path: Path) -> None:
     job.succeed(2, parents, env={"CHILD": str(child), **SPAWNS})
 
 
+LATE = """
+import time
+time.sleep(2)
+import paddlempi as dist
+dist.init_process_group("mpi")
+try:
+    dist.get_parent(timeout=5)
+except dist.errors.Error as error:
+    print("child:", type(error).__name__, flush=True)
+"""
+
+
+def interrupted() -> None:
+    """Ctrl-C on rank 0, which waits for processes that come late. They are told, too."""
+    import os
+    import signal
+    import sys
+    import threading
+    import time
+
+    from ranks_tools import dist, done, errors, start
+
+    rank = start()
+    if rank == 0:
+        threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    began = time.monotonic()
+    try:
+        dist.spawn([sys.executable, os.environ["CHILD"]], 1, timeout=30)
+    except (KeyboardInterrupt, errors.Error) as error:
+        assert isinstance(error, KeyboardInterrupt) == (rank == 0), repr(error)
+    else:
+        raise AssertionError("it was not interrupted")
+    # MPICH holds rank 0 inside until the process has called init_process_group.
+    assert time.monotonic() - began < 20.0
+    dist.barrier()
+    done()
+
+
+def test_interrupted(tmp_path: Path) -> None:
+    child = tmp_path / "child.py"
+    child.write_text(LATE)
+    ended = job.run(2, interrupted, env={"CHILD": str(child), **SPAWNS})
+    assert ended.output.count("done\n") == 2, ended.output
+
+
 def test_the_example() -> None:
     """A simulation whose analysers find what is known of it, or it fails."""
     path = Path(__file__).resolve().parents[3] / "examples" / "simulate.py"

@@ -224,6 +224,15 @@ def test_wrong_values_are_refused(dist: ModuleType, window: Any, rank: int) -> N
     assert np.array_equal(window.local, content_of(rank))
 
 
+def test_an_index_out_of_range_ends_a_loop(dist: ModuleType, window: Any, size: int) -> None:
+    for index in (4, -5, (0, 6), (0, 0, 0), (..., ...)):
+        with pytest.raises(IndexError, match="index of a window") as caught:
+            window[0][index]
+        assert isinstance(caught.value, dist.errors.ArgumentError)
+    assert [proxy.rank for proxy in window] == list(range(size))
+    window.fence()
+
+
 def test_numbers_that_do_not_fit_are_refused(dist: ModuleType) -> None:
     window = dist.Window(3, "uint8")
     for value in (256, -1, [1, 2, 300]):

@@ -113,6 +113,8 @@ def test_each_code_has_one_class() -> None:
     ("kind", "base"),
     [
         (errors.ArgumentError, ValueError),
+        (errors.IndexError, errors.ArgumentError),
+        (errors.IndexError, IndexError),
         (errors.DtypeError, TypeError),
         (errors.TimeoutError, TimeoutError),
         (errors.NotReadyError, errors.TimeoutError),
