@@ -12,8 +12,18 @@
 Needs NumPy. ``docs/files.md`` has examples.
 """
 
+from .file import File, View
 from .reader import OpenFile, TensorSlice, load_file, open_file
 from .saving import save_file
 from .shards import Shard
 
-__all__ = ["OpenFile", "Shard", "TensorSlice", "load_file", "open_file", "save_file"]
+__all__ = [
+    "File",
+    "OpenFile",
+    "Shard",
+    "TensorSlice",
+    "View",
+    "load_file",
+    "open_file",
+    "save_file",
+]

@@ -17,14 +17,14 @@ import fcntl
 import os
 import re
 import secrets
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from ..errors import ArgumentError
 from ..together import flush
 from . import layout
 
-__all__ = ["Names", "Save"]
+__all__ = ["Names", "Save", "opened"]
 
 _MODEL = "model.safetensors"
 _INDEX = ".index.json"
@@ -69,7 +69,8 @@ class Save:
     Args:
         what: the function, for errors.
         names: where.
-        is_set: whether it is a set with an index, or one file.
+        is_set: whether it is a set with an index, or one file. None: one file that is no form of
+            safetensors.
 
     Attributes:
         tag: the tag of its names.
@@ -80,11 +81,11 @@ class Save:
         OSError: a file cannot be made.
     """
 
-    def __init__(self, what: str, names: Names, is_set: bool) -> None:
+    def __init__(self, what: str, names: Names, is_set: bool | None) -> None:
         self._names = names
         self._final = names.index if is_set else names.one
         other = names.one if is_set else names.index
-        if other.exists():
+        if is_set is not None and other.exists():
             forms = ("a set of files", "one file") if is_set else ("one file", "a set of files")
             raise ArgumentError(
                 f"{what}: {other} is there, of a checkpoint that is {forms[1]}; this one is "
@@ -200,3 +201,31 @@ class Save:
         except FileNotFoundError:
             return set()
         return set(layout.parsed_index(data)[0].values())
+
+
+def opened(path: str, flags: int, made: bool, stack: ExitStack) -> int:
+    """Open a file until the stack is closed, and return the descriptor.
+
+    Args:
+        path: of the file.
+        flags: of ``os.open``.
+        made: whether another rank has just made it.
+        stack: closes it.
+
+    Raises:
+        FileNotFoundError: this rank does not see it.
+        OSError: it cannot be opened.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        if not made:
+            raise
+        raise FileNotFoundError(
+            error.errno,
+            "this rank does not see the file that rank 0 has made; give a path on a file system "
+            "that all hosts share",
+            path,
+        ) from None
+    stack.callback(os.close, descriptor)
+    return descriptor

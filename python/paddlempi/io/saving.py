@@ -15,7 +15,7 @@ from ..errors import ArgumentError, DtypeError, Error, MismatchError
 from ..group import ProcessGroup, is_initialized, warn_nonmember
 from ..together import leads, size_of, together, world_rank
 from . import layout, shards, tiles
-from .commit import Names, Save
+from .commit import Names, Save, opened
 from .dtypes import code_of
 from .elements import Elements
 from .layout import Whole
@@ -266,20 +266,21 @@ def saved(
         with together(what, group) as step:
             if leads(group):
                 save = Save(what, names, is_set)
-                paths = [save.beside(file.label) if file.label else save.partial for file in files]
-                for path, file in zip(paths, files, strict=True):
+                made = [save.beside(file.label) if file.label else save.partial for file in files]
+                for path, file in zip(made, files, strict=True):
                     save.begin(path, file.layout.head, file.layout.size)
-                step.tell = [path.name for path in paths]
+                step.tell = [path.name for path in made]
         there: list[str] = step.told[0]
         with ExitStack() as stack:
             # A rank that cannot open takes no part in the exchange of what is written.
             with together(what, group):
-                opened = [_opened(str(names.one.parent / name), stack) for name in there]
-                here = _bytes_of_lead(pieces, targets)
-                bar = stack.enter_context(Bar(what, here, progress and leads(group)))
+                paths = [str(names.one.parent / name) for name in there]
+                here = [(opened(path, os.O_RDWR, True, stack), path) for path in paths]
+                mine = _bytes_of_lead(pieces, targets)
+                bar = stack.enter_context(Bar(what, mine, progress and leads(group)))
             with together(what, group):
-                write(content.held(), pieces, targets, opened, group, bar.add)
-                flush_all(opened)
+                write(content.held(), pieces, targets, here, group, bar.add)
+                flush_all(here)
         with together(what, group):
             if save is not None:
                 if is_set:
@@ -312,20 +313,6 @@ def _files(content: Content, most: int | None) -> list[_File]:
         )
         for number, names in enumerate(groups, 1)
     ]
-
-
-def _opened(path: str, stack: ExitStack) -> tuple[int, str]:
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError as error:
-        raise FileNotFoundError(
-            error.errno,
-            "this rank does not see the file that rank 0 has made; give a path on a file system "
-            "that all hosts share",
-            path,
-        ) from None
-    stack.callback(os.close, descriptor)
-    return descriptor, path
 
 
 def _bytes_of_lead(pieces: Sequence[tiles.Piece], targets: Sequence[Target]) -> int:

@@ -20,7 +20,7 @@ from ..group import ProcessGroup, is_initialized
 from ..together import rank_in, size_of, world_rank
 from .elements import STAGED, Elements
 from .places import box as place_of_box
-from .places import runs, slabs, whole
+from .places import runs, slabs, span, whole
 from .tiles import Box, Piece
 
 __all__ = ["MANY", "SHORT", "Target", "exchanged", "flush_all", "put", "write"]
@@ -103,6 +103,7 @@ def write(
     files: Sequence[tuple[int, str]],
     group: ProcessGroup | None,
     progress: Callable[[int], object],
+    holes: bool = False,
 ) -> None:
     """Write this rank's pieces. All members of the group call it.
 
@@ -115,6 +116,7 @@ def write(
         files: descriptors and paths.
         group: the ranks.
         progress: is told the bytes of this rank's that were written.
+        holes: whether the pieces may not tile the tensors. What is in the file stays there.
 
     Raises:
         OSError: this rank could not write.
@@ -129,7 +131,8 @@ def write(
     except Exception as error:
         failed = error
     if apart and is_initialized():
-        failed = _Exchange(parts, pieces, targets, files, group, progress).run(apart, failed)
+        exchange = _Exchange(parts, pieces, targets, files, group, progress, holes)
+        failed = exchange.run(apart, failed)
     if failed is not None:
         raise failed
 
@@ -179,7 +182,9 @@ class _Exchange:
         files: Sequence[tuple[int, str]],
         group: ProcessGroup | None,
         progress: Callable[[int], object],
+        holes: bool,
     ) -> None:
+        self._holes = holes
         self._parts, self._targets, self._files = parts, targets, files
         self._group, self._progress = group, progress
         self._rank, self._size = rank_in(group), size_of(group)
@@ -259,18 +264,44 @@ class _Exchange:
         np.copyto(out.view(part.dtype).reshape(part.shape), part)
 
     def _write(self, slab: _Slab, taken: Sequence[Any]) -> None:
-        target = self._targets[slab.tensor]
+        target, common = self._targets[slab.tensor], self._common(slab)
+        if not common:
+            return
+        size, (descriptor, path) = target.itemsize, self._files[target.file]
+        begin = target.begin + place_of_box(target.shape, *slab.box).offset * size
         rows = np.empty(slab.box.lengths, self._parts[slab.tensor][0].raw)
+        flat = rows.reshape(-1).view("u1")
+        first, end = 0, len(flat)
+        if self._holes:
+            places = [place_of_box(slab.box.lengths, *_moved(slab.box, box)) for _, box in common]
+            first = min(place.offset for place in places) * size
+            end = max(place.offset + span(place) for place in places) * size
+            _get_old(descriptor, flat[first:end], begin + first)
         read = [0] * self._size
-        for rank, box in self._common(slab):
-            end = read[rank] + prod(box.lengths) * target.itemsize
-            data = taken[rank][read[rank] : end].view(rows.dtype).reshape(box.lengths)
+        for rank, box in common:
+            until = read[rank] + prod(box.lengths) * size
+            data = taken[rank][read[rank] : until].view(rows.dtype).reshape(box.lengths)
             rows[_index(slab.box, box)] = data
-            read[rank] = end
-        descriptor, path = self._files[target.file]
-        begin = place_of_box(target.shape, *slab.box).offset
-        put(descriptor, rows.reshape(-1).view("u1"), target.begin + begin * target.itemsize, path)
-        self._progress(rows.nbytes)
+            read[rank] = until
+        put(descriptor, flat[first:end], begin + first, path)
+        self._progress(end - first)
+
+
+def _moved(outer: Box, box: Box) -> Box:
+    """Return a box as it lies in another one."""
+    offsets = (o - begin for o, begin in zip(box.offsets, outer.offsets, strict=True))
+    return Box(tuple(offsets), box.lengths)
+
+
+def _get_old(descriptor: int, out: Any, at: int) -> None:
+    """Read what a file has; zeros behind its end."""
+    view = memoryview(out)
+    while len(view):
+        read = os.preadv(descriptor, [view], at)
+        if not read:
+            view[:] = bytes(len(view))
+            return
+        view, at = view[read:], at + read
 
 
 def _intersection(one: Box, two: Box) -> Box | None:

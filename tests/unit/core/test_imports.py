@@ -119,6 +119,7 @@ IO = (
     ("layout", "tiles", "elements"),
     ("shards", "commit", "writer"),
     ("reader", "saving"),
+    ("file",),
     ("__init__",),
 )
 
