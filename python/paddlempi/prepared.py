@@ -212,5 +212,7 @@ def prepare(name: str, *args: Any, **kwargs: Any) -> PreparedCall:
         try:
             function(**given)
         finally:
-            call: PreparedCall = core.prepared(None if group is None else getattr(group, "_ranks", None))
+            call: PreparedCall = core.prepared(
+                None if group is None else getattr(group, "_ranks", None)
+            )
     return call

@@ -230,7 +230,9 @@ def test_elements_that_share_memory_cannot_receive(dist: ModuleType, rank: int) 
 
 def test_a_list_is_reduced_in_pieces(dist: ModuleType, rank: int, size: int, run: Any) -> None:
     lengths = [1, 300_000, 0, 1_500_000, 7]
-    parts = [[numbers("float32", n, "list", r, i) for i, n in enumerate(lengths)] for r in range(size)]
+    parts = [
+        [numbers("float32", n, "list", r, i) for i, n in enumerate(lengths)] for r in range(size)
+    ]
     mine = [p.copy() for p in parts[rank]]
     gaps = np.zeros((len(mine[3]), 2), np.float32)
     gaps[:, 0] = mine[3]
