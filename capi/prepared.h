@@ -2,8 +2,8 @@
 #ifndef PMPI_PREPARED_H
 #define PMPI_PREPARED_H
 
+#include "call.h"
 #include "pyabi.h"
-#include "submit.h"
 
 /* The thread whose next call of submit is to be prepared; NULL: none. The GIL guards it. */
 extern PyThreadState *prepared_for;

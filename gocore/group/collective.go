@@ -40,6 +40,7 @@ type request struct {
 	stream      cuda.Stream      // the stream on which tensors in device memory are produced and used
 	mappable    bool             // other processes can map all tensors in device memory
 	offer       coll.Offer       // what the call tells in its note
+	scratch     int64            // bytes that reserve takes
 	atArrival   *coll.AtArrival  // of a prepared call: what is done at once if all have come; or nil
 	summed      bool             // that was done: the result is there
 	form        coll.Form        // how the algorithm carries it out; InChunks: the chunks say who gives it up
@@ -85,18 +86,13 @@ func (g *Group) submit(d *op.Desc, p *Prepared, nested bool) (*work.Handle, work
 	c, known := p.take(d)
 	defer p.giveBack(c, known)
 	c.g, c.nested, c.async = g, nested, d.Flags&op.FlagAsync != 0
-	scratch := int64(0)
-	if known {
-		scratch = p.scratch
-	} else {
+	if !known {
 		if err := c.check(d, &trait); err != nil {
 			return nil, work.Result{}, c.decline(err)
 		}
-		scratch = coll.Scratch(&c.args, c.flags)
+		c.scratch = coll.Scratch(&c.args, c.flags)
 	}
-	// The scratch memory that the collective may need is taken before it is announced. If memory ran out after the
-	// announcement, the other members would wait in MPI for this rank.
-	if err := c.prog.Reserve(scratch); err != nil {
+	if err := c.reserve(); err != nil {
 		return nil, work.Result{}, c.decline(err)
 	}
 	if !c.async {
@@ -267,6 +263,10 @@ func (c *collective) record(flags trace.Flags) {
 	}
 	c.trace = c.g.Env.Recorder.Begin(c.g.ID, c.args.Seq, (*[3]uint64)(&c.sig), flags)
 }
+
+// reserve allocates the scratch memory that the collective may need, before it is announced. If
+// memory ran out after the announcement, the other members would wait in MPI for this rank.
+func (c *collective) reserve() error { return c.prog.Reserve(c.scratch) }
 
 // of describes the collective and its group.
 func (c *collective) of() string { return c.g.Of(world.Describe(c.sig)) }

@@ -14,13 +14,12 @@ import (
 // found, so that a call with the same memory is not checked again. Several threads may submit it at the same time: only
 // spare changes after Prepare.
 type Prepared struct {
-	g       *Group
-	known   bool                       // found holds for calls that give sends and recvs; else every call is checked
-	found   collective                 // as check has left it
-	spare   atomic.Pointer[collective] // for the next call, so that nothing is cleared between two calls; nil while a call uses it
-	scratch int64                      // bytes that reserve takes
-	sends   []op.Buf
-	recvs   []op.Buf
+	g     *Group
+	known bool                       // found holds for calls that give sends and recvs; else every call is checked
+	found collective                 // as check has left it
+	spare atomic.Pointer[collective] // for the next call, so that nothing is cleared between two calls; nil while a call uses it
+	sends []op.Buf
+	recvs []op.Buf
 }
 
 // Prepare checks the arguments of an operation that will be submitted again and again. It is local: the other members
@@ -43,7 +42,7 @@ func (g *Group) Prepare(d *op.Desc) (*Prepared, error) {
 	if err == nil && c.mayBeKept() {
 		p.known = true
 		p.sends, p.recvs = append(p.sends, d.Sends()...), append(p.recvs, d.Recvs()...)
-		p.scratch = coll.Scratch(&c.args, c.flags)
+		c.scratch = coll.Scratch(&c.args, c.flags)
 		if g.node != nil {
 			c.atArrival = coll.SumAtArrival(&c.args, c.flags)
 		}

@@ -29,6 +29,7 @@ Source: ``MPI_Allreduce_init``, ``MPI_Start`` and ``MPI_Wait`` of MPI-4.1, secti
 
 from __future__ import annotations
 
+import functools
 import inspect
 import threading
 from collections.abc import Callable
@@ -160,18 +161,11 @@ class PreparedCall:
         return f"<PreparedCall {self.name}, {'idle' if self.operation is None else 'started'}>"
 
 
-_class: type | None = None
-"""PreparedCall with what the core gives it. It is made when the core is loaded."""
-
-
-def _made(core: Any) -> None:
-    global _class
-    base = core.prepared_type()
-    _class = type("PreparedCall", (PreparedCall, base), {"__slots__": ("__weakref__",)})
-    _class.__module__ = __name__
-
-
-_native.on_load(_made)
+@functools.cache
+def _class(core: Any) -> type:
+    """Return PreparedCall with what the core gives it."""
+    attributes = {"__slots__": ("__weakref__",), "__module__": __name__}
+    return type("PreparedCall", (PreparedCall, core.prepared_type()), attributes)
 
 
 def prepare(name: str, *args: Any, **kwargs: Any) -> PreparedCall:
@@ -205,14 +199,12 @@ def prepare(name: str, *args: Any, **kwargs: Any) -> PreparedCall:
         raise ArgumentError(f"prepare: {name} is prepared without async_op: the call has start()")
     if given.get("rank_list") is not None:
         given["group"] = group_of(given.pop("rank_list"), name, given.get("group"))
-    group = given.get("group")
+    ranks = getattr(given.get("group"), "_ranks", None)
     core = _native.core()
     with _preparing:
-        core.prepare_next(_class)
+        core.prepare_next(_class(core))
         try:
             function(**given)
         finally:
-            call: PreparedCall = core.prepared(
-                None if group is None else getattr(group, "_ranks", None)
-            )
+            call: PreparedCall = core.prepared(ranks)
     return call

@@ -42,7 +42,7 @@ PYTHON = (
     ("collectives",),
     ("topology",),
     ("p2p",),
-    ("objects",),
+    ("objects", "prepared"),
     ("together",),
     ("window_proxy",),
     ("context", "communicator", "checkpoints", "preemption", "jobs", "window"),
