@@ -443,6 +443,11 @@ bench-windows: $(VENV)/.package $(VENV)/.tests .venv-tools/.tools
 bench-halo: $(VENV)/.package $(VENV)/.tests
 	$(VENV)/bin/python -m paddlempi.testing.launch -np $(NP) -- python benchmarks/halo.py $(HALO)
 
+## bench-prepared a prepared call against the plain one, and start and wait against async_op, on NP=2 ranks under MPI=openmpi
+.PHONY: bench-prepared
+bench-prepared: $(VENV)/.package $(VENV)/.tests
+	$(VENV)/bin/python -m paddlempi.testing.launch -np $(NP) -- python benchmarks/prepared.py
+
 ## bench-cuda    tensors in GPU memory, compared with the bus, the memory, MPI and NCCL, on NP=2 ranks under MPI=openmpi
 .PHONY: bench-cuda
 bench-cuda: $(VENV)/.package $(VENV)/.tests

@@ -99,6 +99,10 @@ func goControl(method, request *C.char, reply **C.char, e *C.pmpi_error) (rc C.i
 	return 0
 }
 
+func wrongSize(function string, desc *op.Desc) error {
+	return status.New(status.Argument, "%s: op.size is %d; this core's pmpi_op has %d bytes", function, desc.Size, C.sizeof_pmpi_op)
+}
+
 //export goSubmit
 func goSubmit(d *C.pmpi_op, w *C.pmpi_work, r *C.pmpi_result, nested C.int, e *C.pmpi_error) (rc C.int) {
 	defer caught(e, &rc)
@@ -107,7 +111,7 @@ func goSubmit(d *C.pmpi_op, w *C.pmpi_work, r *C.pmpi_result, nested C.int, e *C
 	}
 	desc := (*op.Desc)(unsafe.Pointer(d))
 	if desc.Size != C.sizeof_pmpi_op {
-		return fill(e, status.New(status.Argument, "pmpi_submit: op.size is %d; this core's pmpi_op has %d bytes", desc.Size, C.sizeof_pmpi_op))
+		return fill(e, wrongSize("pmpi_submit", desc))
 	}
 	if desc.Flags&op.FlagAsync != 0 && w == nil {
 		return fill(e, status.New(status.Argument, "pmpi_submit: PMPI_FLAG_ASYNC needs a place for the work"))
@@ -123,6 +127,22 @@ func goSubmit(d *C.pmpi_op, w *C.pmpi_work, r *C.pmpi_result, nested C.int, e *C
 	}
 	put(r, result)
 	return 0
+}
+
+//export goPrepare
+func goPrepare(d *C.pmpi_op, e *C.pmpi_error) (rc C.int) {
+	defer caught(e, &rc)
+	desc := (*op.Desc)(unsafe.Pointer(d))
+	if desc.Size != C.sizeof_pmpi_op {
+		return fill(e, wrongSize("pmpi_prepare", desc))
+	}
+	return fill(e, gocore.Prepare(desc))
+}
+
+//export goUnprepare
+func goUnprepare(prepared C.uint64_t) {
+	defer caught(nil, nil)
+	gocore.Unprepare(uint64(prepared))
 }
 
 //export goRefuse

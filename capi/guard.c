@@ -96,6 +96,16 @@ int pmpi_submit(const pmpi_op *op, pmpi_work *work, pmpi_result *result) {
 	return goSubmit((pmpi_op *)op, work, result, t->interrupting, &t->error);
 }
 
+int pmpi_prepare(pmpi_op *op) {
+	GUARD();
+	return goPrepare(op, last_error());
+}
+
+void pmpi_unprepare(uint64_t prepared) {
+	if (!forked)
+		goUnprepare(prepared);
+}
+
 int pmpi_refuse(int64_t group, int32_t code) {
 	GUARD();
 	return goRefuse(group, code, last_error());

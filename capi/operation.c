@@ -232,6 +232,18 @@ static PyObject *op_wait(PyObject *self, PyObject *const *args, Py_ssize_t n) {
 	return o->error ? raise_error_of(o) : none();
 }
 
+int operation_finish(PyObject *self, int64_t limit_ns, int64_t *source) {
+	operation *o = (operation *)self;
+	if (settle(o, limit_ns))
+		return OPERATION_UNDER_WAY;
+	*source = o->result.source;
+	if (o->error) {
+		raise_error_of(o);
+		return OPERATION_FAILED;
+	}
+	return o->result.device ? OPERATION_ON_DEVICE : OPERATION_OVER;
+}
+
 /* note_device_done records that the device is done too, and drops the tensors. */
 static void note_device_done(operation *o) {
 	o->device_done = 1;

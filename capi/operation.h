@@ -15,6 +15,13 @@ enum { SUBMIT_QUIET = 1 << 16, SUBMIT_ONCE = 1 << 17 };
  * sides. Returns its object, or NULL with a Python exception set. Drops the GIL. */
 PyObject *operation_start(pmpi_op *op, PyObject *send, PyObject *recv, side *a, side *b, int flags);
 
+/* operation_finish waits until operation o has ended, for at most limit_ns (below 0: no limit), and
+ * sets *source to the rank of the group from which a message came, or -1. An exception is set if
+ * the limit has passed or a signal handler raised (OPERATION_UNDER_WAY), or if the operation ended
+ * with an error (OPERATION_FAILED). Drops the GIL. */
+enum { OPERATION_OVER, OPERATION_ON_DEVICE, OPERATION_FAILED, OPERATION_UNDER_WAY };
+int operation_finish(PyObject *o, int64_t limit_ns, int64_t *source);
+
 /* operation_refuse refuses this rank's part of the collective code in its group, because the call
  * failed here. The Python exception that is set, if any, stays set. Drops the GIL. */
 void operation_refuse(int64_t group, int32_t code);

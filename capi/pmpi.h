@@ -119,7 +119,7 @@ typedef struct pmpi_op {
 	 * reported only when no thread has waited in the core for 2 ms: a thread that waits for
 	 * the work itself takes the completion before (pmpi_take_completion). */
 	uint32_t *state;
-	uint64_t reserved;
+	uint64_t prepared; /* 0, or what pmpi_prepare has written there */
 } pmpi_op;
 
 enum { PMPI_STATE_OVER = 1, PMPI_STATE_NOTIFY = 2, PMPI_STATE_LATE = 4 };
@@ -165,6 +165,22 @@ void pmpi_free(char *reply);
  * release it, and free the memory when pmpi_release or pmpi_next_released says so. Returns
  * 0 or an error code. */
 int pmpi_submit(const pmpi_op *op, pmpi_work *work, pmpi_result *result);
+
+/* pmpi_prepare checks op, an operation that will be submitted again and again, and writes
+ * into it what makes that fast: op->prepared, and the number of its group. It is local: the
+ * other members learn nothing of it, and their calls need not be prepared.
+ *
+ * A call of a prepared operation is a pmpi_submit of op. Its buffers may lie elsewhere than
+ * they did, and have other lengths; they are checked again then. flags, timeout_ns, stream,
+ * cookie and state are those of the call, also here without effect. Several threads may submit it
+ * at the same time. pmpi_unprepare must follow when no call is under way. A group that is
+ * destroyed meanwhile makes calls fail, also if id 0 stands for another world by then.
+ *
+ * Returns 0 or an error code; op is unchanged after an error. */
+int pmpi_prepare(pmpi_op *op);
+
+/* pmpi_unprepare forgets a prepared operation; 0 is none. Returns nothing. */
+void pmpi_unprepare(uint64_t prepared);
 
 /* pmpi_refuse tells the members of group that this rank takes no part in their next
  * collective, whose operation is code, because the caller found its arguments wrong before

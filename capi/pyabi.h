@@ -54,6 +54,7 @@ typedef struct PyType_Spec {
 } PyType_Spec;
 
 /* Numbers of slots; they are part of the ABI (typeslots.h). */
+#define Py_tp_call     50
 #define Py_tp_clear    51
 #define Py_tp_dealloc  52
 #define Py_tp_doc      56
@@ -62,6 +63,7 @@ typedef struct PyType_Spec {
 #define Py_tp_getset   73
 
 #define TPFLAGS_DEFAULT                (1U << 18)
+#define TPFLAGS_BASETYPE               (1U << 10)
 #define TPFLAGS_DISALLOW_INSTANTIATION (1U << 7)
 #define TPFLAGS_HAVE_GC                (1U << 14)
 
@@ -181,6 +183,7 @@ PY void PyErr_Fetch(PyObject **, PyObject **, PyObject **);
 PY void PyErr_Restore(PyObject *, PyObject *, PyObject *);
 PY void PyErr_NormalizeException(PyObject **, PyObject **, PyObject **);
 
+PY PyThreadState *PyThreadState_Get(void);
 PY PyThreadState *PyEval_SaveThread(void);
 PY void PyEval_RestoreThread(PyThreadState *);
 PY int Py_IsInitialized(void);

@@ -10,6 +10,7 @@
 #include "gil.h"
 #include "guard.h"
 #include "operation.h"
+#include "prepared.h"
 #include "pytools.h"
 #include "slack.h"
 #include "submit.h"
@@ -27,7 +28,8 @@ static PyObject *py_refuse(PyObject *self, PyObject *const *args, Py_ssize_t n) 
 	int64_t group = PyLong_AsLongLong(args[1]);
 	if (PyErr_Occurred())
 		return NULL;
-	operation_refuse(group, code);
+	if (!prepared_wanted()) /* to prepare a call is local */
+		operation_refuse(group, code);
 	return none();
 }
 
@@ -146,6 +148,12 @@ static PyMethodDef methods[] = {
 	 "again at the end; with the flag ONCE at once only; with QUIET not at all."},
 	METHOD(refuse, "refuse(code, group, message): tell the group that this rank takes no part in "
 				   "its next collective, which is of operation code."),
+	METHOD(prepare_next, "prepare_next(type): let this thread's next submit() prepare its call "
+						 "instead of carrying it out, and make an object of type, a subclass of "
+						 "prepared_type(). refuse() does nothing meanwhile. One thread at a time."),
+	METHOD(prepared, "prepared(ranks=None): end what prepare_next() began. Returns the object, or "
+					 "None if submit() was not called. ranks are the global ranks of its group."),
+	METHOD(prepared_type, "prepared_type(): the base class of prepared calls."),
 	METHOD(next_completions, "next_completions(timeout=-1.0, awake=None): wait until operations "
 							 "with notify() have ended; returns the list of their contexts, empty "
 							 "after timeout seconds (below 0: no limit). After the wait it first "
@@ -195,7 +203,7 @@ static PyModuleDef module = {
 __attribute__((visibility("default"))) PyObject *PyInit__core(void) {
 	pmpi_slack_restore();
 	pmpi_set_interrupt(check_signals);
-	if (operation_prepare() || submit_prepare())
+	if (operation_prepare() || submit_prepare() || prepared_prepare())
 		return NULL;
 	return PyModule_Create2(&module, PYTHON_API_VERSION_STABLE);
 }

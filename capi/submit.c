@@ -8,6 +8,7 @@
 #include "gil.h"
 #include "kept.h"
 #include "operation.h"
+#include "prepared.h"
 #include "pytools.h"
 
 static const char *const field_names[] = {"root",  "peer",        "tag",         "timeout", "scale",
@@ -74,7 +75,7 @@ static int read_fields(pmpi_op *op, PyObject *const *values, PyObject *names,
 	return PyErr_Occurred() ? -1 : 0;
 }
 
-static PyObject *result_tuple(const pmpi_result *r) {
+PyObject *result_tuple(const pmpi_result *r) {
 	PyObject *t = PyTuple_New(3);
 	if (t == NULL)
 		return NULL;
@@ -102,12 +103,34 @@ static PyObject *run(pmpi_op *op, PyObject *send, PyObject *recv, side *a, side 
 	return raise_last(rc);
 }
 
-/* refuse tells the other ranks that this rank's arguments are wrong. The exception is set. Returns
- * NULL. */
-static PyObject *refuse(const pmpi_op *op) {
-	name_error(pmpi_op_name(op->code));
-	operation_refuse(op->group, op->code);
+int call_describe(call *c, side *send, side *recv) {
+	send->n = send->n_views = recv->n = recv->n_views = 0;
+	send->on_device = recv->on_device = 0;
+	if (side_describe(send, c->send, "send") || side_split(send, c->send_splits, "send")) {
+		recv->bufs = recv->room, recv->views = recv->view_room;
+		recv->n_dims = 0, recv->more_dims = NULL;
+		return -1;
+	}
+	if (side_describe(recv, c->recv, "recv") || side_split(recv, c->recv_splits, "recv") ||
+		side_stream(send, recv, &c->op.stream))
+		return -1;
+	c->op.send = send->bufs;
+	c->op.n_send = send->n;
+	c->op.recv = recv->bufs;
+	c->op.n_recv = recv->n;
+	return 0;
+}
+
+PyObject *call_refuse(const call *c) {
+	name_error(pmpi_op_name(c->op.code));
+	operation_refuse(c->op.group, c->op.code);
 	return NULL;
+}
+
+PyObject *call_carry_out(call *c, side *send, side *recv) {
+	return c->op.flags & PMPI_FLAG_ASYNC
+			   ? operation_start(&c->op, c->send, c->recv, send, recv, c->flags)
+			   : run(&c->op, c->send, c->recv, send, recv, c->flags);
 }
 
 PyObject *py_submit(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *names) {
@@ -115,40 +138,25 @@ PyObject *py_submit(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObjec
 	if (!wants(n, 4, 6, "submit"))
 		return NULL;
 	kept_collect();
+	call c = {.send = args[2], .recv = args[3], .send_splits = Py_None, .recv_splits = Py_None};
+	pmpi_op *op = &c.op;
+	op->size = sizeof *op;
+	op->code = as_int(args[0], "code");
+	op->group = PyLong_AsLongLong(args[1]);
+	op->reduce_op = n > 4 ? as_int(args[4], "reduce_op") : 0;
+	c.flags = n > 5 ? as_int(args[5], "flags") : 0;
+	op->flags = (uint32_t)(c.flags & ~(SUBMIT_QUIET | SUBMIT_ONCE));
+	op->root = op->peer = op->peer2 = -1;
+	op->timeout_ns = -1;
+	op->scale = 1;
+	int wrong = read_fields(op, args + n, names, &c.send_splits, &c.recv_splits);
+	if (__builtin_expect(prepared_wanted(), 0))
+		return wrong ? NULL : prepared_take(&c);
+	if (wrong)
+		return call_refuse(&c);
 	side send, recv;
-	send.n = send.n_views = recv.n = recv.n_views = 0;
-	send.on_device = recv.on_device = 0;
-	pmpi_op op;
-	memset(&op, 0, sizeof op);
-	op.size = sizeof op;
-	op.code = as_int(args[0], "code");
-	op.group = PyLong_AsLongLong(args[1]);
-	op.reduce_op = n > 4 ? as_int(args[4], "reduce_op") : 0;
-	int flags = n > 5 ? as_int(args[5], "flags") : 0;
-	op.flags = (uint32_t)(flags & ~(SUBMIT_QUIET | SUBMIT_ONCE));
-	op.root = op.peer = op.peer2 = -1;
-	op.timeout_ns = -1;
-	op.scale = 1;
-	PyObject *send_splits = Py_None, *recv_splits = Py_None;
-	if (read_fields(&op, args + n, names, &send_splits, &recv_splits))
-		return refuse(&op);
-
-	PyObject *out = NULL;
-	if (side_describe(&send, args[2], "send") || side_split(&send, send_splits, "send")) {
-		recv.bufs = recv.room, recv.views = recv.view_room, recv.n_dims = 0, recv.more_dims = NULL;
-		refuse(&op);
-	} else if (side_describe(&recv, args[3], "recv") || side_split(&recv, recv_splits, "recv") ||
-			   side_stream(&send, &recv, &op.stream)) {
-		refuse(&op);
-	} else {
-		op.send = send.bufs;
-		op.n_send = send.n;
-		op.recv = recv.bufs;
-		op.n_recv = recv.n;
-		out = op.flags & PMPI_FLAG_ASYNC
-				  ? operation_start(&op, args[2], args[3], &send, &recv, flags)
-				  : run(&op, args[2], args[3], &send, &recv, flags);
-	}
+	PyObject *out =
+		call_describe(&c, &send, &recv) ? call_refuse(&c) : call_carry_out(&c, &send, &recv);
 	side_release(&send);
 	side_release(&recv);
 	return out;

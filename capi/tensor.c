@@ -294,12 +294,32 @@ static PyObject *describer(PyObject *x) {
 	return f;
 }
 
-static void bump(PyObject *x) {
+/* bump_of returns the function that bumps the version of x, or NULL. An exception may be set. */
+static PyObject *bump_of(PyObject *x) {
 	PyObject *type = (PyObject *)x->ob_type;
 	PyObject *f = bumps ? PyDict_GetItemWithError(bumps, type) : NULL;
 	if (f == NULL && !PyObject_CheckBuffer(x) && describer(x))
 		f = PyDict_GetItemWithError(bumps, type);
-	if (f && f != Py_None) {
+	return f == Py_None ? NULL : f;
+}
+
+int tensor_has_version(PyObject *x) {
+	int found = 0;
+	if (x == Py_None)
+		return 0;
+	if (PyType_GetFlags(x->ob_type) & TPFLAGS_TUPLE) {
+		for (Py_ssize_t i = 0; i < PyTuple_Size(x); i++)
+			found |= bump_of(PyTuple_GetItem(x, i)) != NULL;
+	} else {
+		found = bump_of(x) != NULL;
+	}
+	PyErr_Clear();
+	return found;
+}
+
+static void bump(PyObject *x) {
+	PyObject *f = bump_of(x);
+	if (f) {
 		PyObject *r = PyObject_CallFunctionObjArgs(f, x, NULL);
 		if (r)
 			Py_DecRef(r);

@@ -45,6 +45,10 @@ void side_release(side *s);
 int tensor_register(PyObject *type, PyObject *describe, PyObject *bump);
 int tensor_set_resolver(PyObject *resolver);
 
+/* tensor_has_version tells whether tensor_written does anything with x: a tensor, or a tuple of
+ * tensors. */
+int tensor_has_version(PyObject *tensors);
+
 /* tensor_written tells the frameworks that count versions of a tensor that x was written to: a
  * tensor, or every tensor of a list or tuple; NULL or None: no tensor. It reports no errors,
  * because the data is there. */

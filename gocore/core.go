@@ -115,11 +115,16 @@ func Init(o InitOptions) error {
 // is over. If Submit fails, id is 0 unless MPI may still use the memory. nested says that the call
 // comes from a handler that interrupted a wait of its own thread.
 func Submit(d *op.Desc, nested bool) (id uint64, r work.Result, err error) {
-	g, err := groupOf(d.Group)
-	if err != nil {
-		return 0, work.Result{}, status.New(status.CodeOf(err), "%s: %v", d.Code, err)
+	var h *work.Handle
+	if d.Prepared != 0 {
+		h, r, err = submitPrepared(d, nested)
+	} else {
+		var g *group.Group
+		if g, err = groupOf(d.Group); err != nil {
+			return 0, r, status.New(status.CodeOf(err), "%s: %v", d.Code, err)
+		}
+		h, r, err = g.Submit(d, nested)
 	}
-	h, r, err := g.Submit(d, nested)
 	if h == nil {
 		return 0, r, err
 	}

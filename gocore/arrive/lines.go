@@ -4,6 +4,8 @@ package arrive
 #include "lines.h"
 #cgo noescape pa_arrive
 #cgo nocallback pa_arrive
+#cgo noescape pa_arrive_and_sum
+#cgo nocallback pa_arrive_and_sum
 #cgo noescape pa_poll
 #cgo nocallback pa_poll
 #cgo noescape pa_note
@@ -82,6 +84,31 @@ func (l *Lines) Announce(seq uint64, sig *Signature, flags Flags, note Note, spi
 	s := C.pa_arrive(l.base(), C.int(l.n), C.int(l.me), C.uint64_t(seq), (*C.uint64_t)(&sig[0]), C.uint32_t(flags),
 		(*C.uint8_t)(note.Data), C.uint32_t(note.Bytes), C.int(spin), l.yield, &l.from, &all, &any, &diff)
 	return State(s), Result{All: Flags(all), Any: Flags(any), Diff: uint32(diff)}, nil
+}
+
+// Sum is a reduction of the notes of all members, which AnnounceAndSum carries out if all have announced. It has the
+// memory layout of pa_sum.
+type Sum struct {
+	Folder      unsafe.Pointer // a pa_folder
+	To          unsafe.Pointer // where the result goes
+	Count       int64          // elements of a note
+	Need, Avoid Flags          // that all members must have set, and that no member may have set
+}
+
+var _ [unsafe.Sizeof(C.pa_sum{})]byte = [unsafe.Sizeof(Sum{})]byte{}
+
+// AnnounceAndSum is Announce that goes on to s, with fold, if all members have arrived, agree and have the right flags.
+// summed says that it did. Then nothing is left to be done with this collective.
+func (l *Lines) AnnounceAndSum(seq uint64, sig *Signature, flags Flags, note Note, spin int, s *Sum, fold unsafe.Pointer) (summed bool, state State, r Result) {
+	l.seq = seq
+	var all, any, diff C.uint32_t
+	got := C.pa_arrive_and_sum(l.base(), C.int(l.n), C.int(l.me), C.uint64_t(seq), (*C.uint64_t)(&sig[0]), C.uint32_t(flags),
+		(*C.uint8_t)(note.Data), C.uint32_t(note.Bytes), C.int(spin), l.yield, &l.from, &all, &any, &diff, (*C.pa_sum)(unsafe.Pointer(s)), (*C.char)(fold))
+	summed = got == C.PA_SUMMED_UP
+	if summed {
+		got = C.PA_AGREED
+	}
+	return summed, State(got), Result{All: Flags(all), Any: Flags(any), Diff: uint32(diff)}
 }
 
 // MayAnnounce tells whether the ring has a slot for collective seq, ahead of its turn.

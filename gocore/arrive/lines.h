@@ -84,8 +84,15 @@ typedef struct pa_member {
 /* The flag of a member that refuses a collective, in pa_slot.flags. */
 #define PA_REFUSED 2
 
-/* Results of pa_poll. */
-enum { PA_PENDING = 0, PA_AGREED = 1, PA_DIFFER = 2, PA_CLOSED = 3, PA_RUBBISH = 4 };
+/* Results of pa_poll; PA_SUMMED_UP is one of pa_arrive_and_sum alone. */
+enum {
+	PA_PENDING = 0,
+	PA_AGREED = 1,
+	PA_DIFFER = 2,
+	PA_CLOSED = 3,
+	PA_RUBBISH = 4,
+	PA_SUMMED_UP = 5
+};
 
 /* Words of one slot with which the members share out the work of a collective (package shm). There
  * are more than members. */
@@ -127,6 +134,31 @@ int pa_finished(const pa_member *m, int n, uint64_t seq);
 int pa_arrive(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word, uint32_t flags,
 			  const uint8_t *note, uint32_t bytes, int spin, int yield_every, int *from,
 			  uint32_t *all, uint32_t *any, uint32_t *diff);
+
+/* A pa_folder reduces count elements at each of n sources, in their order, into *to: a pmpi_folder
+ * of package reduce, for which fold describes the reduction. */
+typedef void (*pa_folder)(const void *fold, void *const *to, int one, const void *const *from,
+						  int n, int64_t count);
+
+/* A pa_sum says what pa_arrive_and_sum does at once when all have arrived. */
+typedef struct pa_sum {
+	uintptr_t folder; /* a pa_folder */
+	uintptr_t to;     /* gets the result */
+	int64_t count;    /* elements of each note */
+	uint32_t need;    /* flags that all members must have set */
+	uint32_t avoid;   /* flags that no member may have set */
+} pa_sum;
+
+/* The most members for which pa_arrive_and_sum adds up. */
+#define PA_SUMMED 64
+
+/* pa_arrive_and_sum calls pa_arrive, and reduces the notes of all members into s->to if all have
+ * arrived, agree, have the flags that s wants, and have notes of as many bytes as this one. Then it
+ * returns PA_SUMMED_UP. Otherwise it returns what pa_arrive returns, and nothing is written. */
+int pa_arrive_and_sum(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word,
+					  uint32_t flags, const uint8_t *note, uint32_t bytes, int spin,
+					  int yield_every, int *from, uint32_t *all, uint32_t *any, uint32_t *diff,
+					  const pa_sum *s, const char *fold);
 
 /* pa_poll tests whether all n members have announced seq, and pauses at most spin times
  * (with a sched_yield every yield_every pauses, unless that is 0). *from is the first

@@ -24,10 +24,11 @@ import (
 type Part struct {
 	Data  unsafe.Pointer
 	Count int64
-	// OnDevice says that Data is memory of Args.DeviceArgs.Device. Only such a part may have a
-	// Layout: the shape and strides of a tensor that is not contiguous.
+	// OnDevice says that Data is memory of Args.DeviceArgs.Device.
 	OnDevice bool
-	Layout   *op.Buf
+	// Layout has the shape and strides of a tensor that is not contiguous. Such a part in host memory comes with the flag
+	// Piecewise.
+	Layout *op.Buf
 }
 
 // Sig is the part of Args that Enabled may see, because all ranks have agreed on it.
@@ -74,6 +75,8 @@ const (
 	Mapped // this member's tensors lie in its heap, and its slot tells where
 
 	ForLevels // this member has what it needs to work in levels
+
+	Piecewise // some tensors of this member in host memory are not contiguous, and too long to be copied as a whole
 )
 
 // ofSlot are the flags that say what lies in a member's slot. They hold for the call that was
@@ -87,7 +90,7 @@ func (s *Sig) inside(c op.Code) Sig {
 	return inner
 }
 
-// Args is a collective whose arguments were checked. Host buffers are contiguous.
+// Args is a collective whose arguments were checked.
 type Args struct {
 	MPI
 	Rank int // of this process in Comm
@@ -145,7 +148,8 @@ func (a *Args) Part() Part {
 type Algorithm struct {
 	Name string
 	// Memory is the memory that the algorithm serves: hostMemory if all tensors of all ranks are in
-	// host memory, deviceMemory if some rank has a tensor in device memory.
+	// host memory, stridedMemory if they are and some rank has a tensor with a Layout, deviceMemory if some rank has a
+	// tensor in device memory.
 	Memory memory
 	// Enabled says whether the algorithm can serve a call on such memory. If it accepts a Sig, it
 	// also accepts that Sig with more flags in Agreed or fewer in Any. nil stands for always.
@@ -174,12 +178,16 @@ type memory uint8
 const (
 	hostMemory memory = 1 << iota
 	deviceMemory
+	stridedMemory
 )
 
 // memory returns the kind of memory that an algorithm has to serve for this call.
 func (s *Sig) memory() memory {
-	if s.Any&Device != 0 {
+	switch {
+	case s.Any&Device != 0:
 		return deviceMemory
+	case s.Any&Piecewise != 0:
+		return stridedMemory
 	}
 	return hostMemory
 }

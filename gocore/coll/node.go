@@ -142,6 +142,30 @@ func runInline(a *Args) error {
 	return nil
 }
 
+// AtArrival is what the members of a group on one node can do in the moment in which all have arrived.
+type AtArrival struct {
+	Sum  arrive.Sum
+	Fold reduce.Fold
+}
+
+// SumAtArrival returns how the call a, which announces flags, is carried out if all members announce what it expects:
+// the same as "inline", which it tells by name, by one function of C. It returns nil for a call that "inline" does not
+// serve, and for others than an all_reduce of one tensor.
+func SumAtArrival(a *Args, flags arrive.Flags) *AtArrival {
+	sig := a.Sig
+	sig.Agreed, sig.Any = flags, flags
+	if alg, err := Choose(&sig); err != nil || alg != &inline || a.Code != op.AllReduce || a.Count == 0 {
+		return nil
+	}
+	return &AtArrival{
+		Sum:  arrive.Sum{Folder: reduce.Folder(), To: a.Recv[0].Data, Count: a.Count, Need: flags & (Inline | Even), Avoid: arrive.Refused | Device},
+		Fold: reduce.NewFold(a.DType, a.Reduce, a.Size, a.Scale),
+	}
+}
+
+// Inline is the algorithm that a sum at the arrival stands for.
+func (*AtArrival) Inline() *Algorithm { return &inline }
+
 // writer writes a result to the parts of a side, one after the other.
 type writer struct {
 	parts []Part

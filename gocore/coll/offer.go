@@ -46,6 +46,11 @@ func (o *Offer) Make(a *Args, flags arrive.Flags, copied bool) (arrive.Flags, er
 	return flags, nil
 }
 
+// Lasts tells whether the offer holds for later calls with the same arguments, because nothing was allocated for it.
+func (o *Offer) Lasts() bool {
+	return o.block == nil && o.swaps == nil && o.places.block == nil && o.places.index == nil
+}
+
 // CarriesInput tells whether the note has the input itself.
 func (o *Offer) CarriesInput() bool { return o.bytes > 0 || o.swaps != nil }
 

@@ -20,6 +20,8 @@ type Step struct {
 	UnderWay func(*work.Batch)
 	// Phase, if set, tells what Until is at.
 	Phase func() Phase
+	// Meanwhile is local work that may be done while the steps behind it are under way.
+	Meanwhile func() error
 }
 
 // Program is the list of steps of one operation on one rank. Run carries it out with blocking MPI
@@ -37,13 +39,15 @@ type Program struct {
 	under transport.UnderWay // the requests of the step under way
 	phase func() Phase       // of the last step
 	err   error
+	// meanwhile is the work of Step.Meanwhile that was not done yet; nil: none.
+	meanwhile func() error
 }
 
 // Reset forgets the steps and keeps what was reserved.
 func (p *Program) Reset(lib mpi.Library) {
 	clear(p.steps)
 	p.steps = p.steps[:0]
-	p.lib, p.under.By, p.next, p.phase, p.err = lib, lib, 0, nil, nil
+	p.lib, p.under.By, p.next, p.phase, p.err, p.meanwhile = lib, lib, 0, nil, nil, nil
 }
 
 // Call appends an MPI call and returns it, so that the caller can fill it in. The pointer is valid
@@ -70,6 +74,18 @@ func (p *Program) Until(f func() (bool, error)) { p.UntilOver(f, nil, nil) }
 // called. phase may be nil, as underWay may.
 func (p *Program) UntilOver(f func() (bool, error), underWay func(*work.Batch), phase func() Phase) {
 	p.steps = append(p.steps, Step{Until: f, UnderWay: underWay, Phase: phase})
+}
+
+// Meanwhile appends local work that Poll does when a step behind it has to be waited for. catchUp does it if no step had
+// to be.
+func (p *Program) Meanwhile(f func() error) { p.steps = append(p.steps, Step{Meanwhile: f}) }
+
+func (p *Program) catchUp() error {
+	f := p.meanwhile
+	if p.meanwhile = nil; f == nil {
+		return nil
+	}
+	return f()
 }
 
 // Reserve takes n bytes for Alloc to hand out. It is called before this rank announces the
@@ -134,6 +150,8 @@ func (p *Program) Run() error {
 			panic("coll: a step of a program that is run in one go polls: its algorithm has to say so")
 		case s.Do != nil:
 			p.err = s.Do()
+		case s.Meanwhile != nil:
+			p.err = s.Meanwhile()
 		default:
 			p.err = p.lib.Run(&s.Call, nil)
 		}
@@ -172,6 +190,7 @@ func (p *Program) Poll() (done bool, err error) {
 				p.err = e
 			}
 			if p.under.Len() > 0 {
+				p.useWait()
 				return false, nil
 			}
 		}
@@ -184,6 +203,7 @@ func (p *Program) Poll() (done bool, err error) {
 		if s.Until != nil {
 			done, err := s.Until()
 			if !done && err == nil {
+				p.useWait()
 				return false, nil
 			}
 			p.err = err
@@ -194,11 +214,20 @@ func (p *Program) Poll() (done bool, err error) {
 		switch {
 		case s.Do != nil:
 			p.err = s.Do()
+		case s.Meanwhile != nil:
+			p.meanwhile = s.Meanwhile
 		case s.Calls != nil:
 			p.err = p.start(s.Calls)
 		default:
 			p.err = p.under.Add(p.lib.Start(&s.Call))
 		}
+	}
+}
+
+// useWait does the work that was put off until a step has to be waited for.
+func (p *Program) useWait() {
+	if err := p.catchUp(); err != nil && p.err == nil {
+		p.err = err
 	}
 }
 

@@ -138,8 +138,7 @@ func TestInnerChoicesKeepWhatWasAgreedOn(t *testing.T) {
 		build func(*Args, *Program) error
 		want  Sig
 	}{
-		"pack": {op.AllReduceCoalesced, allReduceCoalescedPack.build, outer},
-		"ipc":  {op.AllReduce, (*Args).buildWithoutIPC, Sig{Agreed: Even | hint, Any: outer.Any}},
+		"ipc": {op.AllReduce, (*Args).buildWithoutIPC, Sig{Agreed: Even | hint, Any: outer.Any}},
 		"staged": {op.AllReduceCoalesced, func(a *Args, _ *Program) error {
 			host := a.inHostMemory()
 			_, err := Choose(&host.Sig)
@@ -200,7 +199,7 @@ func TestAllRanksChooseTheSame(t *testing.T) {
 				capabilities[i] &^= slots // a tensor that lies elsewhere, or is too long for the slot
 			}
 			if onHost {
-				capabilities[i] &^= Device
+				capabilities[i] &^= Device | Piecewise
 			}
 			all, some = all&capabilities[i], some|capabilities[i]
 		}
@@ -215,7 +214,7 @@ func TestAllRanksChooseTheSame(t *testing.T) {
 			}
 			args.Agreed, args.Any = all, some
 			chosen, err := Choose(&args.Sig)
-			if some&(Device|NotStaged) != Device|NotStaged && !(some&Device != 0 && args.Code.Trait().Neighbours) {
+			if some&(Device|NotStaged) != Device|NotStaged && !(some&(Device|Piecewise) != 0 && (args.Code.Trait().Neighbours || args.Code == op.Barrier)) {
 				require.NoError(t, err)
 			}
 			if rank == 0 {

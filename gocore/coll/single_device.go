@@ -3,8 +3,8 @@ package coll
 import "github.com/paddlempi/paddlempi/gocore/op"
 
 // singleOnDevice is single for tensors in device memory: a copy within the device at most. Bytes
-// moved: S.
-var singleOnDevice = Algorithm{Name: "single", Memory: deviceMemory, Enabled: oneRank, polls: always, scratch: stagedScratch, build: func(a *Args, p *Program) error {
+// moved: S. It also serves tensors that are not contiguous, which are copied in pieces.
+var singleOnDevice = Algorithm{Name: "single", Memory: deviceMemory | stridedMemory, Enabled: oneRank, polls: stagedPolls, scratch: stagedScratch, build: func(a *Args, p *Program) error {
 	if !a.WritesRecv() || len(a.Send) == 0 && a.Reduce != op.PremulSum {
 		return nil // the result is there already
 	}

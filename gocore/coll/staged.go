@@ -8,30 +8,45 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/op"
 )
 
-// staged carries tensors of device memory through pinned host memory, in pieces, so that one piece
-// is copied while another is transferred. It serves every operation, every MPI and every kind of
-// device memory. Some of the ranks may have host tensors.
+// staged carries tensors through blocks of host memory, in pieces, so that one piece is copied while another is
+// transferred, and a long tensor takes no more memory than a short one. It serves every operation and every MPI, for
+// tensors in device memory and for tensors in host memory that are not contiguous. Some of the ranks may have contiguous
+// tensors in host memory.
 //
-// There are three lanes of blocks, so piece k uses the blocks of piece k-3. Steps for piece k:
+// If some rank has tensors in device memory, its blocks are pinned, and there are three lanes of them: piece k uses the
+// blocks of piece k-3. Steps for piece k:
 //
 //  1. Wait until the device has copied the result of piece k-3 out of the blocks.
 //  2. The device copies piece k into the blocks, while piece k-1 is transferred.
 //  3. When that copy is over, the host's algorithm for the operation runs on the blocks.
 //  4. The device copies the result out of the blocks.
 //
-// A rank with host tensors does its copies itself. If a result would be written over memory that is
-// still to be sent, the whole send side is first copied to another block. At the end an
-// MPI_Allreduce of four bytes tells whether a rank's device has failed.
+// At the end an MPI_Allreduce of four bytes tells then whether a rank's device has failed. A rank with host tensors does
+// its copies itself.
 //
-// Bytes moved by each rank: S over the bus to the host and S back, and what the host's algorithm
-// moves. The copies and the transfers overlap, so the slower of the two sets the pace.
-var staged = Algorithm{Name: "staged", Memory: deviceMemory, Enabled: func(s *Sig) bool {
-	return s.Any&NotStaged == 0
-}, polls: always, scratch: stagedScratch, build: buildStaged}
+// If all tensors are in host memory there are two lanes. While the host's algorithm has piece k under way, this rank
+// copies the result of piece k-1 out of its blocks, and piece k+1 into them. A tensor that is contiguous, and is not cut
+// into shares, needs no blocks.
+//
+// If a result would be written over memory that is still to be sent, the whole send side is first copied to another
+// block. Of shares that differ in length, piece k has what each has of the elements of piece k.
+//
+// Bytes moved by each rank: S into the blocks and S out of them, and what the host's algorithm moves. Between a device
+// and the host the copies and the transfers overlap, so the slower of the two sets the pace.
+var staged = Algorithm{Name: "staged", Memory: deviceMemory | stridedMemory, Enabled: func(s *Sig) bool {
+	return s.Any&NotStaged == 0 || s.Any&Device == 0
+}, polls: stagedPolls, scratch: stagedScratch, build: buildStaged}
 
-// lanes is the number of pieces in flight: while one piece is transferred, the piece before is
-// copied out and the piece after it is copied in.
-const lanes = 3
+// PieceBytes is the length of a piece, in bytes of all shares of a rank, if all tensors are in host memory. A call
+// whose tensors are not contiguous, and have more bytes in all, is done in pieces.
+const PieceBytes = 8 << 20
+
+// lanes is the most pieces in flight: while one piece is transferred, the device copies the piece before out and the
+// piece after it in. hostLanes is the number if no rank has a device: the two copies come one after the other.
+const (
+	lanes     = 3
+	hostLanes = 2
+)
 
 // lane is a pair of blocks with one piece in them.
 type lane struct {
@@ -43,10 +58,11 @@ type lane struct {
 type stager struct {
 	args          *Args
 	p             *Program
-	send          []row
-	recv          []row
-	host          Args // the host's collective, without its buffers
-	count         int64
+	device        *cuda.Device // nil: this rank's tensors are in host memory
+	send          side
+	recv          side
+	host          Args  // the host's collective, without its buffers
+	count         int64 // elements of the longest row
 	piece         int64 // elements of a row in one piece
 	lanes         [lanes]lane
 	deviceReduces bool        // the device adds up, not the host
@@ -59,66 +75,137 @@ type stager struct {
 	words  []int32
 }
 
-// inHostMemory returns the collective that the host carries out on blocks. It has no flags about
-// devices. The caller fills in the buffers.
+// inHostMemory returns the collective that the host carries out on blocks. It has no flags about where tensors are. The
+// caller fills in the buffers.
 func (a *Args) inHostMemory() Args {
-	const device = Device | IPC | NotDirect | NotStaged | DeviceReduce | ofSlot
 	host := *a
-	host.DeviceArgs, host.Agreed, host.Any = nil, a.Agreed&^device, a.Any&^device
-	if a.Trait().Recv == op.Many {
-		host.Code = op.AllReduce // the tensors share one block
-	}
+	host.Sig, host.DeviceArgs = a.Sig.inHostMemory(), nil
 	return host
 }
 
-// pieceOf returns how many elements of a row, which has count of them, make a piece.
-func (a *Args) pieceOf(count int64) int64 {
-	widest := int64(1) // the number of rows of the operation's widest side, on any rank
-	if a.Trait().Shares != op.NoShares {
-		widest = int64(a.Size)
+func (s *Sig) inHostMemory() Sig {
+	const place = Device | IPC | NotDirect | NotStaged | DeviceReduce | Piecewise
+	code := s.Code
+	if s.Trait().Recv == op.Many {
+		code = op.AllReduce // the tensors share one block
 	}
-	piece := max(1, a.DeviceArgs.PieceBytes/(a.elem()*widest))
+	host := s.inside(code)
+	host.Agreed, host.Any = host.Agreed&^place, host.Any&^place
+	return host
+}
+
+// pieceBytes returns the bytes of a piece, which are the same on all ranks.
+func (a *Args) pieceBytes() int64 {
+	if a.DeviceArgs != nil {
+		return a.DeviceArgs.PieceBytes
+	}
+	return PieceBytes
+}
+
+// pieceOf returns how many elements of a row, which has count of them, make a piece of so many bytes.
+func (s *Sig) pieceOf(count, bytes int64) int64 {
+	widest := int64(1) // the number of rows of the operation's widest side, on any rank
+	if s.Trait().Shares != op.NoShares {
+		widest = int64(s.Size)
+	}
+	piece := max(1, bytes/(int64(s.DType.Size())*widest))
 	return min((piece+sliceAlign-1)/sliceAlign*sliceAlign, max(1, count))
 }
 
-// stagedScratch returns the scratch memory of the host's algorithm for one piece, or for the whole
-// tensors if the shares may turn out to differ. Blocks have no addresses yet, so they count as
-// overlapping.
-func stagedScratch(a *Args) (most int64) {
-	t := a.Trait()
-	host := a.inHostMemory()
-	if t.Shares != op.NoShares {
-		host.Send, host.Recv = a.Send, a.Recv
-		if t.Send.PerRank() {
-			host.Send = a.perRank(a.Send)
-		}
-		if t.Recv.PerRank() {
-			host.Recv = a.perRank(a.Recv)
-		}
-		most = Scratch(&host, host.Any&^Even)
+// stagedPolls tells whether the steps of some piece have to be polled.
+func stagedPolls(s *Sig) bool {
+	if s.Any&Device != 0 || unevenShares(s) {
+		return true
 	}
-	if !unevenShares(&a.Sig) {
-		host.Count = a.pieceOf(a.Count)
-		block := func(parts []Part, perRank bool) []Part {
-			if rows := len(a.rows(parts, perRank)); rows > 0 {
-				return []Part{{Count: int64(rows) * host.Count}}
-			}
-			return nil
+	host := s.inHostMemory()
+	piece := s.pieceOf(s.Count, PieceBytes)
+	for _, count := range [2]int64{piece, s.Count % piece} {
+		host.Count = count
+		if alg, err := Choose(&host); count > 0 && err == nil && alg.polled(&host) {
+			return true
 		}
-		host.Send, host.Recv = block(a.Send, t.Send.PerRank()), block(a.Recv, t.Recv.PerRank())
-		most = max(most, Scratch(&host, host.Any), a.int32sScratch(2))
+	}
+	return false
+}
+
+// newStager describes the sides.
+func newStager(a *Args, p *Program) *stager {
+	s := &stager{args: a, p: p, host: a.inHostMemory()}
+	if a.DeviceArgs != nil {
+		s.device = a.DeviceArgs.Device
+	}
+	t := a.Trait()
+	if t.Recv == op.Many {
+		s.send.rows, s.recv.rows = oneRow(a.Send), oneRow(a.Recv)
+	} else {
+		s.send.rows, s.recv.rows = a.rows(a.Send, t.Send.PerRank()), a.rows(a.Recv, t.Recv.PerRank())
+	}
+	for _, sd := range []*side{&s.send, &s.recv} {
+		sd.bare = s.device == nil && sd.isBare()
+		for _, r := range sd.rows {
+			s.count = max(s.count, r.len())
+		}
+	}
+	s.piece = a.pieceOf(s.count, a.pieceBytes())
+	return s
+}
+
+// stagedScratch returns the scratch memory of the host's algorithm for one piece, and of the blocks if they are not
+// pinned. Blocks have no addresses yet, so they count as overlapping.
+func stagedScratch(a *Args) (most int64) {
+	s := newStager(a, nil)
+	host := &s.host
+	t := a.Trait()
+	pieces := [2][]Part{}
+	for i, sd := range []*side{&s.send, &s.recv} {
+		pieces[i] = s.partsOf(&mem.Pinned{}, sd, 0, s.piece, unevenShares(&a.Sig))
+	}
+	host.Send, host.Recv = pieces[0], pieces[1]
+	most = a.int32sScratch(2)
+	switch {
+	case !unevenShares(&a.Sig):
+		host.Count = s.piece
+		most = max(most, Scratch(host, host.Any))
+	case t.Shares == op.Pairwise:
+		most = a.lengthsScratch()
+	default:
+		host.Count = 0
+		most = max(most, Scratch(host, host.Any&^Even))
+		even := *host // a piece in which all shares have the same length
+		even.Send, even.Recv = s.partsOf(&mem.Pinned{}, &s.send, 0, s.piece, false), s.partsOf(&mem.Pinned{}, &s.recv, 0, s.piece, false)
+		even.Count = s.piece
+		most = max(most, Scratch(&even, host.Any|Even))
+	}
+	if s.device == nil {
+		for range s.lanesUsed() {
+			most += s.blockScratch(&s.send) + s.blockScratch(&s.recv)
+		}
+		if !s.separate() {
+			most += a.scratch(totalCount(a.Send))
+		}
 	}
 	return most + pad(8)
 }
 
-func buildStaged(a *Args, p *Program) error {
-	s := &stager{args: a, p: p, host: a.inHostMemory(), count: a.Count}
-	t := a.Trait()
-	if t.Recv == op.Many {
-		s.send, s.recv = oneRow(a.Send), oneRow(a.Recv)
-	} else {
-		s.send, s.recv = a.rows(a.Send, t.Send.PerRank()), a.rows(a.Recv, t.Recv.PerRank())
+// blockScratch returns what the block of a side takes.
+func (s *stager) blockScratch(sd *side) int64 {
+	if len(sd.rows) == 0 || sd.bare {
+		return 0
 	}
+	return s.args.scratch(sd.within(0, s.piece))
+}
+
+// lanesUsed returns how many lanes the pieces use.
+func (s *stager) lanesUsed() int {
+	most := int64(hostLanes)
+	if s.args.Any&Device != 0 {
+		most = lanes
+	}
+	return int(min(most, max(1, (s.count+s.piece-1)/s.piece)))
+}
+
+func buildStaged(a *Args, p *Program) error {
+	s := newStager(a, p)
 	words, err := p.Alloc(8)
 	if err != nil {
 		return err
@@ -132,18 +219,22 @@ func buildStaged(a *Args, p *Program) error {
 // begin queues the copies behind what the producing stream had queued, and starts.
 func (s *stager) begin() error {
 	a := s.args
-	if d := a.DeviceArgs.Device; d != nil {
+	if d := s.device; d != nil {
 		for _, stream := range []cuda.Stream{d.Out, d.In} {
 			s.try(func() error { return d.StreamWait(stream, a.DeviceArgs.Ready) })
 		}
 	}
-	if unevenShares(&a.Sig) {
-		return s.stageWhole()
+	if a.Trait().Shares == op.Pairwise && unevenShares(&a.Sig) {
+		if err := agreeOnLengths(a, s.p, s.send.lengths(), s.recv.lengths()); err != nil {
+			return err
+		}
 	}
-	if !a.separate() {
-		return s.copySend()
+	if !s.separate() {
+		s.p.Do(s.copySend)
+	} else {
+		s.p.Do(s.start)
 	}
-	return s.start()
+	return nil
 }
 
 // copySend copies all that is sent before the first result is written, because a tensor that
@@ -154,18 +245,20 @@ func (s *stager) copySend() error {
 	if err != nil {
 		return err
 	}
-	s.sendCopy.send = b
+	s.sendCopy.send, s.send.bare = b, false
 	s.try(func() error {
-		if err := s.copyIn(b, s.send, 0, s.count); err != nil {
+		if err := s.copyRows(b, &s.send, 0, s.count, false); err != nil {
 			return err
 		}
 		return s.mark(&s.sendCopy.in, s.stream(false))
 	})
 	at := b.Data
-	for i := range s.send {
-		s.send[i] = row{{&Part{Data: at, Count: s.count}, 0, s.count}}
-		at = a.at(at, s.count)
+	for i, r := range s.send.rows {
+		n := r.len()
+		s.send.rows[i] = row{{&Part{Data: at, Count: n}, 0, n}}
+		at = a.at(at, n)
 	}
+	s.send.bare = s.device == nil && s.send.isBare()
 	s.await(&s.sendCopy.in)
 	s.p.Do(s.start)
 	return nil
@@ -174,10 +267,21 @@ func (s *stager) copySend() error {
 // start queues the copies of the first pieces into their blocks, and appends the steps of piece 0.
 func (s *stager) start() error {
 	a, t := s.args, s.host.Trait()
+	if s.device == nil {
+		for k := range s.lanesUsed() {
+			if err := s.blocks(&s.lanes[k]); err != nil {
+				return err
+			}
+		}
+	}
+	if a.Any&Device == 0 {
+		s.try(func() error { return s.copyPiece(0) })
+		s.transferOnHost(0)
+		return nil
+	}
 	// The kernels serve operations whose result all ranks get, slice by slice.
-	s.deviceReduces = a.Agreed&DeviceReduce != 0 && a.Size <= cuda.MaxArrays && t.Reduces && !t.Prefix && t.Gets == op.Everyone
-	s.piece = a.pieceOf(s.count)
-	for k := 0; k < lanes-1; k++ {
+	s.deviceReduces = a.Agreed&DeviceReduce != 0 && a.Size <= cuda.MaxArrays && t.Reduces && !t.Prefix && t.Gets == op.Everyone && !unevenShares(&a.Sig)
+	for k := range lanes - 1 {
 		if k == 0 || int64(k)*s.piece < s.count {
 			if err := s.fill(k); err != nil {
 				return err
@@ -193,36 +297,51 @@ func (s *stager) bounds(k int) (lo, hi int64) {
 	return lo, min(lo+s.piece, s.count)
 }
 
+// blocks takes the blocks of a lane.
+func (s *stager) blocks(ln *lane) (err error) {
+	for _, sd := range []struct {
+		side  *side
+		block **mem.Pinned
+	}{{&s.send, &ln.send}, {&s.recv, &ln.recv}} {
+		if *sd.block != nil || len(sd.side.rows) == 0 || sd.side.bare {
+			continue
+		}
+		if *sd.block, err = s.block(max(1, sd.side.within(0, s.piece)*s.args.elem())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // fill queues the copies of piece k into its lane's blocks, which nothing uses at this time.
 func (s *stager) fill(k int) error {
-	ln := &s.lanes[k%lanes]
-	lo, hi := s.bounds(k)
-	elem := s.args.elem()
-	var err error
-	if ln.send == nil && len(s.send) > 0 {
-		if ln.send, err = s.block(int64(len(s.send)) * s.piece * elem); err != nil {
-			return err
-		}
-	}
-	if ln.recv == nil && len(s.recv) > 0 {
-		if ln.recv, err = s.block(int64(len(s.recv)) * s.piece * elem); err != nil {
-			return err
-		}
+	if err := s.blocks(&s.lanes[k%lanes]); err != nil {
+		return err
 	}
 	s.try(func() error {
-		if len(s.send) > 0 {
-			if err := s.copyIn(ln.send, s.send, lo, hi); err != nil {
-				return err
-			}
+		if err := s.copyPiece(k); err != nil {
+			return err
 		}
-		if s.args.ReadsRecv() && len(s.recv) > 0 {
-			if err := s.copyIn(ln.recv, s.recv, lo, hi); err != nil {
-				return err
-			}
-		}
-		return s.mark(&ln.in, s.stream(false))
+		return s.mark(&s.lanes[k%lanes].in, s.stream(false))
 	})
 	return nil
+}
+
+// copyPiece copies piece k into its blocks.
+func (s *stager) copyPiece(k int) error {
+	ln := s.lane(k)
+	lo, hi := s.bounds(k)
+	if err := s.copyRows(ln.send, &s.send, lo, hi, false); err != nil || !s.args.ReadsRecv() {
+		return err
+	}
+	return s.copyRows(ln.recv, &s.recv, lo, hi, false)
+}
+
+func (s *stager) lane(k int) *lane {
+	if s.args.Any&Device == 0 {
+		return &s.lanes[k%hostLanes]
+	}
+	return &s.lanes[k%lanes]
 }
 
 // try calls the device, unless an earlier call has failed. A rank whose device has failed goes on
@@ -236,7 +355,7 @@ func (s *stager) try(f func() error) {
 
 // verdict appends the last steps of the collective: the ranks agree whether a device has failed.
 func (s *stager) verdict() {
-	if s.args.Size == 1 {
+	if s.args.Size == 1 || s.args.Any&Device == 0 {
 		s.p.Do(func() error { return s.failed })
 		return
 	}
@@ -249,6 +368,47 @@ func (s *stager) verdict() {
 	})
 }
 
+// transferOnHost appends the steps that move piece k, whose input is in its blocks. While they are under way, the result
+// of the piece before is copied out of its blocks, and the piece behind into the same ones.
+func (s *stager) transferOnHost(k int) {
+	mark := s.p.mark()
+	lo, hi := s.bounds(k)
+	last := hi >= s.count
+	s.p.Meanwhile(func() error {
+		s.try(func() error {
+			if k > 0 {
+				if err := s.copyResult(k - 1); err != nil {
+					return err
+				}
+			}
+			if !last {
+				return s.copyPiece(k + 1)
+			}
+			return nil
+		})
+		return nil
+	})
+	s.p.Do(func() error {
+		if err := s.onHost(s.lane(k), lo, hi); err != nil {
+			return err
+		}
+		s.p.Do(func() error {
+			if err := s.p.catchUp(); err != nil {
+				return err
+			}
+			s.p.rewind(mark)
+			if !last {
+				s.transferOnHost(k + 1)
+				return nil
+			}
+			s.try(func() error { return s.copyResult(k) })
+			s.verdict()
+			return nil
+		})
+		return nil
+	})
+}
+
 // transfer appends the steps that move piece k. The last of them appends the steps of the next
 // piece, so that the steps and scratch memory of a long tensor do not pile up.
 func (s *stager) transfer(k int) {
@@ -257,17 +417,17 @@ func (s *stager) transfer(k int) {
 	s.await(&ln.in)
 	mark := s.p.mark()
 	s.p.Do(func() error {
-		work := s.onHost
+		var err error
 		if s.deviceReduces {
-			work = func(send, recv []Part, count int64) error {
-				return s.reduceOnDevice(send, recv, count, ln.recv.Locked)
-			}
+			err = s.reduceOnDevice(s.partsOf(ln.send, &s.send, lo, hi, false), s.partsOf(ln.recv, &s.recv, lo, hi, false), hi-lo, ln.recv != nil && ln.recv.Locked)
+		} else {
+			err = s.onHost(ln, lo, hi)
 		}
-		if err := work(block(ln.send, int64(len(s.send))*(hi-lo)), block(ln.recv, int64(len(s.recv))*(hi-lo)), hi-lo); err != nil {
+		if err != nil {
 			return err
 		}
 		s.p.Do(func() error {
-			s.try(func() error { return s.drain(ln, lo, hi) })
+			s.try(func() error { return s.drain(k) })
 			return nil
 		})
 		if int64(ahead)*s.piece < s.count {
@@ -289,10 +449,23 @@ func (s *stager) transfer(k int) {
 	})
 }
 
-// onHost appends the host's algorithm for one piece.
-func (s *stager) onHost(send, recv []Part, count int64) error {
+// onHost appends the host's algorithm for elements [lo, hi) of every row.
+func (s *stager) onHost(ln *lane, lo, hi int64) error {
 	host := s.host
-	host.Send, host.Recv, host.Count = send, recv, count
+	uneven := unevenShares(&host.Sig)
+	pairwise := uneven && host.Trait().Shares == op.Pairwise
+	if uneven && !pairwise && s.send.alike(lo, hi) && s.recv.alike(lo, hi) {
+		uneven = false // all ranks see that, because they know the lengths of all shares
+		host.Agreed |= Even
+	}
+	host.Send, host.Recv = s.partsOf(ln.send, &s.send, lo, hi, uneven), s.partsOf(ln.recv, &s.recv, lo, hi, uneven)
+	if pairwise {
+		return exchange(&host, s.p, host.Send, host.Recv)
+	}
+	host.Count = hi - lo
+	if uneven {
+		host.Count = 0
+	}
 	alg, err := Choose(&host.Sig)
 	if err != nil {
 		return err
@@ -300,34 +473,39 @@ func (s *stager) onHost(send, recv []Part, count int64) error {
 	return alg.build(&host, s.p)
 }
 
-func block(b *mem.Pinned, elements int64) []Part {
-	if b == nil {
-		return nil
-	}
-	return []Part{{Data: b.Data, Count: elements}}
-}
-
-// drain queues the copies of the result out of the blocks.
-func (s *stager) drain(ln *lane, lo, hi int64) error {
+// drain queues the copies of the result of piece k out of the blocks.
+func (s *stager) drain(k int) error {
 	if !s.args.WritesRecv() {
 		return nil
 	}
-	if err := s.copyOut(ln.recv, s.recv, lo, hi); err != nil {
+	if err := s.copyResult(k); err != nil {
 		return err
 	}
-	if err := s.mark(&ln.out, s.stream(true)); err != nil {
+	if err := s.mark(&s.lane(k).out, s.stream(true)); err != nil {
 		return err
 	}
-	if hi == s.count && s.args.DeviceArgs.Device != nil && s.onDevice(s.recv) {
-		return s.args.DeviceArgs.end(s.args.DeviceArgs.Device.In)
+	if _, hi := s.bounds(k); hi == s.count && s.device != nil && s.recv.onDevice() {
+		return s.args.DeviceArgs.end(s.device.In)
 	}
 	return nil
 }
 
+// copyResult copies the result of piece k out of the blocks.
+func (s *stager) copyResult(k int) error {
+	if !s.args.WritesRecv() {
+		return nil
+	}
+	lo, hi := s.bounds(k)
+	return s.copyRows(s.lane(k).recv, &s.recv, lo, hi, true)
+}
+
 // close gives blocks and events back. The last copies out may still read the blocks, and after an
-// error copies in may still write them.
+// error copies in may still write them. Blocks of a rank without a device are scratch memory of the program.
 func (s *stager) close() {
-	d := s.args.DeviceArgs.Device
+	d := s.device
+	if d == nil {
+		return
+	}
 	for i := range lanes + 1 {
 		ln := &s.sendCopy
 		if i < lanes {
@@ -337,11 +515,7 @@ func (s *stager) close() {
 			_ = d.StreamWait(d.In, ln.in)
 		}
 		for _, b := range []*mem.Pinned{ln.send, ln.recv} {
-			switch {
-			case b == nil:
-			case d == nil:
-				mem.Free(b.Data)
-			default:
+			if b != nil {
 				mem.PutPinned(b, d.In)
 			}
 		}
@@ -357,51 +531,4 @@ func (s *stager) close() {
 	if s.reduced != 0 {
 		d.PutEvent(s.reduced)
 	}
-}
-
-// stageWhole stages an uneven operation in one piece. Pieces of shares that differ in length would not
-// match, and in an all_to_all the ranks do not even know the lengths of each other's shares.
-func (s *stager) stageWhole() error {
-	a, ln := s.args, &s.lanes[0]
-	sides := []struct {
-		rows  []row
-		block **mem.Pinned
-		parts []Part
-		in    bool
-	}{{s.send, &ln.send, nil, true}, {s.recv, &ln.recv, nil, a.ReadsRecv()}}
-	for i := range sides {
-		side := &sides[i]
-		total := int64(0)
-		for _, r := range side.rows {
-			total += r[0].count
-		}
-		if len(side.rows) == 0 {
-			continue
-		}
-		b, err := s.block(max(1, total*a.elem()))
-		if err != nil {
-			return err
-		}
-		*side.block = b
-		at := b.Data
-		for _, r := range side.rows {
-			side.parts = append(side.parts, Part{Data: at, Count: r[0].count})
-			at = a.at(at, r[0].count)
-		}
-		if side.in {
-			s.try(func() error { return s.copyIn(b, side.rows, 0, total) })
-		}
-	}
-	s.try(func() error { return s.mark(&ln.in, s.stream(false)) })
-	s.await(&ln.in)
-	s.count = totalCount(a.Recv)
-	if err := s.onHost(sides[0].parts, sides[1].parts, a.Count); err != nil {
-		return err
-	}
-	s.p.Do(func() error {
-		s.try(func() error { return s.drain(ln, 0, s.count) })
-		s.verdict()
-		return nil
-	})
-	return nil
 }

@@ -1,8 +1,10 @@
 package coll
 
 import (
+	"slices"
 	"unsafe"
 
+	"github.com/paddlempi/paddlempi/gocore/buffer"
 	"github.com/paddlempi/paddlempi/gocore/cuda"
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/op"
@@ -54,19 +56,160 @@ func oneRow(parts []Part) []row {
 	return []row{r}
 }
 
-func (s *stager) copyIn(b *mem.Pinned, rows []row, lo, hi int64) error {
-	return s.copyRows(b, rows, lo, hi, false)
+// len returns the elements of a row.
+func (r row) len() (n int64) {
+	for i := range r {
+		n += r[i].count
+	}
+	return n
 }
 
-func (s *stager) copyOut(b *mem.Pinned, rows []row, lo, hi int64) error {
-	return s.copyRows(b, rows, lo, hi, true)
+// within returns how many elements [lo, hi) the row has.
+func (r row) within(lo, hi int64) int64 { return max(0, min(hi, r.len())-lo) }
+
+// side is what a rank sends, or what it receives: a row for each share.
+type side struct {
+	rows []row
+	// bare says that the host's algorithm takes the tensor itself, which needs no blocks.
+	bare bool
+}
+
+// isBare tells whether a side is one tensor in host memory whose pieces are contiguous.
+func (sd *side) isBare() bool {
+	if len(sd.rows) != 1 || len(sd.rows[0]) != 1 {
+		return false
+	}
+	part := sd.rows[0][0].part
+	return !part.OnDevice && part.Layout == nil
+}
+
+// within returns how many elements [lo, hi) all rows have together.
+func (sd *side) within(lo, hi int64) (n int64) {
+	for _, r := range sd.rows {
+		n += r.within(lo, hi)
+	}
+	return n
+}
+
+// alike tells whether every row has all the elements [lo, hi). A single row is this rank's share.
+func (sd *side) alike(lo, hi int64) bool {
+	return len(sd.rows) <= 1 || sd.within(lo, hi) == (hi-lo)*int64(len(sd.rows))
+}
+
+// lengths returns a part of the length of each row.
+func (sd *side) lengths() []Part {
+	parts := make([]Part, len(sd.rows))
+	for i, r := range sd.rows {
+		parts[i].Count = r.len()
+	}
+	return parts
+}
+
+func (sd *side) onDevice() bool {
+	for _, r := range sd.rows {
+		for _, g := range r {
+			if g.part.OnDevice {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// partsOf returns elements [lo, hi) of every row as the host's algorithm takes them: where they lie in the block b, or in
+// the tensor itself. apart: each row is a part.
+func (s *stager) partsOf(b *mem.Pinned, sd *side, lo, hi int64, apart bool) []Part {
+	a := s.args
+	switch {
+	case len(sd.rows) == 0:
+		return nil
+	case sd.bare:
+		g := sd.rows[0][0]
+		return []Part{{Data: a.at(g.part.Data, g.from+min(lo, g.count)), Count: sd.within(lo, hi)}}
+	case !apart:
+		return []Part{{Data: b.Data, Count: sd.within(lo, hi)}}
+	}
+	at, parts := b.Data, make([]Part, len(sd.rows))
+	for i, r := range sd.rows {
+		parts[i] = Part{Data: at, Count: r.within(lo, hi)}
+		at = a.at(at, parts[i].Count)
+	}
+	return parts
+}
+
+// separate tells whether no result is written over memory that is still to be sent. What a rank sends to itself, or sends
+// to all, may lie where its own result goes.
+func (s *stager) separate() bool {
+	a := s.args
+	strided := func(parts []Part) bool {
+		return slices.ContainsFunc(parts, func(p Part) bool { return p.Layout != nil })
+	}
+	if !strided(a.Send) && !strided(a.Recv) {
+		return a.separate()
+	}
+	sends, recvs := a.asBufs(a.Send, a.Trait().Send.PerRank()), a.asBufs(a.Recv, a.Trait().Recv.PerRank())
+	for i := range sends {
+		for j := range recvs {
+			sameRank := (i == a.Rank || len(sends) == 1) && (j == a.Rank || len(recvs) == 1)
+			if !mem.Apart(&sends[i], &recvs[j]) && !(sameRank && sameElements(&sends[i], &recvs[j])) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// asBufs returns the parts of a side as tensors, one for each rank if perRank is set and the shares are rows of a tensor.
+func (a *Args) asBufs(parts []Part, perRank bool) (list []op.Buf) {
+	for i := range parts {
+		b := op.Buf{Data: parts[i].Data, Count: parts[i].Count, DType: a.DType}
+		if parts[i].Layout != nil {
+			b = *parts[i].Layout
+		}
+		if len(parts) > 1 || !perRank || b.Count == 0 {
+			list = append(list, b)
+			continue
+		}
+		n := int64(a.Size)
+		if b.Contiguous() {
+			for r := range n {
+				list = append(list, op.Buf{Data: a.at(b.Data, r*(b.Count/n)), Count: b.Count / n, DType: a.DType})
+			}
+			continue
+		}
+		if b.Dims()[0]%n != 0 {
+			return append(list, b)
+		}
+		rows := b.Dims()[0] / n
+		for r := range n {
+			view := *buffer.Layout(&b)
+			view.Data, view.Count = a.at(b.Data, r*rows*b.Steps()[0]), b.Count/n
+			view.Dims()[0] = rows
+			list = append(list, view)
+		}
+	}
+	return list
+}
+
+// sameElements tells whether two tensors are the same elements in the same order.
+func sameElements(x, y *op.Buf) bool {
+	switch {
+	case x.Data != y.Data || x.Count != y.Count || x.Contiguous() != y.Contiguous():
+		return false
+	case x.Contiguous():
+		return true
+	}
+	return slices.Equal(x.Dims(), y.Dims()) && slices.Equal(x.Steps(), y.Steps())
 }
 
 // copyRows copies elements [lo, hi) of every row into b, or out of b if out is set. In b they lie
 // row by row.
-func (s *stager) copyRows(b *mem.Pinned, rows []row, lo, hi int64, out bool) error {
+func (s *stager) copyRows(b *mem.Pinned, sd *side, lo, hi int64, out bool) error {
+	if len(sd.rows) == 0 || sd.bare {
+		return nil
+	}
 	at := b.Data
-	for _, r := range rows {
+	for _, r := range sd.rows {
 		base := int64(0)
 		for _, g := range r {
 			from, to := max(lo-base, 0), min(hi-base, g.count)
@@ -86,8 +229,10 @@ func (s *stager) copyRows(b *mem.Pinned, rows []row, lo, hi int64, out bool) err
 // move copies count elements of a part, from element from on, to the address at, or back if out is
 // set.
 func (s *stager) move(part *Part, from, count int64, at unsafe.Pointer, locked, out bool) error {
-	a, d := s.args, s.args.DeviceArgs.Device
+	a, d := s.args, s.device
 	switch {
+	case part.Layout != nil && !part.OnDevice:
+		return mem.CopyRange(at, part.Layout, from*a.elem(), count*a.elem(), out)
 	case part.Layout != nil && !locked:
 		return status.New(status.NoMemory, "%s: a tensor in device memory that is not contiguous needs %d bytes of pinned host memory, and the driver gives none: free some, or pass a contiguous copy", a.Code, count*a.elem())
 	case part.Layout != nil:
@@ -107,7 +252,7 @@ func (s *stager) move(part *Part, from, count int64, at unsafe.Pointer, locked, 
 // stream returns the stream for copies out of the blocks, which go into the device, or for copies
 // into the blocks, which go out of the device.
 func (s *stager) stream(out bool) cuda.Stream {
-	switch d := s.args.DeviceArgs.Device; {
+	switch d := s.device; {
 	case d == nil:
 		return 0
 	case out:
@@ -117,22 +262,15 @@ func (s *stager) stream(out bool) cuda.Stream {
 	}
 }
 
-func (s *stager) onDevice(rows []row) bool {
-	for _, r := range rows {
-		for _, g := range r {
-			if g.part.OnDevice {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-// block takes a block. It is pageable if this rank has no tensor on a device or its device has
-// failed.
+// block takes a block. If this rank has no tensor on a device, it is scratch memory of the program. If the device has
+// failed, it is pageable.
 func (s *stager) block(bytes int64) (b *mem.Pinned, err error) {
-	if d := s.args.DeviceArgs.Device; d != nil && s.failed == nil {
-		if b, err = mem.GetPinned(d, bytes); err == nil {
+	if s.device == nil {
+		data, err := s.p.Alloc(bytes)
+		return &mem.Pinned{Data: data, Bytes: bytes}, err
+	}
+	if s.failed == nil {
+		if b, err = mem.GetPinned(s.device, bytes); err == nil {
 			return b, nil
 		}
 		s.failed = err
@@ -143,7 +281,7 @@ func (s *stager) block(bytes int64) (b *mem.Pinned, err error) {
 
 // mark makes e stand for the work that is queued on a stream now.
 func (s *stager) mark(e *cuda.Event, stream cuda.Stream) error {
-	d := s.args.DeviceArgs.Device
+	d := s.device
 	if d == nil {
 		return nil
 	}
@@ -153,11 +291,14 @@ func (s *stager) mark(e *cuda.Event, stream cuda.Stream) error {
 // await appends a wait for the event that is in *e when the wait begins. If *e is 0 then, the wait
 // ends at once.
 func (s *stager) await(e *cuda.Event) {
+	if s.device == nil {
+		return
+	}
 	s.p.Until(func() (bool, error) {
-		if s.args.DeviceArgs.Device == nil || *e == 0 || s.failed != nil {
+		if *e == 0 || s.failed != nil {
 			return true, nil
 		}
-		done, err := s.args.DeviceArgs.Device.Query(*e)
+		done, err := s.device.Query(*e)
 		s.failed = err
 		return done || err != nil, nil
 	})

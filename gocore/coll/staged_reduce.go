@@ -88,7 +88,7 @@ func (s *stager) launch(to unsafe.Pointer, parts []Part) error {
 	for i := range parts {
 		args.Src[i], args.Scale[i] = uint64(uintptr(parts[i].Data)), s.args.Scale
 	}
-	d := s.args.DeviceArgs.Device
+	d := s.device
 	if err := d.Reduce(&args, s.args.DType, s.args.Reduce, d.Comm); err != nil {
 		return err
 	}

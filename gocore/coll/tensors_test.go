@@ -191,7 +191,7 @@ func (w *fakeWorld) carryOut(alg *Algorithm, how form, calls []*rankCall) []erro
 	return errs
 }
 
-func (w *fakeWorld) one(alg *Algorithm, how form, rank int, s *rankCall) error {
+func (w *fakeWorld) one(alg *Algorithm, how form, rank int, s *rankCall) (err error) {
 	var p Program
 	p.Reset(w.libs[rank])
 	a := &s.args
@@ -201,9 +201,27 @@ func (w *fakeWorld) one(alg *Algorithm, how form, rank int, s *rankCall) error {
 		}
 	}
 	reserved, most := len(p.scratch), 0
+	var spread []spreadPart
+	if a.Any&(Piecewise|Device) == Piecewise && a.Rank%3 != 1 { // some members' tensors are contiguous
+		spread = s.spread()
+		if alg.scratch != nil {
+			if err := p.Reserve(alg.scratch(a)); err != nil {
+				return err
+			}
+			reserved = len(p.scratch)
+		}
+	}
 	s.flip() // until the program starts, the tensors hold wrong data
-	err := alg.build(a, &p)
+	err = alg.build(a, &p)
 	s.flip()
+	for i := range spread {
+		spread[i].fill()
+	}
+	defer func() {
+		for i := range spread {
+			spread[i].collect(err)
+		}
+	}()
 	if err != nil {
 		p.Close()
 		return err
@@ -226,6 +244,80 @@ func (w *fakeWorld) one(alg *Algorithm, how form, rank int, s *rankCall) error {
 		err = fmt.Errorf("%s of %s takes more scratch memory than its Scratch tells", alg.Name, a.Code)
 	}
 	return err
+}
+
+// spreadPart is a part whose elements lie elsewhere, with gaps, while a call is under way.
+type spreadPart struct {
+	flat    Part // where they are otherwise
+	view    op.Buf
+	block   unsafe.Pointer
+	bytes   []byte
+	written bool // the call may write them
+}
+
+// spread replaces the tensors of a call by some that are not contiguous, unless some of them share memory.
+func (s *rankCall) spread() (list []spreadPart) {
+	a := &s.args
+	if a.overlapAny(a.Send, a.Recv) {
+		return nil
+	}
+	for side, parts := range [2]*[]Part{&a.Send, &a.Recv} {
+		*parts = append([]Part(nil), *parts...)
+		for i := range *parts {
+			part := &(*parts)[i]
+			if part.Count < 2 {
+				continue
+			}
+			size := int64(a.DType.Size())
+			shape, steps := []int64{part.Count}, []int64{-3}
+			if part.Count%4 == 0 { // transposed, with gaps
+				shape, steps = []int64{part.Count / 4, 2, 2}, []int64{2, 2 * part.Count, part.Count / 4 * 2}
+			}
+			room := (3*part.Count + 1) * size
+			block, err := mem.Alloc(room)
+			if err != nil {
+				panic(err)
+			}
+			view := op.Buf{Data: block, Count: part.Count, DType: a.DType, NDim: int32(len(shape)), Shape: unsafe.Pointer(&shape[0]), Strides: unsafe.Pointer(&steps[0])}
+			if steps[0] < 0 {
+				view.Data = unsafe.Add(block, 3*(part.Count-1)*size)
+			}
+			list = append(list, spreadPart{flat: *part, view: view, block: block, bytes: unsafe.Slice((*byte)(block), room), written: side == 1})
+			part.Data, part.Layout = view.Data, &view
+		}
+	}
+	return list
+}
+
+func (x *spreadPart) fill() {
+	for i := range x.bytes {
+		x.bytes[i] = 0xA5
+	}
+	if err := mem.Unpack(&x.view, x.flat.Data); err != nil {
+		panic(err)
+	}
+}
+
+// collect copies the elements back, and checks that nothing was written between them.
+func (x *spreadPart) collect(err error) {
+	if err == nil && x.written {
+		if err := mem.Pack(x.flat.Data, &x.view); err != nil {
+			panic(err)
+		}
+	}
+	gap := make([]byte, x.view.Bytes())
+	for i := range gap {
+		gap[i] = 0xA5
+	}
+	if err := mem.CopyRange(unsafe.Pointer(unsafe.SliceData(gap)), &x.view, 0, x.view.Bytes(), true); err != nil {
+		panic(err)
+	}
+	for _, b := range x.bytes {
+		if b != 0xA5 {
+			panic("written between the elements")
+		}
+	}
+	mem.Free(x.block)
 }
 
 // flip changes every bit of the tensors.
@@ -259,6 +351,8 @@ func (w *fakeWorld) everyAlgorithm(t *testing.T, what string, sig *Sig, make fun
 	if some := *sig; (int64(sig.DType)+int64(sig.Reduce)+sig.Count)%3 == 0 { // a third of the cases, because they take long
 		some.Any |= Device
 		w.everyEnabled(t, what+", a rank's on a device", &some, make)
+		some.Any = sig.Any | Piecewise
+		w.everyEnabled(t, what+", in pieces", &some, make)
 	}
 }
 
@@ -292,7 +386,7 @@ func (w *fakeWorld) check(t *testing.T, what string, alg *Algorithm, how form, s
 	allowed := true
 	for _, s := range calls {
 		s.args.Sig = *sig
-		if sig.Any&Device != 0 {
+		if sig.Any&(Device|Piecewise) != 0 {
 			s.args.DeviceArgs = &DeviceArgs{PieceBytes: 8 << 10}
 		}
 		allowed = allowed && (alg.Name != "direct" || DirectOK(&s.args)) && suitsNode(alg, s)

@@ -2,6 +2,7 @@ package group
 
 import (
 	"time"
+	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/status"
@@ -26,7 +27,7 @@ func (c *collective) arrive(note arrive.Note) (arrive.State, arrive.Result, erro
 	if !g.Env.Survives {
 		flags |= arrive.Sync
 	}
-	state, res, err := g.arrival.Announce(g.turn, &c.sig, flags, note, spin)
+	state, res, err := c.announce(flags, note, spin)
 	if state == arrive.Closed {
 		return state, res, c.closedError()
 	}
@@ -74,6 +75,17 @@ func (c *collective) arrive(note arrive.Note) (arrive.State, arrive.Result, erro
 		c.interrupted = err
 	}
 	return c.cameAfterAll()
+}
+
+// announce announces c, whose turn it is, and waits for a moment. What a prepared call has to do is then done, if all
+// members have come.
+func (c *collective) announce(flags arrive.Flags, note arrive.Note, spin int) (state arrive.State, res arrive.Result, err error) {
+	g := c.g
+	if c.atArrival == nil {
+		return g.arrival.Announce(g.turn, &c.sig, flags, note, spin)
+	}
+	c.summed, state, res = g.node.Lines.AnnounceAndSum(g.turn, &c.sig, flags, note, spin, &c.atArrival.Sum, unsafe.Pointer(&c.atArrival.Fold))
+	return state, res, nil
 }
 
 // isHere tells whether a state says that all members have announced a collective.

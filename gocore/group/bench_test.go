@@ -13,6 +13,21 @@ import (
 // boundary, the arrival of other members and MPI.
 func BenchmarkSubmit(b *testing.B) { benchmark(b, allReduce(floats(1))) }
 
+// BenchmarkPrepared measures the same call, prepared.
+func BenchmarkPrepared(b *testing.B) {
+	g, d := alone(b), allReduce(floats(1))
+	p, err := g.Prepare(d)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, _, err := p.Submit(d, false); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
 // BenchmarkMessage measures a message of a rank to itself.
 func BenchmarkMessage(b *testing.B) {
 	d := desc(op.SendRecv, []op.Buf{floats(1)}, []op.Buf{floats(1)})
@@ -20,8 +35,8 @@ func BenchmarkMessage(b *testing.B) {
 	benchmark(b, d)
 }
 
-// benchmark submits an operation in a group of one rank.
-func benchmark(b *testing.B, d *op.Desc) {
+// alone makes a group of one rank.
+func alone(b *testing.B) *Group {
 	e, err := world.NewEnv(mpifake.World(mpifake.New(1)[0]), 20*time.Second, nil)
 	if err != nil {
 		b.Fatal(err)
@@ -30,6 +45,12 @@ func benchmark(b *testing.B, d *op.Desc) {
 	if err != nil {
 		b.Fatal(err)
 	}
+	return g
+}
+
+// benchmark submits an operation in a group of one rank.
+func benchmark(b *testing.B, d *op.Desc) {
+	g := alone(b)
 	b.ReportAllocs()
 	for b.Loop() {
 		if _, _, err := g.Submit(d, false); err != nil {

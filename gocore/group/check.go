@@ -54,6 +54,7 @@ func (c *collective) check(d *op.Desc, t *op.Trait) error {
 	if t.Neighbours {
 		return c.checkNeighbours(d, sends, recvs)
 	}
+	c.inPieces = stridedBytes(sends)+stridedBytes(recvs) > coll.PieceBytes
 	var err error
 	if a.Send, err = c.parts("send", sends, c.one[0:0:1]); err != nil {
 		return err
@@ -71,10 +72,13 @@ func (c *collective) check(d *op.Desc, t *op.Trait) error {
 		c.stream = cuda.Stream(d.Stream)
 		return c.checkDevice()
 	}
+	if c.inPieces {
+		c.flags |= coll.Piecewise | coll.NotDirect
+	}
 	if g.levels != nil && g.levels.Ready(a) {
 		c.flags |= coll.ForLevels
 	}
-	if g.notes != nil {
+	if g.notes != nil && !c.inPieces {
 		c.flags, err = c.offer.Make(a, c.flags, len(c.staged) > 0)
 		return err
 	}
@@ -91,7 +95,18 @@ func (c *collective) wrongNumber(side string, n int, takes op.Arity) error {
 	return status.New(status.Argument, "%s: got %d %s tensors on rank %d of a group of %d; it takes %s", a.Code, n, side, a.Rank, a.Size, takes)
 }
 
-// parts describes buffers as contiguous memory. A buffer that is not contiguous gets a staging.
+// stridedBytes returns the length of the buffers in host memory that are not contiguous.
+func stridedBytes(bufs []op.Buf) (n int64) {
+	for i := range bufs {
+		if b := &bufs[i]; b.Strides != nil && b.OnHost() && !b.Contiguous() && b.DType.Valid() && b.Count < math.MaxInt64/32 {
+			n = min(n+b.Bytes(), math.MaxInt64/4)
+		}
+	}
+	return n
+}
+
+// parts describes buffers as contiguous memory. A buffer that is not contiguous gets a staging, unless c is done in
+// pieces.
 func (c *collective) parts(side string, bufs []op.Buf, room []coll.Part) ([]coll.Part, error) {
 	for i := range bufs {
 		b := &bufs[i]
@@ -120,6 +135,11 @@ func (c *collective) parts(side string, bufs []op.Buf, room []coll.Part) ([]coll
 		if !b.Contiguous() && b.Count > 0 {
 			if side == "recv" && mem.Overlaps(b) {
 				return nil, buffer.OverlapError(c.args.Code, i)
+			}
+			if c.inPieces {
+				part.Layout = buffer.Layout(b)
+				room = append(room, part)
+				continue
 			}
 			in, out := true, false
 			if side == "recv" {

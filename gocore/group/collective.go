@@ -37,9 +37,12 @@ type request struct {
 	interrupted error
 	staged      []buffer.Staging // contiguous copies of host tensors that are not
 	shadow      *shadow          // in place of tensors in device memory that are exchanged with neighbours
+	inPieces    bool             // host tensors that are not contiguous are copied in pieces instead
 	stream      cuda.Stream      // the stream on which tensors in device memory are produced and used
 	mappable    bool             // other processes can map all tensors in device memory
 	offer       coll.Offer       // what the call tells in its note
+	atArrival   *coll.AtArrival  // of a prepared call: what is done at once if all have come; or nil
+	summed      bool             // that was done: the result is there
 	form        coll.Form        // how the algorithm carries it out; InChunks: the chunks say who gives it up
 	trace       trace.Mark       // its entry in the flight recorder
 	phase       coll.Phase       // in which it is, as was last recorded
@@ -65,6 +68,11 @@ func (c *collective) recycle() {
 //
 // nested says that the call comes from a signal handler that interrupted a wait of its own thread.
 func (g *Group) Submit(d *op.Desc, nested bool) (*work.Handle, work.Result, error) {
+	return g.submit(d, nil, nested)
+}
+
+// submit is Submit of an operation that was prepared, unless p is nil.
+func (g *Group) submit(d *op.Desc, p *Prepared, nested bool) (*work.Handle, work.Result, error) {
 	trait, ok := op.TraitOf(d.Code)
 	if !ok {
 		return nil, work.Result{}, status.New(status.Argument, "there is no operation %d", d.Code)
@@ -75,13 +83,21 @@ func (g *Group) Submit(d *op.Desc, nested bool) (*work.Handle, work.Result, erro
 	case !trait.Collective:
 		return g.messages.Carry(d)
 	}
-	c := collectives.Get().(*collective)
-	defer c.recycle()
+	c, known := p.take(d)
+	defer p.giveBack(c, known)
 	c.g, c.nested, c.async = g, nested, d.Flags&op.FlagAsync != 0
-	if err := c.check(d, &trait); err != nil {
-		return nil, work.Result{}, c.decline(err)
+	scratch := int64(0)
+	if known {
+		scratch = p.scratch
+	} else {
+		if err := c.check(d, &trait); err != nil {
+			return nil, work.Result{}, c.decline(err)
+		}
+		scratch = coll.Scratch(&c.args, c.flags)
 	}
-	if err := c.reserve(); err != nil {
+	// The scratch memory that the collective may need is taken before it is announced. If memory ran out after the
+	// announcement, the other members would wait in MPI for this rank.
+	if err := c.prog.Reserve(scratch); err != nil {
 		return nil, work.Result{}, c.decline(err)
 	}
 	if !c.async {
@@ -134,6 +150,10 @@ func (c *collective) carryOut() (done bool, lingering *work.Handle, err error) {
 		return true, nil, c.finish(err)
 	}
 	c.g.arrived = c.g.turn
+	if c.summed {
+		c.took(c.atArrival.Inline())
+		return true, nil, c.finish(nil)
+	}
 	alg, err := c.choose(state, res)
 	switch {
 	case err != nil:
@@ -247,12 +267,6 @@ func (c *collective) record(flags trace.Flags) {
 		flags |= trace.Async
 	}
 	c.trace = c.g.Env.Recorder.Begin(c.g.ID, c.args.Seq, (*[3]uint64)(&c.sig), flags)
-}
-
-// reserve allocates the scratch memory that the collective may need, before it is announced. If
-// memory ran out after the announcement, the other members would wait in MPI for this rank.
-func (c *collective) reserve() error {
-	return c.prog.Reserve(coll.Scratch(&c.args, c.flags))
 }
 
 // of describes the collective and its group.

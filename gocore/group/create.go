@@ -141,13 +141,14 @@ func assemble(e *world.Env, id int64, key uint64, ranks []int, comm transport.Co
 
 // join makes what carries the group's messages, and its arrival. It is collective over comm.
 func (g *Group) join(comm transport.Comm) (err error) {
-	var own transport.Comm // of the messages; a group of one has none yet
+	var own, side transport.Comm // of the messages; a group of one has none yet
 	if g.Size > 1 {
+		side = comm
 		if own, err = comm.Dup(nil); err != nil {
 			return err
 		}
 	}
-	g.messages = messages.New(&g.Members, g.ID, g.key, own, g)
+	g.messages = messages.New(&g.Members, g.ID, g.key, own, side, g)
 	if g.Size == 1 {
 		g.local, g.arrival = true, new(arrive.Alone)
 		return nil

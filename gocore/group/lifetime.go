@@ -2,6 +2,7 @@ package group
 
 import (
 	"time"
+	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/transport"
@@ -100,7 +101,7 @@ func (g *Group) Free(reason status.Code) error {
 		return nil // the communicators are in an unknown state: MPI may still use them
 	}
 	g.unmapPeers()
-	for _, comm := range []transport.Comm{g.messages.Comm(), g.collComm} {
+	for _, comm := range append(g.messages.Comms(), g.collComm) {
 		if comm == nil {
 			continue
 		}
@@ -166,3 +167,8 @@ func (g *Group) Member() int { return g.Rank }
 
 // Messages returns what carries the group's messages; nil if there is none.
 func (g *Group) Messages() transport.Endpoint { return g.messages.Comm() }
+
+// Rest tells what follows a message that was taken from there.
+func (g *Group) Rest(first unsafe.Pointer, bytes int64) (on transport.Endpoint, tag int32, more, most int64) {
+	return g.messages.Rest(first, bytes)
+}

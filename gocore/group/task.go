@@ -42,7 +42,7 @@ type task struct {
 func (c *collective) newTask() *task {
 	g := c.g
 	t := &task{g: g, collective: *c, handle: g.Env.Engine.NewHandle()}
-	t.copied = len(c.staged) > 0
+	t.copied = len(c.staged) > 0 || c.inPieces
 	t.collective.one = [2]coll.Part{}
 	t.collective.args.Send = append([]coll.Part(nil), c.args.Send...)
 	t.collective.args.Recv = append([]coll.Part(nil), c.args.Recv...)

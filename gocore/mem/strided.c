@@ -155,6 +155,70 @@ int pmpi_unpack(void *dst, const void *src, int size, int ndim, const int64_t *s
 	return copy(dst, src, size, ndim, shape, strides, NULL);
 }
 
+// A range is a part of a tensor, elements [from, from+count) in row-major order, and flat memory with
+// these elements. size is the bytes of an element, into says that flat memory is copied to the tensor.
+typedef struct {
+	char *flat, *tensor;
+	int64_t from, count;
+	int size, into;
+} range;
+
+// copy_range copies a part of the tensor that n dimensions make up. It is a box of whole rows, and
+// parts of a row before and behind it, which have a dimension less. The d of a dimension is the step
+// in flat memory, s that in the tensor.
+static void copy_range(range r, const dim *dims, int n) {
+	int64_t row = 1; // elements of one index of the first dimension
+	for (int k = 1; k < n; k++)
+		row *= dims[k].n;
+	int64_t first = r.from / row, skip = r.from % row;
+	int64_t step = n > 0 ? dims[0].s : 0;
+	if (skip > 0 || r.count < row) {
+		range part = r;
+		part.tensor += first * step;
+		part.from = skip;
+		part.count = r.count < row - skip ? r.count : row - skip;
+		copy_range(part, dims + 1, n - 1);
+		r.flat += part.count * r.size;
+		r.count -= part.count;
+		first++;
+	}
+	int64_t whole = r.count / row;
+	if (whole > 0) {
+		dim box[PMPI_MAX_DIMS + 1];
+		for (int k = 0; k < n; k++)
+			box[k] = r.into ? (dim){dims[k].n, dims[k].s, dims[k].d} : dims[k];
+		if (n > 0)
+			box[0].n = whole;
+		char *at = r.tensor + first * step;
+		copy_box(r.into ? at : r.flat, r.into ? r.flat : at, r.size, box, n, !r.into);
+		r.flat += whole * row * r.size;
+		r.count -= whole * row;
+	}
+	if (r.count > 0) {
+		r.tensor += (first + whole) * step;
+		r.from = 0;
+		copy_range(r, dims + 1, n - 1);
+	}
+}
+
+int pmpi_copy_range(void *flat, void *tensor, int size, int ndim, const int64_t *shape,
+					const int64_t *strides, int64_t from, int64_t bytes, int into) {
+	if (!in_range(size, ndim))
+		return -1;
+	dim dims[PMPI_MAX_DIMS + 1];
+	int first = reduce(dims, size, ndim, shape, NULL, strides), n = PMPI_MAX_DIMS - first;
+	if (first < 0 || bytes == 0)
+		return 0;
+	range r = {flat, tensor, from / size, bytes / size, size, into};
+	if (from % size || bytes % size) { // the bytes of an element are a dimension
+		dims[PMPI_MAX_DIMS] = (dim){size, 1, 1};
+		r.from = from, r.count = bytes, r.size = 1;
+		n++;
+	}
+	copy_range(r, dims + first, n);
+	return 0;
+}
+
 int pmpi_make_box(pmpi_box *box, int size, int ndim, const int64_t *shape,
 				  const int64_t *dst_strides, const int64_t *src_strides) {
 	if (!in_range(size, ndim))

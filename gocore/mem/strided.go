@@ -5,6 +5,8 @@ package mem
 // #cgo nocallback pmpi_pack
 // #cgo noescape pmpi_unpack
 // #cgo nocallback pmpi_unpack
+// #cgo noescape pmpi_copy_range
+// #cgo nocallback pmpi_copy_range
 // #cgo noescape pmpi_make_box
 // #cgo nocallback pmpi_make_box
 // #cgo noescape pmpi_copy_boxes
@@ -48,6 +50,34 @@ func Unpack(b *op.Buf, src unsafe.Pointer) error {
 		return err
 	}
 	if C.pmpi_unpack(b.Data, src, C.int(b.DType.Size()), C.int(b.NDim), (*C.int64_t)(b.Shape), (*C.int64_t)(b.Strides)) != 0 {
+		return tooMany(b)
+	}
+	return nil
+}
+
+// CopyRange copies a part of the tensor b, bytes [from, from+n) of its elements in row-major order, to flat, or from
+// there to the tensor if into is set. A part may begin and end within an element. The two must not overlap.
+func CopyRange(flat unsafe.Pointer, b *op.Buf, from, n int64, into bool) error {
+	if b.Contiguous() {
+		dst, src := flat, unsafe.Add(b.Data, from)
+		if into {
+			dst, src = src, dst
+		}
+		Copy(dst, src, n)
+		return nil
+	}
+	if err := checkSteps(b); err != nil {
+		return err
+	}
+	if from < 0 || n < 0 || from > b.Bytes()-n {
+		return status.New(status.Argument, "a copy of %d bytes from byte %d on of a tensor of %d bytes", n, from, b.Bytes())
+	}
+	way := C.int(0)
+	if into {
+		way = 1
+	}
+	if C.pmpi_copy_range(flat, b.Data, C.int(b.DType.Size()), C.int(b.NDim), (*C.int64_t)(b.Shape), (*C.int64_t)(b.Strides),
+		C.int64_t(from), C.int64_t(n), way) != 0 {
 		return tooMany(b)
 	}
 	return nil

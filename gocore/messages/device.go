@@ -10,94 +10,99 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// deviceTensor is a tensor in device memory that is sent or received. MPI is given the tensor's
-// address if it takes device memory, else a pinned block of the same length. The block is not cut
-// into pieces, because the peer has posted one message.
+// deviceTensor is the content of a message that has tensors in device memory. MPI is given the tensor's address if that is
+// one tensor and MPI takes device memory. Else a message of up to longest bytes goes through a pinned block, and a longer
+// one through two blocks, in pieces (long).
 type deviceTensor struct {
-	device *cuda.Device
-	tensor op.Buf
+	content
 	recv   bool
-	block  *mem.Pinned // nil if MPI is given the tensor's address
-	before cuda.Event  // what the producing stream had queued before the call
-	gate   cuda.Event  // MPI may be called when this event has happened; 0 if it has
-	copied cuda.Event  // the copy from the block to the tensor; 0 until it is queued
+	blocks [2]*mem.Pinned // nil if MPI is given the tensor's address
+	before cuda.Event     // what the producing stream had queued before the call
+	gate   cuda.Event     // MPI may be called when this event has happened; 0 if it has
+	copied cuda.Event     // the copy from the block to the tensor; 0 until it is queued
 }
 
-// newDeviceTensor prepares the tensor of a message. For a send through a block it queues the copy
+// newDeviceTensor prepares the content of a message. For a send through one block it queues the copy
 // to the host. If viaCopy is set, the tensor goes through a block in any case.
-func (g *Messages) newDeviceTensor(code op.Code, side string, b *op.Buf, viaCopy bool, stream cuda.Stream) (*deviceTensor, error) {
-	dev, _, err := buffer.Locate(code, side, 0, b)
-	if err != nil {
-		return nil, err
-	}
-	t := &deviceTensor{device: dev, tensor: *b, recv: side == "recv"}
-	if !b.Contiguous() {
-		if t.recv && mem.Overlaps(b) {
-			return nil, buffer.OverlapError(code, 0)
-		}
-		t.tensor = *buffer.Layout(b)
-	}
+func (g *Messages) newDeviceTensor(code op.Code, side string, bufs []op.Buf, dev *cuda.Device, viaCopy bool, stream cuda.Stream) (*deviceTensor, error) {
+	t := &deviceTensor{content: newContent(bufs), recv: side == "recv"}
+	t.device = dev
+	var err error
 	if t.before, err = buffer.Mark(code, dev, stream); err != nil {
 		return nil, err
 	}
-	if b.Contiguous() && !viaCopy && g.Env.Device.Direct && g.Env.Aware.CUDAAware() {
+	if len(bufs) == 1 && bufs[0].Contiguous() && !viaCopy && g.Env.Device.Direct && g.Env.Aware.CUDAAware() {
 		t.gate = t.before
 		return t, nil
 	}
-	if err := g.stageMessage(t, code, side); err != nil {
+	if err := g.stageMessage(t, code, side, viaCopy); err != nil {
 		t.free()
 		return nil, err
 	}
 	return t, nil
 }
 
-func (g *Messages) stageMessage(t *deviceTensor, code op.Code, side string) (err error) {
+func (g *Messages) stageMessage(t *deviceTensor, code op.Code, side string, whole bool) (err error) {
 	if !g.Env.Device.Staged {
 		return status.New(status.Unsupported, "%s: %s tensor 0 is on CUDA device %d; PADDLEMPI_CUDA_PATHS leaves out \"staged\", and direct wants a CUDA-aware MPI and a contiguous tensor",
 			code, side, t.device.Index)
 	}
-	if t.block, err = mem.GetPinned(t.device, t.tensor.Bytes()); err != nil {
-		return err
+	inPieces := t.bytes > longest && !whole
+	n, length := 1, t.bytes
+	if inPieces {
+		n, length = len(t.blocks), pieceBytes
 	}
-	if !t.block.Locked && !t.tensor.Contiguous() {
-		return status.New(status.NoMemory, "%s: %s tensor 0 on CUDA device %d is not contiguous and needs %d bytes of pinned host memory, and the driver gives none: free some, or pass a contiguous copy",
-			code, side, t.device.Index, t.tensor.Bytes())
+	for i := range n {
+		if t.blocks[i], err = mem.GetPinned(t.device, length); err != nil {
+			return err
+		}
+		if !t.blocks[i].Locked && t.stridedOnDevice() {
+			return status.New(status.NoMemory, "%s: %s tensor 0 on CUDA device %d is not contiguous and needs %d bytes of pinned host memory, and the driver gives none: free some, or pass a contiguous copy",
+				code, side, t.device.Index, length)
+		}
 	}
-	if t.recv {
-		return nil
+	switch {
+	case inPieces:
+		if !t.recv {
+			t.gate = t.before
+		}
+	case !t.recv:
+		t.gate, err = t.move(t.blocks[0].Data, 0, t.bytes)
 	}
-	t.gate, err = t.move(t.device.Out)
 	return err
 }
 
-// move queues the copy between tensor and block on stream s, and returns an event that follows it.
-func (t *deviceTensor) move(s cuda.Stream) (cuda.Event, error) {
+// stream returns the stream for copies between the tensors and the blocks.
+func (t *deviceTensor) stream() cuda.Stream {
+	if t.recv {
+		return t.device.In
+	}
+	return t.device.Out
+}
+
+// move queues the copy of a part of the message between the tensors and a block, and returns an event that follows it.
+func (t *deviceTensor) move(block unsafe.Pointer, from, n int64) (cuda.Event, error) {
+	s := t.stream()
 	if err := t.device.StreamWait(s, t.before); err != nil {
 		return 0, err
 	}
-	var err error
-	switch {
-	case !t.tensor.Contiguous():
-		err = mem.MoveStrided(t.device, t.block.Data, &t.tensor, 0, t.tensor.Count, t.recv, s)
-	case t.recv:
-		err = t.device.Copy(t.tensor.Data, t.block.Data, t.tensor.Bytes(), s)
-	default:
-		err = t.device.Copy(t.block.Data, t.tensor.Data, t.tensor.Bytes(), s)
-	}
-	if err != nil {
+	if err := t.copy(block, from, n, t.recv, s); err != nil {
 		return 0, err
 	}
 	var e cuda.Event
-	err = t.device.Mark(&e, s)
+	err := t.device.Mark(&e, s)
 	return e, err
 }
 
-// data is the address that MPI is given.
+// data is the address that MPI is given; nil if the message goes in pieces.
 func (t *deviceTensor) data() unsafe.Pointer {
-	if t.block != nil {
-		return t.block.Data
+	switch {
+	case t.blocks[1] != nil:
+		return nil
+	case t.blocks[0] != nil:
+		return t.blocks[0].Data
 	}
-	return t.tensor.Data
+	return t.bufs[0].Data
 }
 
 // ready tells whether MPI may be called. It is true if t is nil: the tensor is on the host.
@@ -115,23 +120,21 @@ func (t *deviceTensor) ready() (bool, error) {
 	return done, err
 }
 
-// arrived queues the copy of a received message from its block to the tensor.
+// arrived queues the copy of a received message from its block to the tensor. One that came in pieces is there.
 func (t *deviceTensor) arrived() (err error) {
-	if t.block != nil {
-		t.copied, err = t.move(t.device.In)
+	if t.blocks[0] != nil && t.blocks[1] == nil {
+		t.copied, err = t.move(t.blocks[0].Data, 0, t.bytes)
 	}
 	return err
 }
 
-// free gives back the block and the events. Copies from or to the block may still be queued.
+// free gives back the blocks and the events. Copies from or to the blocks may still be queued.
 func (t *deviceTensor) free() {
-	if t.block != nil {
-		s := t.device.Out
-		if t.recv {
-			s = t.device.In
+	for i, b := range t.blocks {
+		if b != nil {
+			mem.PutPinned(b, t.stream())
+			t.blocks[i] = nil
 		}
-		mem.PutPinned(t.block, s)
-		t.block = nil
 	}
 	if t.gate != 0 && t.gate != t.before {
 		t.device.PutEvent(t.gate)

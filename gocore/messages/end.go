@@ -14,7 +14,11 @@ import (
 // overdue gives the message up if its caller was interrupted, its deadline has passed, or its peer
 // has left.
 func (m *message) overdue() {
-	if m.handle == nil || m.gaveUp != nil {
+	if m.handle == nil {
+		return
+	}
+	if m.gaveUp != nil {
+		m.leaveLong()
 		return
 	}
 	if m.handle.Done() {
@@ -87,7 +91,7 @@ func (g *Messages) endedError(what string, peer int32) error {
 // until MPI is done with the buffer.
 func (m *message) giveUp(err error) {
 	m.gaveUp = err
-	sending := false
+	sending, receiving := false, false
 	for i := 0; i < m.n; i++ {
 		tr := &m.transfers[i]
 		if tr.over() {
@@ -99,17 +103,40 @@ func (m *message) giveUp(err error) {
 			continue
 		}
 		if tr.receives {
+			if tr.request.Done != 0 {
+				receiving = true // the rest of a long message: its sender cannot be stopped
+				continue
+			}
 			if m.comm.Cancel(tr.request) == nil {
 				continue
 			}
 		}
 		sending = true
 	}
+	if receiving && !sending {
+		m.g.Env.Recorder.End(m.trace, err)
+		m.countOff(m.handle.GiveUp(err))
+	}
 	if sending {
 		m.g.Env.Departure.Strand(m)
 		m.g.Env.Recorder.End(m.trace, err)
 		m.countOff(m.handle.GiveUp(err))
 		m.g.group.Fail(err)
+	}
+}
+
+// leaveLong ends the rest of long messages that were given up, once nothing will come any more: the group ends, or the
+// other rank has ended.
+func (m *message) leaveLong() {
+	if m.polls++; m.polls&31 != 0 {
+		return
+	}
+	now := time.Now()
+	for i := 0; i < m.n; i++ {
+		if tr := &m.transfers[i]; tr.long != nil && tr.receives && tr.long.announced && !tr.long.over &&
+			(m.g.Ending() != nil || m.peerLeft(tr.long.peer, now) || m.g.Env.Roster.Left(m.g.Ranks[tr.long.peer], 0)) {
+			tr.long.leave()
+		}
 	}
 }
 

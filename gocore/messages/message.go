@@ -8,6 +8,7 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/buffer"
 	"github.com/paddlempi/paddlempi/gocore/cuda"
+	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/trace"
@@ -23,7 +24,7 @@ const messageSpin = 300
 // spin drives the message for a moment on the caller's thread, and tells whether the message is
 // over.
 func (m *message) spin() bool {
-	var slots [2]uintptr
+	var slots [2 * requestsOfTransfer]uintptr
 	for i := 0; i < messageSpin; i++ {
 		if m.Poll() {
 			return true
@@ -122,16 +123,24 @@ type message struct {
 type transfer struct {
 	receives bool
 	request  *transport.Request // nil until MPI was called for it
-	data     unsafe.Pointer
-	bytes    int64 // length of its buffer
-	peer     int32 // group rank, -1 for any
+	data     unsafe.Pointer     // where the whole message is; nil if it goes in pieces
+	bytes    int64              // length of the message, or of the tensors that receive it
+	peer     int32              // group rank, -1 for any
 	tag      int32
-	onDevice *deviceTensor // the tensor, if it is in device memory
+	onDevice *deviceTensor // the tensors, if some are in device memory
 	// dropped says that the transfer was given up before MPI was called for it.
 	dropped bool
 	queued  bool // it is in Messages.waiting
 	ready   bool // it is there although its tensor is ready; guarded by Messages.mu
-	stage   *buffer.Staging
+	read    bool // its request is not the transport's: probe has read the message
+	packed  *packed
+	long    *long // nil unless it is longer than longest
+}
+
+// packed is what a message has in host memory that is not one contiguous tensor.
+type packed struct {
+	content
+	block unsafe.Pointer // the whole message; nil if it goes in pieces
 }
 
 // prepare checks the arguments and prepares the transfers.
@@ -139,14 +148,13 @@ func (m *message) prepare(d *op.Desc) error {
 	t := d.Code.Trait()
 	send, recv := t.Send != op.None, t.Recv != op.None
 	sends, recvs := d.Sends(), d.Recvs()
-	if send && len(sends) != 1 || recv && len(recvs) != 1 {
-		return status.New(status.Argument, "%s: got %d send and %d recv tensors; it takes one tensor on each side that it uses", d.Code, len(sends), len(recvs))
+	if send && len(sends) == 0 || recv && len(recvs) == 0 {
+		return status.New(status.Argument, "%s: got %d send and %d recv tensors; it takes one tensor, or a list, on each side that it uses", d.Code, len(sends), len(recvs))
 	}
 	if send {
-		// If send and receive buffer overlap, a copy is sent, because MPI forbids the overlap. Buffers that
-		// are not contiguous are copied anyway.
-		viaCopy := recv && buffer.Overlap(sends[0].Data, sends[0].Bytes(), recvs[0].Data, recvs[0].Bytes())
-		if err := m.addTransfer(d.Code, false, "send", &sends[0], d.Peer, d.Tag, viaCopy); err != nil {
+		// If send and receive buffer overlap, a copy is sent, because MPI forbids the overlap.
+		viaCopy := recv && overlap(sends, recvs)
+		if err := m.addTransfer(d.Code, false, "send", sends, d.Peer, d.Tag, viaCopy); err != nil {
 			return err
 		}
 	}
@@ -155,52 +163,55 @@ func (m *message) prepare(d *op.Desc) error {
 		if send {
 			peer, tag = d.Peer2, d.Tag2
 		}
-		return m.addTransfer(d.Code, true, "recv", &recvs[0], peer, tag, false)
+		return m.addTransfer(d.Code, true, "recv", recvs, peer, tag, false)
 	}
 	return nil
 }
 
-// addTransfer checks one buffer and prepares its transfer. If viaCopy is set, a copy of the buffer
+// addTransfer checks the tensors of one side and prepares its transfer. If viaCopy is set, a copy of them
 // is sent.
-func (m *message) addTransfer(code op.Code, receives bool, side string, b *op.Buf, peer, tag int32, viaCopy bool) error {
+func (m *message) addTransfer(code op.Code, receives bool, side string, bufs []op.Buf, peer, tag int32, viaCopy bool) error {
 	if err := m.g.checkAddress(code, peer, tag, receives); err != nil {
 		return err
 	}
-	if err := buffer.Check(code, side, 0, b); err != nil {
+	dev, err := locate(code, side, bufs)
+	if err != nil {
 		return err
 	}
-	var err error
 	if m.comm, err = m.g.endpoint(); err != nil {
 		return err
 	}
 	tr := &m.transfers[m.n]
 	m.n++
-	tr.receives, tr.peer, tr.tag, tr.bytes = receives, peer, tag, b.Bytes()
-	data := b.Data
-	if !b.OnHost() && b.Count > 0 {
-		if tr.onDevice, err = m.g.newDeviceTensor(code, side, b, viaCopy, m.stream); err != nil {
+	tr.receives, tr.peer, tr.tag, tr.data = receives, peer, tag, bufs[0].Data
+	for i := range bufs {
+		tr.bytes += bufs[i].Bytes()
+	}
+	switch {
+	case dev != nil:
+		if tr.onDevice, err = m.g.newDeviceTensor(code, side, bufs, dev, viaCopy, m.stream); err != nil {
 			return err
 		}
-		data = tr.onDevice.data()
-		b = &op.Buf{Data: data, Count: b.Count, DType: b.DType}
-		viaCopy = false
-	}
-	if viaCopy && b.Contiguous() {
-		b = &op.Buf{Data: b.Data, Count: b.Count, DType: b.DType} // without shape and strides, which would be copied
-	}
-	if (viaCopy || !b.Contiguous()) && b.Count > 0 {
-		s, err := buffer.Stage(b, !receives, receives)
-		if err != nil {
+		tr.data = tr.onDevice.data()
+	case tr.bytes > 0 && (len(bufs) > 1 || viaCopy || !bufs[0].Contiguous()):
+		tr.packed = &packed{content: newContent(bufs)}
+		if tr.data = nil; tr.bytes > longest && !viaCopy {
+			break // it goes in pieces
+		}
+		if tr.packed.block, err = mem.Alloc(tr.bytes); err != nil {
 			return err
 		}
-		tr.stage, data = &s, s.Block
-		s.CopyLayout()
-		if err := s.Pack(); err != nil {
-			return err
+		tr.data = tr.packed.block
+		if !receives {
+			if err := tr.packed.copy(tr.packed.block, 0, tr.bytes, false, 0); err != nil {
+				return err
+			}
 		}
 	}
-	tr.data = data
-	return nil
+	if tr.bytes > longest {
+		tr.long, err = m.g.newLong(tr)
+	}
+	return err
 }
 
 // start posts the receive before the send, each only if its tensor is ready.
@@ -228,12 +239,12 @@ func (m *message) tryStart(tr *transfer) error {
 		return nil
 	}
 	switch {
-	case !tr.receives:
-		tr.request, err = m.comm.Send(tr.data, tr.bytes, tr.peer, tr.tag)
-	case tr.peer < 0 && m.g.asks:
-		tr.request, err = m.look(tr)
+	case tr.receives:
+		tr.request, err = m.receive(tr)
+	case tr.long != nil:
+		tr.request, err = tr.long.announce(m.comm)
 	default:
-		tr.request, err = m.comm.Receive(tr.data, tr.bytes, tr.peer, tr.tag)
+		tr.request, err = m.comm.Send(tr.data, tr.bytes, tr.peer, tr.tag)
 	}
 	m.g.Env.Engine.CalledMPI()
 	m.trace.Begun(0)
@@ -248,22 +259,43 @@ func (m *message) tryStart(tr *transfer) error {
 	return err
 }
 
-// look receives a message of any rank, if one has come.
-func (m *message) look(tr *transfer) (*transport.Request, error) {
+// receive receives the first message of a transfer. It returns nil if it looks for one, and none has come.
+func (m *message) receive(tr *transfer) (*transport.Request, error) {
+	if kept, ok := m.g.kept.take(tr.peer, tr.tag); ok {
+		return m.receiveKept(tr, &kept)
+	}
+	data, room := tr.room()
+	if tr.peer >= 0 || !m.g.asks {
+		return m.comm.Receive(data, room, tr.peer, tr.tag)
+	}
 	found, ok, err := m.comm.Match(tr.peer, tr.tag)
 	if err != nil || !ok {
 		return nil, err
 	}
-	return m.comm.Take(found, tr.data, tr.bytes)
+	return m.comm.Take(found, data, room)
 }
 
-// over tells whether the transfer was dropped or its request has ended.
-func (tr *transfer) over() bool { return tr.dropped || tr.request != nil && tr.request.Done != 0 }
+// room returns where the first message of a receive goes, and how long it may be.
+func (tr *transfer) room() (unsafe.Pointer, int64) {
+	if tr.long != nil && tr.long.block != nil {
+		return tr.long.block, longest
+	}
+	return tr.data, tr.bytes
+}
+
+// over tells whether the transfer was dropped, or its request and what follows that have ended.
+func (tr *transfer) over() bool {
+	return tr.dropped || tr.request != nil && tr.request.Done != 0 && (tr.long == nil || tr.long.over)
+}
 
 func (m *message) pending(list []uintptr) []uintptr {
 	for i := 0; i < m.n; i++ {
-		if r := m.transfers[i].request; r != nil && r.Done == 0 {
+		tr := &m.transfers[i]
+		if r := tr.request; r != nil && r.Done == 0 {
 			list = append(list, r.Address())
+		}
+		if tr.long != nil {
+			list = tr.long.pending(list)
 		}
 	}
 	return list
@@ -272,7 +304,7 @@ func (m *message) pending(list []uintptr) []uintptr {
 // Requests adds the requests under way. The peer may come late, so it never says that data is
 // moving.
 func (m *message) Requests(b *work.Batch) work.Pace {
-	var room [2]uintptr
+	var room [2 * requestsOfTransfer]uintptr
 	for _, s := range m.pending(room[:0]) {
 		b.Add(m.comm.Poller(), s)
 	}
@@ -288,6 +320,9 @@ func (m *message) Poll() bool {
 				m.giveUp(err)
 			}
 		}
+	}
+	for i := 0; i < m.n; i++ {
+		m.follow(&m.transfers[i])
 	}
 	for i := 0; i < m.n; i++ {
 		if !m.transfers[i].over() {
@@ -312,7 +347,11 @@ func (m *message) outcome() (r work.Result, err error) {
 		if tr.dropped {
 			return r, m.gaveUp
 		}
-		if e := m.comm.Err(tr.request); e != nil && err == nil {
+		e := m.comm.Err(tr.request)
+		if e == nil && tr.long != nil {
+			e = tr.long.err
+		}
+		if e != nil && err == nil {
 			err = m.named(tr, e)
 		}
 		if !tr.receives {
@@ -321,13 +360,19 @@ func (m *message) outcome() (r work.Result, err error) {
 		if tr.request.Cancelled != 0 {
 			return r, m.gaveUp
 		}
+		if tr.long != nil && tr.long.gaveUp {
+			return r, m.gaveUp
+		}
 		r = work.Result{Source: tr.request.Source, Tag: tr.request.Tag, Bytes: tr.request.Bytes}
+		if tr.long != nil && tr.long.announced {
+			r.Bytes = tr.long.length
+		}
 		if err == nil && r.Bytes != tr.bytes {
 			err = status.New(status.Truncate, "%s: the message from rank %d of the group with tag %d has %d bytes, the buffer %d; they must be equal (probe tells the length before)",
 				m.code, r.Source, r.Tag, r.Bytes, tr.bytes).WithRanks(m.g.Ranks[r.Source])
 		}
-		if err == nil && tr.stage != nil {
-			err = tr.stage.Unpack()
+		if err == nil && tr.packed != nil && tr.packed.block != nil {
+			err = tr.packed.copy(tr.packed.block, 0, tr.bytes, true, 0)
 		}
 		if err == nil && tr.onDevice != nil {
 			err = tr.onDevice.arrived()
@@ -339,13 +384,19 @@ func (m *message) outcome() (r work.Result, err error) {
 func (m *message) free() {
 	for i := 0; i < m.n; i++ {
 		tr := &m.transfers[i]
-		if tr.request != nil {
+		if tr.request != nil && !tr.read {
 			m.comm.Release(tr.request)
-			tr.request = nil
 		}
-		if tr.stage != nil {
-			tr.stage.Free()
-			tr.stage = nil
+		tr.request = nil
+		if tr.long != nil {
+			tr.long.free()
+			tr.long = nil
+		}
+		if tr.packed != nil {
+			if tr.packed.block != nil {
+				mem.Free(tr.packed.block)
+			}
+			tr.packed = nil
 		}
 		if tr.onDevice != nil {
 			tr.onDevice.free()

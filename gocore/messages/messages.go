@@ -38,7 +38,10 @@ type Messages struct {
 	mu      sync.Mutex
 	comm    transport.Comm // nil in a group of one until its first message
 	waiting []*transfer    // transfers whose tensor is not ready, receives that look for a message, and those behind them
-	asks    bool           // a receive from any rank looks for a message (transport.Comm.ReceivesFromAny)
+	side    transport.Comm // of answers and pieces of long messages; nil in a group of one until its first long message
+	longs   atomic.Uint32  // counts the long messages that were sent
+	kept    kept
+	asks    bool // a receive from any rank looks for a message (transport.Comm.ReceivesFromAny)
 
 	queued    atomic.Int32 // len(waiting); can be read without mu
 	underWay  atomic.Int32 // messages and probes under way, also those that were given up
@@ -46,12 +49,13 @@ type Messages struct {
 	toldOfAny atomic.Bool  // a wait for a message of any member was reported
 }
 
-// New returns the messages of a group. They go over comm, which may be nil in a group of one.
-func New(members *world.Members, id int64, key uint64, comm transport.Comm, group Group) *Messages {
+// New returns the messages of a group. They go over comm. What belongs to long ones goes over side, which carries others
+// too, with other tags. In a group of one both may be nil.
+func New(members *world.Members, id int64, key uint64, comm, side transport.Comm, group Group) *Messages {
 	// To the transport the other party of a joined world is on another node, also if both share memory.
 	apart := members.Env.Joined || len(members.Env.Topo.ByNode(members.Ranks)) > 1
 	asks := comm != nil && !comm.ReceivesFromAny() && apart
-	return &Messages{Members: members, id: id, key: key, comm: comm, group: group, asks: asks}
+	return &Messages{Members: members, id: id, key: key, comm: comm, side: side, group: group, asks: asks}
 }
 
 // UnderWay tells whether there is a message that is not over, also one that was given up while MPI still has a request
@@ -78,19 +82,44 @@ func (g *Messages) Comm() transport.Comm {
 	return g.comm
 }
 
+// Comms returns what carries the messages, and nothing else. A group of one may have none.
+func (g *Messages) Comms() (list []transport.Comm) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.comm != nil {
+		list = append(list, g.comm)
+	}
+	if g.Size == 1 && g.side != nil {
+		list = append(list, g.side)
+	}
+	return list
+}
+
 // endpoint returns what carries the messages. A group of one gets it at its first message, because few programs send
 // messages to themselves.
 func (g *Messages) endpoint() (transport.Endpoint, error) {
 	if g.Size > 1 {
 		return g.comm, nil
 	}
+	return g.ofOne(&g.comm)
+}
+
+// sideEndpoint returns what carries the answers and the pieces of long messages.
+func (g *Messages) sideEndpoint() (transport.Endpoint, error) {
+	if g.Size > 1 {
+		return g.side, nil
+	}
+	return g.ofOne(&g.side)
+}
+
+func (g *Messages) ofOne(comm *transport.Comm) (transport.Endpoint, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	var err error
-	if g.comm == nil {
-		g.comm, err = g.Env.Base.Create(g.Ranks, 0)
+	if *comm == nil {
+		*comm, err = g.Env.Base.Create(g.Ranks, 0)
 	}
-	return g.comm, err
+	return *comm, err
 }
 
 // Carry carries out send, recv, sendrecv and probe. It may return a handle with an error, after which MPI may use the
@@ -157,6 +186,13 @@ func (g *Messages) Carry(d *op.Desc) (*work.Handle, work.Result, error) {
 		return nil, r, err
 	}
 	return h, r, err
+}
+
+// Check checks the arguments of a message that will be submitted again and again.
+func (g *Messages) Check(d *op.Desc) error {
+	m := message{g: g, code: d.Code, stream: cuda.Stream(d.Stream)}
+	defer m.free()
+	return m.prepare(d)
 }
 
 // enter counts a message as under way, if the group is usable. It is counted before the look at the group, so that the

@@ -7,6 +7,7 @@ package mpi
 import "C"
 
 import (
+	"fmt"
 	"strings"
 	"sync"
 	"unsafe"
@@ -54,12 +55,24 @@ func (s intelSetting) on() bool {
 	return false
 }
 
-// CanSpawn is about Intel MPI 2021.18: MPI_Comm_spawn is a segmentation fault without one of these settings (measured).
+// overOldUCX refuses an MPICH over UCX before 4.2, whose processes end in these calls (measured with 4.0.2: pmodels/mpich, issue
+// 6797; pull request 5467 has mended it).
+func overOldUCX(version, device string) error {
+	var major, minor int
+	number := strings.TrimPrefix(version, "MPICH Version: ")
+	if _, err := fmt.Sscanf(number, "%d.%d", &major, &minor); err != nil || device != "ch4:ucx" || major > 4 || major == 4 && minor >= 2 {
+		return nil
+	}
+	return status.New(status.Unsupported, "MPICH %s over UCX (%s) can neither start processes nor join jobs: MPICH 4.2 can, and so can an "+
+		"MPICH that was built for libfabric (ch4:ofi)", number, device)
+}
+
+// CanSpawn is about Intel MPI 2021.18, too: MPI_Comm_spawn is a segmentation fault without one of these settings (measured).
 func (l *library) CanSpawn() error {
 	if l.info.Name == "Intel MPI" && !l.intel.on() && !strings.EqualFold(l.intel.fabrics, "ofi") {
 		return status.New(status.Unsupported, "Intel MPI can start processes only if I_MPI_SPAWN=1 is set before it is initialised (mpirun -genv I_MPI_SPAWN 1 ...)")
 	}
-	return nil
+	return overOldUCX(l.info.Version, l.device)
 }
 
 // CanJoin is about Open MPI 5, where accept and connect between two mpiruns hang, and Intel MPI (both measured).
@@ -71,7 +84,7 @@ func (l *library) CanJoin() error {
 	case l.info.Name == "Intel MPI" && !l.intel.on():
 		return status.New(status.Unsupported, "Intel MPI was initialised without I_MPI_SPAWN=1 (mpirun -genv I_MPI_SPAWN 1 ...); %s", which)
 	}
-	return nil
+	return overOldUCX(l.info.Version, l.device)
 }
 
 func (l *library) Spawn(comm Comm, c transport.Command) (Comm, error) {

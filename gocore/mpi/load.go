@@ -20,6 +20,8 @@ type loaded struct {
 	file *dl.Library
 	abi  *ABI
 	info Info
+	// device is what MPICH was built for: "ch4:ofi", "ch4:ucx"; "" under other MPIs.
+	device string
 }
 
 // load loads the library at path and finds out which MPI it is. Before that it sets the variables
@@ -50,7 +52,7 @@ func load(path, why string) (*loaded, error) {
 		}
 	}
 	l.info = Info{Path: file.Path(), Why: why, ABI: l.abi.Name}
-	l.info.Version = versionOf(file)
+	l.info.Version, l.device = versionOf(file)
 	l.info.Name = nameOf(l.info.Version)
 	return l, nil
 }
@@ -99,19 +101,25 @@ func abiOf(file *dl.Library) *ABI {
 
 // versionOf returns the first line of the library's version. Some libraries pad it with spaces,
 // which are removed.
-func versionOf(file *dl.Library) string {
+// versionOf returns the first line of MPI_Get_library_version, and the device that MPICH names in a later one ("ch4:ucx").
+func versionOf(file *dl.Library) (version, device string) {
 	f := file.Lookup("MPI_Get_library_version")
 	if f == nil {
-		return ""
+		return "", ""
 	}
 	text := (*C.char)(C.calloc(1, 16384)) // MPICH's MPI_MAX_LIBRARY_VERSION_STRING is 8192
 	defer C.free(unsafe.Pointer(text))
 	var n C.int
 	if C.pmpi_mpi_library_version(f, text, &n) != 0 {
-		return ""
+		return "", ""
 	}
-	line, _, _ := strings.Cut(C.GoString(text), "\n")
-	return strings.Join(strings.Fields(line), " ")
+	first, rest, _ := strings.Cut(C.GoString(text), "\n")
+	if _, after, found := strings.Cut(rest, "Device:"); found {
+		if words := strings.Fields(after); len(words) > 0 {
+			device = words[0]
+		}
+	}
+	return strings.Join(strings.Fields(first), " "), device
 }
 
 func nameOf(version string) string {

@@ -48,7 +48,7 @@ type Desc struct {
 	Stream    uint64         // CUDA stream that orders the device tensors
 	Cookie    uint64         // returned to the caller with the completion
 	State     *uint32        // nil, or a word in the caller's memory; see work.Handle.Watch
-	Reserved  uint64
+	Prepared  uint64         // 0, or the number of the prepared operation that this is a call of
 }
 
 // Timeout returns the timeout that the caller asks for, at most longest. If the caller asks for

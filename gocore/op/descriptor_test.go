@@ -27,7 +27,7 @@ func TestLayout(t *testing.T) {
 		unsafe.Offsetof(d.Tag), unsafe.Offsetof(d.Peer2), unsafe.Offsetof(d.Tag2), unsafe.Offsetof(d.NSend),
 		unsafe.Offsetof(d.NRecv), unsafe.Offsetof(d.Reserved0), unsafe.Offsetof(d.Send), unsafe.Offsetof(d.Recv),
 		unsafe.Offsetof(d.TimeoutNS), unsafe.Offsetof(d.Stream), unsafe.Offsetof(d.Cookie),
-		unsafe.Offsetof(d.State), unsafe.Offsetof(d.Reserved),
+		unsafe.Offsetof(d.State), unsafe.Offsetof(d.Prepared),
 	})
 }
 

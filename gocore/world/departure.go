@@ -76,9 +76,16 @@ func (d *Departure) ArrivedAfterAll(m fmt.Stringer) {
 
 // dropped is a message that is received only so that its sender is done.
 type dropped struct {
+	group   Group
 	on      transport.Endpoint
 	request *transport.Request
 	block   unsafe.Pointer
+	bytes   int64 // of what is received
+	more    int64 // what follows it on the endpoint side, in pieces of most bytes
+	most    int64
+	side    transport.Endpoint
+	tag     int32
+	source  int32
 }
 
 // begin begins the departure. All groups have taken their last call.
@@ -168,7 +175,9 @@ func (d *Departure) dropMessages() {
 		if !transport.Over(d.dropped.on, d.dropped.request) {
 			return
 		}
-		d.dropped.over()
+		if d.dropped.follow() {
+			return
+		}
 		d.dropped = nil
 	}
 	for _, g := range d.e.liveGroups() {
@@ -183,14 +192,14 @@ func (d *Departure) dropMessages() {
 		if err != nil || !found {
 			continue
 		}
-		if d.dropped = drop(on, msg); d.dropped != nil {
+		if d.dropped = drop(g, on, msg); d.dropped != nil {
 			return
 		}
 	}
 }
 
-// drop begins to receive a message. It returns nil if that fails.
-func drop(on transport.Endpoint, msg transport.Message) *dropped {
+// drop begins to receive a message of a group. It returns nil if that fails.
+func drop(g Group, on transport.Endpoint, msg transport.Message) *dropped {
 	block, err := mem.Alloc(max(1, msg.Bytes)) // Open MPI 5 crashes if a long message has no room
 	if err != nil {
 		return nil
@@ -200,12 +209,31 @@ func drop(on transport.Endpoint, msg transport.Message) *dropped {
 		mem.Free(block)
 		return nil
 	}
-	return &dropped{on, r, block}
+	return &dropped{group: g, on: on, request: r, block: block, bytes: msg.Bytes, source: msg.Source}
 }
 
-func (m *dropped) over() {
+// follow begins to receive what follows, now that a part is there. It returns false if there is nothing more.
+func (m *dropped) follow() bool {
 	m.on.Release(m.request)
+	if m.side == nil {
+		if m.side, m.tag, m.more, m.most = m.group.Rest(m.block, m.bytes); m.side != nil {
+			mem.Free(m.block)
+			var err error
+			if m.block, err = mem.Alloc(m.most); err != nil {
+				return false
+			}
+		}
+	}
+	if m.more > 0 {
+		m.on, m.bytes = m.side, min(m.more, m.most)
+		m.more -= m.bytes
+		var err error
+		if m.request, err = m.side.Receive(m.block, m.bytes, m.source, m.tag); err == nil {
+			return true
+		}
+	}
 	mem.Free(m.block)
+	return false
 }
 
 // reportLost writes one line about the messages of this rank that are under way when all ranks have left.

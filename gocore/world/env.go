@@ -5,6 +5,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/coll"
@@ -62,6 +63,9 @@ type Group interface {
 	Member() int
 	// Messages returns what carries the group's messages; nil if there is none.
 	Messages() transport.Endpoint
+	// Rest tells of the message of some bytes that another member has sent there, and that was taken: what follows it on
+	// another endpoint, with a tag and in pieces of most bytes. There it is nil if nothing follows.
+	Rest(first unsafe.Pointer, bytes int64) (on transport.Endpoint, tag int32, more, most int64)
 	// Expire gives up the queued collectives whose deadline has passed.
 	Expire(now time.Time)
 	// Standing tells whether this member has announced collective seq, and who gave it up first; nil if nobody did.

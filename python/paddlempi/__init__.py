@@ -72,6 +72,7 @@ from .objects import (
 )
 from .p2p import P2POp, ProbeResult, batch_isend_irecv, irecv, isend, probe, recv, send, sendrecv
 from .preemption import PREEMPTED, preempted, watch_preemption
+from .prepared import PreparedCall, prepare
 from .reduce_op import ReduceOp
 from .topology import Cartesian, Graph
 from .work import Work
@@ -95,6 +96,7 @@ __all__ = [
     "GroupMember",
     "Intercommunicator",
     "P2POp",
+    "PreparedCall",
     "ProbeResult",
     "ProcessGroup",
     "ReduceOp",
@@ -144,6 +146,7 @@ __all__ = [
     "new_group",
     "new_subgroups",
     "preempted",
+    "prepare",
     "probe",
     "recv",
     "recv_object_list",

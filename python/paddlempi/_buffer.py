@@ -32,7 +32,9 @@ from .tensors.kind import (
 __all__ = [
     "Description",
     "Kind",
+    "bump",
     "consumer",
+    "describe",
     "empty_like",
     "in_place",
     "record",
@@ -61,6 +63,24 @@ _kinds: dict[type, Kind] = {}
 def register(tensor_type: type, kind: Kind) -> None:
     """Register a type of tensors. It holds for subclasses too, unless they are registered."""
     _kinds[tensor_type] = kind
+
+
+def describe(tensor: Any) -> Description | None:
+    """Return the description of a tensor; None if the core reads its type itself, or it is none.
+
+    Raises:
+        DtypeError: the tensor has a dtype or a layout that cannot be sent.
+        UnsupportedError: it is on a device that is none of CUDA's.
+    """
+    kind = _kind_of(tensor.__class__)
+    return None if kind.describe is None else kind.describe(tensor)
+
+
+def bump(tensor: Any) -> None:
+    """Tell autograd that a tensor was written to."""
+    kind = _kind_of(tensor.__class__)
+    if kind.bump is not None:
+        kind.bump(tensor)
 
 
 def empty_like(tensor: Any) -> Any:

@@ -27,9 +27,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from .errors import ArgumentError, Error, RefusedError
-from .group import get_local_rank, get_rank, get_world_size, is_initialized
+from .errors import ArgumentError, RefusedError
+from .group import get_local_rank, get_world_size, is_initialized
 from .objects import all_gather_object
+from .together import flush, leads, together
 
 __all__ = ["Checkpoint", "checkpoint", "latest_checkpoint"]
 
@@ -74,32 +75,32 @@ def checkpoint(
     """
     call = f"step={step!r}, keep={keep!r}"
     root = Path(directory)
-    with _together(call):
+    with _step(call):
         name = f"step-{_number('step', step, 0):08d}"
         if keep is not None:
             keep = _number("keep", keep, 1)
     partial = root / (name + _PARTIAL)
-    with _together(call):
-        if _leads():
+    with _step(call):
+        if leads():
             root.mkdir(parents=True, exist_ok=True)
             for stale in (*root.glob("step-*" + _PARTIAL), *root.glob("step-*" + _REPLACED)):
                 shutil.rmtree(stale)
             partial.mkdir()
-    with _together(call):
+    with _step(call):
         if not partial.is_dir():
             raise FileNotFoundError(
                 f"checkpoint: this rank does not see {partial}, which rank 0 has made; give a "
                 "directory on a file system that all hosts share"
             )
-    with _together(call):
+    with _step(call):
         yield partial
-    with _together(call):
+    with _step(call):
         # A rank does not know its own files. The first one of a node flushes what its node wrote.
         if not is_initialized() or get_local_rank() == 0:
             for path in (*partial.rglob("*"), partial):
-                _flush(path)
-    with _together(call):
-        if _leads():
+                flush(path)
+    with _step(call):
+        if leads():
             _publish(partial, root / name)
             if keep is not None:
                 others = [found for found in _complete(root) if found.step != step]
@@ -141,47 +142,22 @@ def _number(name: str, value: object, least: int) -> int:
     return number
 
 
-def _leads() -> bool:
-    return not is_initialized() or get_rank() == 0
-
-
 @contextmanager
-def _together(call: str) -> Iterator[None]:
-    """End with success only if the block succeeds on all ranks.
-
-    Every rank tells the others how its block ended. Exceptions that end the process, such as
-    KeyboardInterrupt, are not told, because the ranks must not wait for each other then.
-    """
-    try:
+def _step(call: str) -> Iterator[None]:
+    """End with success only if the block succeeds on all ranks, which have made the same call."""
+    with together("checkpoint: the checkpoint is not complete") as step:
         yield
-    except Exception as error:
-        # If the group is broken, the others have an error of their own.
-        with suppress(Error):
-            _tell(call, f"{type(error).__name__}: {error}")
-        raise
-    outcomes = _tell(call, "")
-    failed = {rank: text for rank, (_, text) in enumerate(outcomes) if text}
-    if not failed:
-        others = {
-            rank: other for rank, (other, _) in enumerate(outcomes) if other != outcomes[0][0]
-        }
-        failed = {
-            rank: f"it has called checkpoint with {other}, and rank 0 with {outcomes[0][0]}"
-            for rank, other in others.items()
-        }
-    if failed:
-        rank, text = next(iter(failed.items()))
-        refused = RefusedError(f"checkpoint: the checkpoint is not complete: rank {rank}: {text}")
-        refused.ranks = tuple(failed)[:32]
-        raise refused
-
-
-def _tell(call: str, text: str) -> list[tuple[str, str]]:
-    if not is_initialized():
-        return [(call, text)]
-    outcomes: list[tuple[str, str]] = [("", "")] * get_world_size()
-    all_gather_object(outcomes, (call, text))
-    return outcomes
+        step.tell = call
+    for rank, other in enumerate(step.told):
+        if other != step.told[0]:
+            refused = RefusedError(
+                f"checkpoint: the checkpoint is not complete: rank {rank}: it has called "
+                f"checkpoint with {other}, and rank 0 with {step.told[0]}"
+            )
+            refused.ranks = tuple(
+                rank for rank, told in enumerate(step.told) if told != step.told[0]
+            )[:32]
+            raise refused
 
 
 def _publish(partial: Path, final: Path) -> None:
@@ -190,18 +166,9 @@ def _publish(partial: Path, final: Path) -> None:
     if final.exists():
         final.rename(replaced)
     partial.rename(final)
-    _flush(final.parent)
+    flush(final.parent)
     if replaced.exists():
         shutil.rmtree(replaced)
-
-
-def _flush(path: Path) -> None:
-    """Write a file, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _complete(root: Path) -> list[Checkpoint]:

@@ -11,8 +11,11 @@ Names, argument order and meaning are ``torch.distributed``'s. For all functions
 * **Tensors.** A tensor is a NumPy array, a Paddle or PyTorch tensor, or any object with the
   buffer protocol, ``__dlpack__`` or ``__cuda_array_interface__``. It is in host memory or in
   CUDA memory. It may have any shape and strides, also zero elements or zero dimensions:
-  members have to agree on the number of elements, not on the shape. Contiguous tensors in
-  host memory are not copied.
+  members have to agree on the number of elements, not on the shape or the strides. Contiguous
+  tensors in host memory are not copied. Other ones are, in pieces if those of a call have more
+  than 8 MiB: however long they are, a call takes at most 64 MiB besides its tensors. Elements of
+  an output must not share memory. If an output shares memory with an input, other than an input
+  that lies where this rank's own part of the result goes, the whole input is copied first.
 * **Dtypes.** bool, int8 to int64, uint8 to uint64, float16, bfloat16, float32, float64,
   complex64, complex128. Functions that reduce nothing also take float8. All tensors of a call
   have one dtype. ``docs/ops.md`` lists which reduce op is defined for which dtype.
@@ -117,6 +120,8 @@ def all_reduce_coalesced(
     rank_list: _RankList = None,
 ) -> Work | None:
     """Reduce several tensors of one dtype in place, as one operation.
+
+    They are put together in pieces, not as a whole.
 
     Args:
         tensors: input and output; one or more tensors of any shapes. Every member gives as many

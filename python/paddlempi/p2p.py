@@ -6,6 +6,13 @@ group's collectives, and collectives do not wait for messages. A message and the
 receives it must have the same number of bytes, else the receiver raises ``TruncateError``.
 A tag is an integer of at least 0. MPI sets the greatest tag, which is at least 32767.
 
+A message may be a list or a tuple of tensors instead of one tensor: it is the bytes of their
+elements, one tensor after the other. Only the bytes of the whole count, as in MPI's struct types:
+the sender and the receiver may have other numbers of tensors, other dtypes and other shapes. The
+tensors that receive must not overlap each other. Tensors that are not contiguous, lists, and
+tensors in CUDA memory are copied on the way, in pieces if the message is longer than 16 MiB: then
+a message takes 16 MiB at most besides its tensors.
+
 ``src`` and ``dst`` are global ranks. ``group_src`` and ``group_dst`` are ranks of the group. A
 call gives at most one of the two. Tensors, dtypes and threads are described in
 :mod:`paddlempi.collectives`. Errors differ:
@@ -48,6 +55,7 @@ __all__ = [
 ]
 
 _Group = ProcessGroup | None
+_Tensors = Tensor | Sequence[Tensor]
 
 _MAX_TAG = 2**31 - 1
 _ANY_TAG = -1
@@ -65,7 +73,7 @@ class ProbeResult(NamedTuple):
 
 
 def send(
-    tensor: Tensor,
+    tensor: _Tensors,
     dst: int | None = None,
     group: _Group = None,
     tag: int = 0,
@@ -74,7 +82,7 @@ def send(
     """Send a tensor. Return when the tensor may be written to again.
 
     Args:
-        tensor: any shape and dtype.
+        tensor: any shape, strides and dtype; or a list of such tensors.
         dst: the global rank of the receiver; or give ``group_dst``, its rank in the group.
         group: the group of both ranks; None is the world.
         tag: the receiver has to ask for this tag, or for any tag.
@@ -87,7 +95,7 @@ def send(
 
 
 def recv(
-    tensor: Tensor,
+    tensor: _Tensors,
     src: int | None = None,
     group: _Group = None,
     tag: int = 0,
@@ -96,7 +104,8 @@ def recv(
     """Receive a message into a tensor.
 
     Args:
-        tensor: output, with as many bytes as the message.
+        tensor: output, with as many bytes as the message; or a list of such tensors, which
+            together have as many.
         src: the global rank of the sender; or give ``group_src``, its rank in the group. If
             both are None, a message from any rank is received.
         group: the group of both ranks; None is the world.
@@ -107,6 +116,8 @@ def recv(
 
     Raises:
         TruncateError: the message is longer or shorter than ``tensor``. The message is lost.
+            If it has more than 16 MiB, and ``tensor`` has less than 16 bytes, its sender is not
+            told, and waits until its deadline.
     """
     if is_nonmember(group, Op.RECV):
         return -1
@@ -117,7 +128,7 @@ def recv(
 
 
 def isend(
-    tensor: Tensor,
+    tensor: _Tensors,
     dst: int | None = None,
     group: _Group = None,
     tag: int = 0,
@@ -137,7 +148,7 @@ def isend(
 
 
 def irecv(
-    tensor: Tensor,
+    tensor: _Tensors,
     src: int | None = None,
     group: _Group = None,
     tag: int = 0,
@@ -156,9 +167,9 @@ def irecv(
 
 
 def sendrecv(
-    send_tensor: Tensor,
+    send_tensor: _Tensors,
     dst: int,
-    recv_tensor: Tensor,
+    recv_tensor: _Tensors,
     src: int | None = None,
     group: _Group = None,
     send_tag: int = 0,
@@ -169,9 +180,10 @@ def sendrecv(
     Ranks that call it in a ring do not deadlock.
 
     Args:
-        send_tensor: input.
+        send_tensor: input; a tensor, or a list of tensors.
         dst: the global rank that ``send_tensor`` goes to.
-        recv_tensor: output, with as many bytes as the message; may be ``send_tensor``.
+        recv_tensor: output, with as many bytes as the message; may be ``send_tensor``. If the
+            two share memory, the whole of ``send_tensor`` is copied first.
         src: the global rank that ``recv_tensor`` comes from; None: any rank.
         group: the group of all three ranks; None is the world.
         send_tag: the tag of the message that is sent.
@@ -236,7 +248,7 @@ class P2POp:
 
     Args:
         op: :func:`isend` or :func:`irecv`.
-        tensor: the tensor to send or to receive into.
+        tensor: the tensor, or the list of tensors, to send or to receive into.
         peer: the global rank of the other side; or give ``group_peer``, its rank in the group.
         group: the group of both ranks; None is the world.
         tag: as for :func:`send` or :func:`recv`.
@@ -250,7 +262,7 @@ class P2POp:
     def __init__(
         self,
         op: Callable[..., Work],
-        tensor: Tensor,
+        tensor: _Tensors,
         peer: int | None = None,
         group: _Group = None,
         tag: int = 0,

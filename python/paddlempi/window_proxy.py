@@ -42,8 +42,13 @@ def whole(shape: tuple[int, ...]) -> Place:
     return Place(0, shape, tuple(strides))
 
 
-def indexed(place: Place, index: Any) -> Place:
+def indexed(place: Place, index: Any, what: str = "index of a window") -> Place:
     """Return the elements that NumPy's basic indexing chooses.
+
+    Args:
+        place: the elements of an array.
+        index: of the array.
+        what: the beginning of the text of an error.
 
     Raises:
         errors.IndexError: an integer is out of range, there are more of them than dimensions, or
@@ -54,16 +59,14 @@ def indexed(place: Place, index: Any) -> Place:
     items = index if isinstance(index, tuple) else (index,)
     ellipses = sum(item is Ellipsis for item in items)
     if ellipses > 1:
-        raise errors.IndexError(
-            f"index of a window: '...' stands in it {ellipses} times, once is valid"
-        )
+        raise errors.IndexError(f"{what}: '...' stands in it {ellipses} times, once is valid")
     if not ellipses:
         items = (*items, Ellipsis)
     named = sum(item is not None and item is not Ellipsis for item in items)
     left = len(place.shape) - named  # the dimensions that '...' stands for
     if left < 0:
         raise errors.IndexError(
-            f"index of a window: it names {named} dimensions, and the shape {place.shape} has "
+            f"{what}: it names {named} dimensions, and the shape {place.shape} has "
             f"{len(place.shape)}"
         )
     offset, dim = place.offset, 0
@@ -78,28 +81,28 @@ def indexed(place: Place, index: Any) -> Place:
             strides += place.strides[dim : dim + left]
             dim += left
         elif isinstance(item, slice):
-            chosen = _range(item, place.shape[dim])
+            chosen = _range(item, place.shape[dim], what)
             if chosen:
                 offset += chosen[0] * place.strides[dim]
             shape.append(len(chosen))
             strides.append(chosen.step * place.strides[dim])
             dim += 1
         else:
-            offset += _number(item, dim, place.shape[dim]) * place.strides[dim]
+            offset += _number(item, dim, place.shape[dim], what) * place.strides[dim]
             dim += 1
     return Place(offset, tuple(shape), tuple(strides))
 
 
-def _range(item: slice, length: int) -> range:
+def _range(item: slice, length: int, what: str) -> range:
     try:
         return range(*item.indices(length))
     except TypeError:
-        raise DtypeError(f"index of a window: {item} is no slice of integers") from None
+        raise DtypeError(f"{what}: {item} is no slice of integers") from None
     except ValueError as error:
-        raise ArgumentError(f"index of a window: {item}: {error}") from None
+        raise ArgumentError(f"{what}: {item}: {error}") from None
 
 
-def _number(item: Any, dim: int, length: int) -> int:
+def _number(item: Any, dim: int, length: int, what: str) -> int:
     """Return an integer of an index, counted from the first element of its dimension."""
     # Python takes a bool for an integer, and torch a tensor of one element. NumPy chooses other
     # elements by them.
@@ -110,12 +113,12 @@ def _number(item: Any, dim: int, length: int) -> int:
         number = operator.index(item)
     except TypeError:
         raise DtypeError(
-            f"index of a window: it has a {type(item).__name__}, and takes integers, slices, '...' "
+            f"{what}: it has a {type(item).__name__}, and takes integers, slices, '...' "
             "and None; for other elements get() a part that has them, and index that"
         ) from None
     if not -length <= number < length:
         raise errors.IndexError(
-            f"index of a window: {number} is out of range for dimension {dim} of length {length}"
+            f"{what}: {number} is out of range for dimension {dim} of length {length}"
         )
     return number if number >= 0 else number + length
 

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import _native
-from ..checkpoints import _flush
 from ..errors import ArgumentError
+from ..together import flush
 from .cuts import Cut, CutTable, open_cut
 from .initializers import Initializer, Normal, Uniform, initializer
 from .optimizers import SGD, Optimizer, optimizer
@@ -84,9 +84,9 @@ def export(
     staged = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
         _FORMATS[format](staged, cut, tensors)
-        _flush(staged)
+        flush(staged)
         staged.replace(path)
-        _flush(path.parent)
+        flush(path.parent)
     finally:
         with suppress(FileNotFoundError):
             staged.unlink()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from ..errors import DtypeError, UnsupportedError
+from ..errors import ArgumentError, DtypeError, UnsupportedError
 from .kind import (
     CPU,
     CUDA,
@@ -29,7 +29,17 @@ from .kind import (
     unlike,
 )
 
-__all__ = ["KINDS", "joined", "new", "over", "rows_of", "spread"]
+__all__ = [
+    "KINDS",
+    "from_host",
+    "joined",
+    "new",
+    "over",
+    "rows_of",
+    "shard_of",
+    "spread",
+    "to_host",
+]
 
 _CODES = codes_of(paddle, "uint16")  # Paddle's uint16 is bfloat16
 
@@ -87,6 +97,62 @@ def over(memory: Any, dtype: str, shape: tuple[int, ...]) -> Any:
 def new(dtype: str, shape: tuple[int, ...]) -> Any:
     """Return a new tensor in ordinary host memory. Its elements are undefined."""
     return paddle.empty(shape, dtype).cpu()
+
+
+def to_host(tensor: Any, index: tuple[slice, ...]) -> Any:
+    """Return a contiguous copy of a part of a tensor in host memory."""
+    return tensor.detach()[index].cpu().contiguous()
+
+
+def from_host(tensor: Any, index: tuple[slice, ...], values: Any) -> None:
+    """Write a tensor in host memory into a part of a tensor; returns when it is there."""
+    tensor.detach()[index] = values.to(tensor.place)
+    paddle.device.synchronize()
+
+
+def shard_of(tensor: Any) -> tuple[Any, tuple[int, ...], tuple[int, ...]] | None:
+    """Return what this rank holds of a distributed tensor; None if the tensor is an ordinary one.
+
+    Returns:
+        The local tensor, the shape of the whole, and where in the whole the local one begins.
+
+    Raises:
+        ArgumentError: the ranks do not hold boxes of the whole.
+    """
+    if not tensor.is_dist():
+        return None
+    import paddle.distributed as dist
+
+    mesh, shape = tensor.process_mesh, tuple(tensor.shape)
+    ranks = np.array(mesh.process_ids).reshape(mesh.shape)
+    here = np.argwhere(ranks == dist.get_rank())
+    local = tensor._local_value()
+    begins, ends = [0] * len(shape), list(shape)
+    for number, place in enumerate(tensor.placements):
+        if place.is_partial():
+            raise ArgumentError(
+                f"it is {place} on dimension {number} of its mesh: the ranks hold addends of it; "
+                "reshard it first"
+            )
+        if place.is_shard() and len(here):
+            dim = place.get_dim()
+            # The first ones of the parts are longer if the length cannot be divided.
+            length, parts = ends[dim] - begins[dim], mesh.shape[number]
+            part, at = int(here[0][number]), begins[dim]
+            each, more = divmod(length, parts)
+            begins[dim] = at + part * each + min(part, more)
+            ends[dim] = begins[dim] + each + (part < more)
+    if not len(here):  # this rank is not in the mesh
+        if not shape:
+            raise ArgumentError("it is a scalar, and this rank is not in its mesh")
+        return paddle.empty((0,) * len(shape), tensor.dtype), shape, (0,) * len(shape)
+    lengths = tuple(e - b for b, e in zip(begins, ends, strict=True))
+    if lengths != tuple(local.shape):
+        raise ArgumentError(
+            f"this rank holds a tensor of shape {tuple(local.shape)}, and by its placements "
+            f"{tensor.placements} it would be {lengths}"
+        )
+    return local, shape, tuple(begins)
 
 
 def spread(values: Any, dtype: str, shape: tuple[int, ...]) -> Any:

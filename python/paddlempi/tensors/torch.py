@@ -24,7 +24,19 @@ from .kind import (
     unlike,
 )
 
-__all__ = ["KINDS", "adopt", "joined", "new", "over", "promote", "rows_of", "spread"]
+__all__ = [
+    "KINDS",
+    "adopt",
+    "from_host",
+    "joined",
+    "new",
+    "over",
+    "promote",
+    "rows_of",
+    "shard_of",
+    "spread",
+    "to_host",
+]
 
 _CODES = codes_of(torch)
 _STRIDED = torch.strided
@@ -77,6 +89,78 @@ def over(memory: Any, dtype: str, shape: tuple[int, ...]) -> Any:
 def new(dtype: str, shape: tuple[int, ...]) -> Any:
     """Return a new tensor in ordinary host memory. Its elements are undefined."""
     return torch.empty(shape, dtype=getattr(torch, dtype))
+
+
+def to_host(tensor: Any, index: tuple[slice, ...]) -> Any:
+    """Return a contiguous copy of a part of a tensor in host memory."""
+    return tensor.detach()[index].cpu().contiguous()
+
+
+def from_host(tensor: Any, index: tuple[slice, ...], values: Any) -> None:
+    """Write a tensor in host memory into a part of a tensor; returns when it is there."""
+    tensor.detach()[index].copy_(values)
+
+
+def shard_of(tensor: Any) -> tuple[Any, tuple[int, ...], tuple[int, ...]] | None:
+    """Return what this rank holds of a distributed tensor; None if the tensor is an ordinary one.
+
+    Returns:
+        The local tensor, the shape of the whole, and where in the whole the local one begins.
+
+    Raises:
+        ArgumentError: the ranks do not hold boxes of the whole.
+    """
+    kinds = {f"{base.__module__}.{base.__name__}": base for base in type(tensor).__mro__}
+    if "torch.distributed.tensor.DTensor" in kinds:
+        return _of_dtensor(tensor)
+    if "torch.distributed._shard.sharded_tensor.api.ShardedTensor" in kinds:
+        local = tensor.local_shards()
+        if len(local) != 1:
+            raise ArgumentError(
+                f"this rank has {len(local)} shards of a ShardedTensor, it must have one"
+            )
+        size = tuple(tensor.metadata().size)
+        return local[0].tensor, size, tuple(local[0].metadata.shard_offsets)
+    return None
+
+
+def _of_dtensor(tensor: Any) -> tuple[Any, tuple[int, ...], tuple[int, ...]]:
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+    from torch.distributed.tensor import _utils
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    mesh, placements, shape = tensor.device_mesh, tensor.placements, tuple(tensor.shape)
+    for number, place in enumerate(placements):
+        if place.is_partial():
+            raise ArgumentError(
+                f"it is {place} on dimension {number} of its mesh: the ranks hold addends of it; "
+                "redistribute() it first"
+            )
+        if isinstance(place, _StridedShard) and mesh.size(number) > 1:
+            inner = 1
+            for other, later in enumerate(placements[number + 1 :], number + 1):
+                if later.is_shard(place.dim) and not isinstance(later, _StridedShard):
+                    inner *= mesh.size(other)
+            if inner != place.split_factor:
+                raise ArgumentError(
+                    f"its placements {tuple(placements)} have a _StridedShard without the Shard of "
+                    f"dimension {place.dim} that cuts it into {place.split_factor}: a rank's rows "
+                    "do not lie together; give the tensor with all of its mesh"
+                )
+    local = tensor._local_tensor
+    if isinstance(local, AsyncCollectiveTensor):
+        local = local.wait()
+    if mesh.get_coordinate() is None:  # this rank is not in the mesh
+        if not shape:
+            raise ArgumentError("it is a scalar, and this rank is not in its mesh")
+        return local.new_empty((0,) * len(shape)), shape, (0,) * len(shape)
+    lengths, offsets = _utils.compute_local_shape_and_global_offset(shape, mesh, placements)
+    if tuple(lengths) != tuple(local.shape):
+        raise ArgumentError(
+            f"this rank holds a tensor of shape {tuple(local.shape)}, and by its placements "
+            f"{tuple(placements)} it would be {tuple(lengths)}"
+        )
+    return local, shape, tuple(offsets)
 
 
 def spread(values: Any, dtype: str, shape: tuple[int, ...]) -> Any:

@@ -1,4 +1,4 @@
-"""Jobs that spawn processes, and what an MPI that cannot do so says."""
+"""Jobs that spawn processes."""
 
 from __future__ import annotations
 
@@ -131,35 +131,6 @@ def test_interrupted(tmp_path: Path) -> None:
     child.write_text(LATE)
     ended = job.run(2, interrupted, env={"CHILD": str(child), **SPAWNS})
     assert ended.output.count("done\n") == 2, ended.output
-
-
-def refused() -> None:
-    import os
-    import sys
-
-    from ranks_tools import dist, done, errors, raises, start
-
-    rank = start()
-    kind = os.environ["FAULTS_MPI"]
-    for call in (dist.accept, dist.connect):
-        if kind != "mpich":
-            with raises(errors.UnsupportedError, "MPICH", "I_MPI_SPAWN=1", most=1):
-                call("127.0.0.1:9", secret="s", timeout=20)
-    if kind == "impi":
-        with raises(errors.UnsupportedError, "I_MPI_SPAWN=1", most=1):
-            dist.spawn([sys.executable, "-c", ""], 1)
-    with raises(errors.DtypeError, "command"):
-        dist.spawn([1], 1)
-    if kind != "impi":
-        with raises(errors.ArgumentError, "n=0 is not from 1"):
-            dist.spawn("true", 0)
-        with raises(errors.ArgumentError, "no-such-program", ranks=() if rank == 0 else (0,)):
-            dist.spawn(["./no-such-program"], 1)
-    done()
-
-
-def test_what_is_refused() -> None:
-    job.succeed(2, refused)
 
 
 def test_the_example() -> None:

@@ -11,6 +11,7 @@ import test_all_reduce
 import test_all_to_all
 import test_gather
 import test_p2p
+import test_prepared
 import test_reduce_scatter
 from test_broadcast import test_broadcast
 from test_reduce import test_reduce
@@ -32,6 +33,7 @@ test_exchanges = test_all_to_all.test_list
 test_exchanges_tensor = test_all_to_all.test_single
 test_exchanges_splits = test_all_to_all.test_single_with_splits
 test_exchanges_strided_splits = test_all_to_all.test_single_strided_with_splits
+test_prepared_calls = test_prepared.test_kinds
 test_ring = test_p2p.test_ring
 test_sendrecv = test_p2p.test_sendrecv
 test_isend_irecv = test_p2p.test_isend_irecv

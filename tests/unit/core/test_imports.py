@@ -43,8 +43,10 @@ PYTHON = (
     ("topology",),
     ("p2p",),
     ("objects",),
+    ("together",),
     ("window_proxy",),
     ("context", "communicator", "checkpoints", "preemption", "jobs", "window"),
+    ("io",),
     ("ps",),
     ("__init__",),
     ("torch", "paddle"),
@@ -52,7 +54,7 @@ PYTHON = (
 )
 
 # Every front, and the frameworks that it may import.
-FRONTS = {"torch": {"torch", "numpy"}, "paddle": {"paddle", "numpy"}}
+FRONTS = {"torch": {"torch", "numpy"}, "paddle": {"paddle", "numpy"}, "io": {"numpy"}}
 
 # The floors inside the fronts and inside tensors, from the bottom up.
 TORCH = (
@@ -80,7 +82,7 @@ TORCH = (
     ("bench_model",),
 )
 
-# In PADDLE and TENSORS the modules of one floor do not import each other.
+# In PADDLE, TENSORS and IO the modules of one floor do not import each other.
 PADDLE = (
     # Paddle itself: its names, its attributes that are replaced, the variables that it reads
     ("private", "patches", "environment"),
@@ -108,6 +110,16 @@ TENSORS = (
     ("kind",),
     ("plain", "cuda_array", "numpy", "torch", "paddle"),
     ("dlpack",),
+    ("__init__",),
+)
+
+IO = (
+    ("dtypes",),
+    ("header", "places", "progress"),
+    ("layout", "tiles", "elements"),
+    ("shards", "commit", "writer"),
+    ("reader", "saving"),
+    ("file",),
     ("__init__",),
 )
 
@@ -333,7 +345,7 @@ def test_imports_inside_torch_go_down() -> None:
         assert floors[inner] <= floors[module], f"torch/{module} imports {inner}"
 
 
-@pytest.mark.parametrize(("room", "table"), [("paddle", PADDLE), ("tensors", TENSORS)])
+@pytest.mark.parametrize(("room", "table"), [("paddle", PADDLE), ("tensors", TENSORS), ("io", IO)])
 def test_imports_inside_a_room_go_down(room: str, table: tuple[tuple[str, ...], ...]) -> None:
     floors = {name: number for number, names in enumerate(table) for name in names}
     for module, inner in inner_imports(room, table):

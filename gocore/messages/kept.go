@@ -1,0 +1,139 @@
+package messages
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/transport"
+)
+
+// kept has messages that probe has taken out of the transport, because the header of a long message has to be read to
+// tell its length. Receives and later probes look here first. The messages of a rank that came before the header are
+// taken out with it, so those here came before those that the transport has.
+type kept struct {
+	n    atomic.Int32 // len(list); can be read without mu
+	mu   sync.Mutex
+	list []keptMessage
+}
+
+// keptMessage is one of them. The transport still has it, unless it was read.
+type keptMessage struct {
+	transport.Message
+	read   bool
+	header [headerBytes]byte // what was read
+	length int64             // what probe tells
+}
+
+func (m *keptMessage) matches(peer, tag int32) bool {
+	return (peer < 0 || m.Source == peer) && (tag < 0 || m.Tag == tag)
+}
+
+// take takes out the first message from a rank with a tag; each may be any.
+func (k *kept) take(peer, tag int32) (m keptMessage, ok bool) {
+	if k.n.Load() == 0 {
+		return m, false
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	i := slices.IndexFunc(k.list, func(m keptMessage) bool { return m.matches(peer, tag) })
+	if i < 0 {
+		return m, false
+	}
+	m = k.list[i]
+	k.list = slices.Delete(k.list, i, i+1)
+	k.n.Add(-1)
+	return m, true
+}
+
+// probe is the endpoint's Probe, which also knows the messages that are kept, and the lengths of long ones.
+func (k *kept) probe(on transport.Endpoint, peer, tag int32) (st transport.Status, found bool, err error) {
+	if k.n.Load() == 0 {
+		st, found, err = on.Probe(peer, tag)
+		if err != nil || !found || st.Bytes != headerBytes {
+			return st, found, err
+		}
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for try := 0; try < 2; try++ {
+		i := slices.IndexFunc(k.list, func(m keptMessage) bool { return m.matches(peer, tag) })
+		if i >= 0 {
+			m := &k.list[i]
+			err := m.look(on)
+			return transport.Status{Source: m.Source, Tag: m.Tag, Bytes: m.length}, err == nil, err
+		}
+		st, found, err = on.Probe(peer, tag)
+		if err != nil || !found || st.Bytes != headerBytes {
+			return st, found, err
+		}
+		if err = k.draw(on, st); err != nil {
+			return st, false, err
+		}
+	}
+	return st, false, nil // another thread has received it
+}
+
+// draw takes the messages of a rank out of the transport, up to the first one with a tag.
+func (k *kept) draw(on transport.Endpoint, st transport.Status) error {
+	for {
+		m, found, err := on.Match(st.Source, transport.AnyTag)
+		if err != nil || !found {
+			return err
+		}
+		k.list = append(k.list, keptMessage{Message: m, length: m.Bytes})
+		k.n.Add(1)
+		if m.Tag == st.Tag {
+			return nil
+		}
+	}
+}
+
+// look reads a message that may be a header.
+func (m *keptMessage) look(on transport.Endpoint) error {
+	if m.read || m.Bytes != headerBytes {
+		return nil
+	}
+	block, err := mem.Alloc(headerBytes)
+	if err != nil {
+		return err
+	}
+	defer mem.Free(block)
+	if err := transport.TakeNow(on, m.Message, block, headerBytes); err != nil {
+		return err
+	}
+	m.read, m.header = true, *(*[headerBytes]byte)(block)
+	if h := *(*header)(block); h.mark == headerMark {
+		m.length = h.length()
+	}
+	return nil
+}
+
+// receive gives a message that was kept to a transfer. Its request is not the transport's if it was read.
+func (m *message) receiveKept(tr *transfer, from *keptMessage) (*transport.Request, error) {
+	data, room := tr.room()
+	if !from.read {
+		return m.comm.Take(from.Message, data, room)
+	}
+	tr.read = true
+	r := &transport.Request{Done: 1, Source: from.Source, Tag: from.Tag, Bytes: headerBytes}
+	switch {
+	case room < headerBytes: // outcome says that it is too long
+	case tr.onDevice != nil && tr.onDevice.blocks[0] == nil && tr.long == nil:
+		d := tr.onDevice.device
+		block, err := mem.Alloc(headerBytes)
+		if err != nil {
+			return r, err
+		}
+		defer mem.Free(block)
+		*(*[headerBytes]byte)(block) = from.header
+		if err := d.Copy(data, block, headerBytes, d.In); err != nil {
+			return r, err
+		}
+		return r, d.StreamSync(d.In)
+	default:
+		*(*[headerBytes]byte)(data) = from.header
+	}
+	return r, nil
+}

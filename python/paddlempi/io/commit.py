@@ -1,0 +1,231 @@
+"""How files come to be there whole: written beside under other names, and renamed at the end.
+
+One file, ``model.safetensors``, is written as ``model.safetensors.TAG.partial`` and renamed. A set
+is ``model-TAG-00001-of-00003.safetensors`` and so on, and ``model.safetensors.index.json``, which
+is renamed last: that is the commit. Only then are the files of the old index removed. TAG is 16
+random hexadecimal digits.
+
+What a killed job leaves has a tag that nothing names. The next save to the same path removes it. A
+save holds a lock (flock) on its partial file as long as it runs, so that another one leaves its
+files alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import secrets
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from ..errors import ArgumentError
+from ..together import flush
+from . import layout
+
+__all__ = ["Names", "Save", "opened"]
+
+_MODEL = "model.safetensors"
+_INDEX = ".index.json"
+
+
+class Names:
+    """The names of what is saved to a path.
+
+    Args:
+        path: of one file, also for a set; of an index; or of a folder, for ``model.safetensors``
+            in it.
+
+    Attributes:
+        one: the path of one file.
+        index: that of the index of a set.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.one = Path(os.fsdecode(path))
+        if self.one.name.endswith(_INDEX):
+            self.one = self.one.with_name(self.one.name.removesuffix(_INDEX))
+        elif self.one.is_dir():
+            self.one = self.one / _MODEL
+        self.index = self.one.with_name(self.one.name + _INDEX)
+
+    def beside(self, label: str, tag: str) -> str:
+        """Return the name of a file that the commit belongs to: it has the tag in its name."""
+        return f"{self.one.stem}-{tag}-{label}{self.one.suffix}"
+
+    def tag_of(self, name: str) -> str | None:
+        """Return the tag of a name that a save has made; None for all others."""
+        stem, suffix = re.escape(self.one.stem), re.escape(self.one.suffix)
+        partial = rf"{re.escape(self.one.name)}(?:{re.escape(_INDEX)})?\.([0-9a-f]{{16}})\.partial"
+        beside = rf"{stem}-([0-9a-f]{{16}})-(?:\d{{5}}-of-\d{{5}}|[a-z]+){suffix}"
+        found = re.fullmatch(f"{partial}|{beside}", name)
+        return None if found is None else found[1] or found[2]
+
+
+class Save:
+    """The files of one save, from the first one to the commit. One rank has it, for all.
+
+    Args:
+        what: the function, for errors.
+        names: where.
+        is_set: whether it is a set with an index, or one file. None: one file that is no form of
+            safetensors.
+
+    Attributes:
+        tag: the tag of its names.
+        partial: what :meth:`commit` renames.
+
+    Raises:
+        ArgumentError: the folder holds the other form.
+        OSError: a file cannot be made.
+    """
+
+    def __init__(self, what: str, names: Names, is_set: bool | None) -> None:
+        self._names = names
+        self._final = names.index if is_set else names.one
+        other = names.one if is_set else names.index
+        if is_set is not None and other.exists():
+            forms = ("a set of files", "one file") if is_set else ("one file", "a set of files")
+            raise ArgumentError(
+                f"{what}: {other} is there, of a checkpoint that is {forms[1]}; this one is "
+                f"{forms[0]}, and readers would find both: remove it, or give another path"
+            )
+        if not self._final.parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "there is no such folder", self._final.parent)
+        if self._final.is_dir():
+            raise ArgumentError(f"{what}: {self._final} is a folder; give the path of a file")
+        self.tag = secrets.token_hex(8)
+        self.partial = self._final.with_name(f"{self._final.name}.{self.tag}.partial")
+        self._made: list[Path] = []
+        self._lock = self._make(self.partial)
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            self._remove_stale()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def beside(self, label: str) -> Path:
+        """Return the path of a further file, which the commit makes valid."""
+        return self._final.with_name(self._names.beside(label, self.tag))
+
+    def begin(self, path: Path, head: bytes, size: int) -> None:
+        """Make a file of a size with its first bytes."""
+        descriptor = self._lock if path == self.partial else self._make(path)
+        try:
+            os.ftruncate(descriptor, size)
+            written = 0
+            while written < len(head):
+                written += os.pwrite(descriptor, head[written:], written)
+        finally:
+            if descriptor != self._lock:
+                os.close(descriptor)
+
+    def commit(self) -> None:
+        """Give the partial file its name, and remove what it has replaced.
+
+        What other ranks have written is on the disk.
+        """
+        os.fsync(self._lock)
+        if len(self._made) > 1:
+            flush(self._final.parent)  # the names of the files beside
+        self.partial.replace(self._final)
+        self._made.clear()
+        flush(self._final.parent)
+        with suppress(OSError):  # the next save tries again
+            self._remove_stale()
+        self._close()
+
+    def abandon(self) -> None:
+        """Remove the files, unless they were committed."""
+        for path in self._made:
+            with suppress(OSError):
+                path.unlink()
+        self._made.clear()
+        self._close()
+
+    def _make(self, path: Path) -> int:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        self._made.append(path)
+        return descriptor
+
+    def _close(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _remove_stale(self) -> None:
+        """Remove files with tags that neither a save under way has nor what is committed."""
+        folder = self._final.parent
+        kept = {path.name for path in self._made} | self._committed()
+        tagged = {
+            name: tag
+            for name in os.listdir(folder)
+            for tag in [self._names.tag_of(name)]
+            if tag is not None
+        }
+        alive = {tag for name, tag in tagged.items() if self._is_alive(folder / name)}
+        for name, tag in tagged.items():
+            if name not in kept and tag not in alive:
+                with suppress(FileNotFoundError):
+                    (folder / name).unlink()
+
+    def _is_alive(self, path: Path) -> bool:
+        """Whether another save holds the lock of a partial file."""
+        if not path.name.endswith(".partial") or path in self._made:
+            return False
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
+        return False
+
+    def _committed(self) -> set[str]:
+        """Return the names of the files that the index of the path has.
+
+        Raises:
+            ArgumentError: there is an index that cannot be read: which files it needs is not known.
+        """
+        try:
+            data = self._names.index.read_bytes()
+        except FileNotFoundError:
+            return set()
+        return set(layout.parsed_index(data)[0].values())
+
+
+def opened(path: str, flags: int, made: bool, stack: ExitStack) -> int:
+    """Open a file until the stack is closed, and return the descriptor.
+
+    Args:
+        path: of the file.
+        flags: of ``os.open``.
+        made: whether another rank has just made it.
+        stack: closes it.
+
+    Raises:
+        FileNotFoundError: this rank does not see it.
+        OSError: it cannot be opened.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        if not made:
+            raise
+        raise FileNotFoundError(
+            error.errno,
+            "this rank does not see the file that rank 0 has made; give a path on a file system "
+            "that all hosts share",
+            path,
+        ) from None
+    stack.callback(os.close, descriptor)
+    return descriptor

@@ -1,0 +1,167 @@
+"""Messages of more than 16 MiB, which may go in pieces, and messages of several tensors."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import numpy as np
+import pytest
+from paddlempi.errors import ArgumentError, TimeoutError, TruncateError
+
+COUNT = 5 * 2**20  # 20 MiB of float32
+KINDS = ["contiguous", "columns", "transposed", "list"]
+VALUES = np.arange(COUNT, dtype=np.float32)
+
+
+class Room:
+    """The tensors of a message of 20 MiB."""
+
+    def __init__(self, kind: str) -> None:
+        rows = COUNT // 1024
+        self.whole = np.zeros(2 * COUNT, np.float32)
+        if kind == "contiguous":
+            self.given = self.whole[:COUNT]
+        elif kind == "columns":
+            self.given = self.whole.reshape(rows, 2048)[:, ::2]
+        elif kind == "transposed":
+            self.given = self.whole[:COUNT].reshape(1024, rows).T
+        else:
+            # The first tensor ends within an element of the others.
+            ends = self.whole[1:COUNT].reshape(-1)[::-1]
+            self.given = [
+                self.whole[COUNT:].view(np.int8)[:3],
+                self.whole[-1:].view(np.int8)[:1],
+                ends,
+            ]
+
+    def fill(self, offset: float = 0) -> Room:
+        values = VALUES + np.float32(offset)
+        if isinstance(self.given, list):
+            first = values[:1].view(np.int8)
+            self.given[0][...], self.given[1][...], self.given[2][...] = (
+                first[:3],
+                first[3:],
+                values[1:],
+            )
+        else:
+            self.given[...] = values.reshape(self.given.shape)
+        return self
+
+    def has(self, offset: float = 0) -> bool:
+        values = VALUES + np.float32(offset)
+        if not isinstance(self.given, list):
+            return bool((self.given.reshape(-1) == values).all())
+        first = np.concatenate(self.given[:2]).view(np.float32)
+        return bool(first[0] == values[0] and (self.given[2] == values[1:]).all())
+
+
+@pytest.mark.mpi(min=2)
+@pytest.mark.parametrize("into", KINDS)
+@pytest.mark.parametrize("of", KINDS)
+def test_from_layout_to_layout(dist: ModuleType, rank: int, of: str, into: str) -> None:
+    if rank == 0:
+        dist.send(Room(of).fill().given, 1, tag=3)
+    elif rank == 1:
+        room = Room(into)
+        if into == "columns":
+            assert dist.probe(tag=3) == (0, 4 * COUNT, 3)
+        assert dist.recv(room.given, None if of == "columns" else 0, tag=3) == 0
+        assert room.has()
+        if into == "columns":
+            assert (room.whole[1::2] == 0).all(), "written to between the elements"
+
+
+def test_ring(dist: ModuleType, rank: int, size: int) -> None:
+    after, before = (rank + 1) % size, (rank - 1) % size
+    rooms = [Room(kind) for kind in KINDS]
+    works = [dist.irecv(room.given, before, tag=tag) for tag, room in enumerate(rooms)]
+    sent = [Room(kind).fill(rank) for kind in reversed(KINDS)]
+    works += [dist.isend(room.given, after, tag=tag) for tag, room in enumerate(sent)]
+    for work in works:
+        assert work.wait()
+    assert all(room.has(before) for room in rooms)
+
+
+def test_sendrecv(dist: ModuleType, rank: int, size: int) -> None:
+    after, before = (rank + 1) % size, (rank - 1) % size
+    room = Room("columns").fill(rank)
+    assert dist.sendrecv(room.given, after, room.given, before) == before
+    assert room.has(before)
+    between = room.whole.reshape(-1, 2048)[:, 1::2]  # what lies between the elements of the other
+    dist.sendrecv(room.given, after, between, before)
+    assert (between.reshape(-1) == VALUES + (rank - 2) % size).all()
+    assert room.has(before)
+
+
+@pytest.mark.mpi(min=2)
+def test_another_length(dist: ModuleType, rank: int) -> None:
+    sent = [Room("columns").fill().given, VALUES, VALUES, np.zeros(100), np.zeros(2)]
+    taken = [np.zeros(COUNT - 1, np.float32), np.zeros(9), np.zeros(2), *(Room("list").given,) * 2]
+    for give, take in zip(sent, taken, strict=True):
+        if rank == 0:
+            dist.send(give, 1)
+        elif rank == 1:
+            with pytest.raises(TruncateError, match=f"{give.nbytes} bytes"):
+                dist.recv(take, 0)
+    dist.barrier()
+
+
+@pytest.mark.mpi(min=2)
+def test_probe_keeps_the_order(dist: ModuleType, rank: int) -> None:
+    """A probe has to read the header of a long message. What came before stays before."""
+    if rank == 0:
+        sent = [(np.full(3, 5.0), 1), (VALUES, 2), (np.full(2, 7.0), 3), (np.full(2, 8.0), 2)]
+        for work in [dist.isend(tensor, 1, tag=tag) for tensor, tag in sent]:
+            work.wait()
+    elif rank == 1:
+        for _ in range(2):
+            assert dist.probe(0, tag=2) == (0, 4 * COUNT, 2)
+        first, room, two = np.zeros(3), Room("columns"), np.zeros(2)
+        assert dist.probe(0, tag=-1) == (0, 24, 1)
+        dist.recv(first, 0, tag=-1)
+        assert (first == 5).all()
+        assert dist.recv(room.given, tag=-1) == 0
+        assert room.has()
+        assert dist.probe(0, tag=2) == (0, 16, 2)
+        dist.recv(two, 0, tag=2)
+        assert (two == 8).all()
+        dist.recv(two, 0, tag=3)
+        assert (two == 7).all()
+
+
+@pytest.mark.mpi(min=2)
+def test_several_tensors(dist: ModuleType, rank: int) -> None:
+    """The bytes of a list are one message: neither the number of tensors nor dtypes must agree."""
+    bytes_of = np.arange(40, dtype=np.uint8)
+    if rank == 0:
+        dist.send([bytes_of[:8], bytes_of[8:8], bytes_of[8:]], 1)
+        dist.send(bytes_of, 1)
+    elif rank == 1:
+        assert dist.probe(0).nbytes == 40
+        taken = [np.zeros((2, 4), np.int16).T, np.zeros(6, np.float64)[::2]]
+        dist.recv(taken, 0)
+        assert b"".join(t.tobytes() for t in taken) == bytes_of.tobytes()
+        taken = (np.zeros(1, np.float64), np.zeros(8, np.float32))
+        work = dist.irecv(taken, 0)
+        assert work.wait()
+        assert b"".join(t.tobytes() for t in taken) == bytes_of.tobytes()
+    with pytest.raises(ArgumentError, match="one tensor, or a list"):
+        dist.send([], 0)
+
+
+@pytest.mark.mpi(min=2)
+def test_a_receive_that_is_given_up(dist: ModuleType, rank: int) -> None:
+    """The next receive takes the message then."""
+    room = Room("columns")
+    group = dist.new_group(timeout=0.3)
+    if rank == 1:
+        with pytest.raises(TimeoutError):
+            dist.recv(room.given, 0, group)
+    dist.barrier()
+    if rank == 0:
+        dist.send(Room("list").fill().given, 1)
+    elif rank == 1:
+        dist.recv(room.given, 0)
+        assert room.has()
+    dist.barrier()
+    dist.destroy_process_group(group)
