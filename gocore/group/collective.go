@@ -36,6 +36,7 @@ type request struct {
 	// collective up. The caller gets it as an error once the collective is over.
 	interrupted error
 	staged      []buffer.Staging // contiguous copies of host tensors that are not
+	shadow      *shadow          // in place of tensors in device memory that are exchanged with neighbours
 	inPieces    bool             // host tensors that are not contiguous are copied in pieces instead
 	stream      cuda.Stream      // the stream on which tensors in device memory are produced and used
 	mappable    bool             // other processes can map all tensors in device memory

@@ -14,7 +14,7 @@ func (c *collective) finish(err error) error {
 		c.g.AwaitName(err)
 		err = c.breakIfFailed(c.readable(err))
 	}
-	if c.staged != nil {
+	if c.staged != nil || c.shadow != nil {
 		err = c.unstage(err)
 	}
 	c.g.release()
@@ -62,7 +62,20 @@ func (c *collective) unstage(err error) error {
 		s.Free()
 	}
 	c.staged = nil
+	if c.shadow != nil {
+		if err == nil {
+			err = c.shadow.write()
+		}
+		c.freeShadow()
+	}
 	return err
+}
+
+func (c *collective) freeShadow() {
+	if c.shadow != nil {
+		c.shadow.free()
+		c.shadow = nil
+	}
 }
 
 // drop gives back what a call holds that did not run to its end.
@@ -71,6 +84,7 @@ func (c *collective) drop() {
 		c.staged[i].Free()
 	}
 	c.staged = nil
+	c.freeShadow()
 	c.offer.Free(c.args.Seq)
 	c.prog.Close()
 	if t := c.releaseDevice(); t != nil {

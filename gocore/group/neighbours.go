@@ -11,6 +11,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/buffer"
 	"github.com/paddlempi/paddlempi/gocore/coll"
+	"github.com/paddlempi/paddlempi/gocore/cuda"
 	"github.com/paddlempi/paddlempi/gocore/grid"
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/op"
@@ -41,6 +42,7 @@ type plan struct {
 	dtype          op.DType
 	shape, strides []int64
 	neighbours     coll.Neighbours
+	device         *deviceHalo // of tensors in device memory
 	hash           uint64
 }
 
@@ -138,6 +140,7 @@ func (c *collective) checkNeighbours(d *op.Desc, sends, recvs []op.Buf) error {
 			return err
 		}
 	}
+	c.stream = cuda.Stream(d.Stream)
 	var err error
 	if p.halo != nil {
 		err = c.checkHalo(p, &recvs[0])
@@ -161,7 +164,9 @@ func (c *collective) checkNeighbourBuffer(side string, i int, b *op.Buf) error {
 		return err
 	}
 	if !b.OnHost() {
-		return status.New(status.Unsupported, "%s: %s tensor %d is in the memory of a device; this operation takes tensors in host memory: copy it to the CPU first", a.Code, side, i)
+		if err := c.locateNeighbour(side, i, b); err != nil {
+			return err
+		}
 	}
 	if a.DType == 0 {
 		a.DType = b.DType
@@ -189,6 +194,9 @@ func (c *collective) checkHalo(p *pattern, b *op.Buf) error {
 		widths |= uint64(min(w.Before, 63))<<(12*k) | uint64(min(w.After, 63))<<(12*k+6)
 	}
 	c.sig = arrive.Signature{uint64(c.args.Code) | uint64(c.args.DType)<<8, widths, found.hash}
+	if c.shadow != nil {
+		return c.haloOnDevice(found.device, b)
+	}
 	return nil
 }
 
@@ -198,7 +206,7 @@ func (p *pattern) plan(rank int, b *op.Buf) (*plan, error) {
 	kept := p.plans.Load()
 	if kept != nil {
 		for _, k := range *kept {
-			if k.dtype == b.DType && slices.Equal(k.shape, shape) && slices.Equal(k.strides, strides) {
+			if k.dtype == b.DType && (k.device == nil) == b.OnHost() && slices.Equal(k.shape, shape) && slices.Equal(k.strides, strides) {
 				return k, nil
 			}
 		}
@@ -233,6 +241,11 @@ func (p *pattern) newPlan(rank int, b *op.Buf) (*plan, error) {
 	n.Inner, n.Fit = h.Inner(k.shape), p.fit
 	if err := k.arrange(rank, out, in, steps); err != nil {
 		return nil, err
+	}
+	if !b.OnHost() {
+		if k.device, err = k.onDevice(rank, out, in, steps); err != nil {
+			return nil, err
+		}
 	}
 	sum := fnv.New64a()
 	fmt.Fprint(sum, p.hash, k.shape[:len(k.shape)-len(h.Dims)])
@@ -357,6 +370,13 @@ func (c *collective) checkGraph(p *pattern, sends, recvs []op.Buf) error {
 		if mem.Overlaps(&recvs[i]) {
 			return buffer.OverlapError(c.args.Code, i)
 		}
+	}
+	if c.shadow != nil {
+		onHost, err := c.graphOnDevice(sends, recvs)
+		if err != nil {
+			return err
+		}
+		sends, recvs = onHost[0], onHost[1]
 	}
 	n, err := p.arrange(c.g.Rank, sends, recvs)
 	if err != nil {

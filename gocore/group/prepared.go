@@ -59,7 +59,7 @@ func (g *Group) Prepare(d *op.Desc) (*Prepared, error) {
 // mayBeKept tells whether what check has found holds for later calls, too: nothing was allocated for this one, and what
 // it announces follows from its arguments alone. A long tensor outside the heap may get there later.
 func (c *collective) mayBeKept() bool {
-	if len(c.staged) > 0 || c.args.DeviceArgs != nil || c.g.wire != nil {
+	if len(c.staged) > 0 || c.shadow != nil || c.args.DeviceArgs != nil || c.g.wire != nil {
 		return false
 	}
 	return c.g.notes == nil || c.flags&(coll.Inline|coll.Mapped) != 0 && c.offer.Lasts()

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
@@ -42,6 +43,17 @@ func (g *Group) ReportWait(what string, member int, since time.Time, still func(
 		o.Report(&world.Wait{What: g.Of(what), How: "is awaited", Since: since, ID: world.WaitID("window", g.key, uint64(rank)), Key: g.key, Ranks: []int{rank}, Still: still})
 	}
 	return true
+}
+
+// Record carries out a call of a window, with an entry in the flight recorder.
+func (g *Group) Record(code uint8, d op.DType, count int64, member, window int, call func() error) error {
+	if !d.Valid() {
+		d = 0 // a call without elements, or one that will be refused
+	}
+	mark := g.Env.Recorder.BeginAccess(g.ID, code, d, count, member, window)
+	err := call()
+	g.Env.Recorder.End(mark, err)
+	return err
 }
 
 // reportIfSlow reports a wait in c, in which the caller's thread is.

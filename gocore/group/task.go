@@ -52,7 +52,7 @@ func (c *collective) newTask() *task {
 	for i := range t.collective.staged {
 		t.collective.staged[i].CopyLayout()
 	}
-	c.staged, c.args.DeviceArgs, c.prog, c.offer = nil, nil, coll.Program{}, coll.Offer{}
+	c.staged, c.shadow, c.args.DeviceArgs, c.prog, c.offer = nil, nil, nil, coll.Program{}, coll.Offer{}
 	return t
 }
 

@@ -172,6 +172,11 @@ func Read(file io.ReaderAt) (*Snapshot, error) {
 func (e *entry) record(line *timeline) (o OperationRecord, ok bool) {
 	code, dtype, reduce := op.Code(e.signature[0]&0xff), op.DType(e.signature[0]>>8&0xff), op.ReduceOp(e.signature[0]>>16&0xff)
 	trait, known := op.TraitOf(code)
+	if e.flags&Access != 0 {
+		if known = int(code) < len(Accesses); known {
+			trait = op.Trait{Name: Accesses[code]}
+		}
+	}
 	if !known || dtype != 0 && !dtype.Valid() || reduce != 0 && !reduce.Valid() {
 		return o, false
 	}

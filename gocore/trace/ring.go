@@ -112,7 +112,12 @@ const (
 	Async    Flags = 1 << iota // the caller does not wait inside its call
 	Message                    // the operation is no collective
 	Refusing                   // this rank takes part in the arrival only, because its own arguments are wrong
+	Access                     // the operation is one of a window: its code is a place in Accesses
 )
+
+// Accesses are the names of the operations of windows, by window.Code.
+var Accesses = [...]string{1: "Window.put", "Window.get", "Window.accumulate", "Window.get_accumulate", "Window.compare_and_swap", "Window.flush", "Window.fence",
+	"Window.signal", "Window.wait_signal", "Window.lock", "Window.lock", "Window.unlock", "Window.free"}
 
 // Ring is the ring of this process. Its methods are safe for concurrent use, and do nothing on a nil
 // Ring.
@@ -204,6 +209,11 @@ func (r *Ring) BeginMessage(group int64, signature *[3]uint64, flags Flags, peer
 		m.unlock()
 	}
 	return m
+}
+
+// BeginAccess is Begin for a call of a window that concerns a member. number is that of the window.
+func (r *Ring) BeginAccess(group int64, signature *[3]uint64, member, number int32) Mark {
+	return r.BeginMessage(group, signature, Access, [2]int32{member, -1}, [2]int32{number, -1})
 }
 
 // take takes an entry, whose word is that of the operation with the bit writing. It returns nil if the

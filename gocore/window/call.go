@@ -130,8 +130,16 @@ func (w *Window) Call(o *Op, nested bool) error {
 // Go heap.
 func quick(o *Op) bool { return C.pw_quick((*C.pw_op)(unsafe.Pointer(o))) == 0 }
 
-// one carries out a call that concerns member r.
+// one carries out a call that concerns member r, and records it.
 func (w *Window) one(o *Op, r int, deadline time.Time) error {
+	b := &o.Send
+	if !o.sends() {
+		b = &o.Recv
+	}
+	return w.ws.g.Record(uint8(o.Code), b.DType, b.Count, r, int(w.number), func() error { return w.carry(o, r, deadline) })
+}
+
+func (w *Window) carry(o *Op, r int, deadline time.Time) error {
 	switch o.Code {
 	case Flush:
 		return w.flush(o.Code.String(), r, deadline)

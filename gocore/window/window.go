@@ -50,6 +50,8 @@ type Group interface {
 	Timeout() time.Duration
 	Submit(d *op.Desc, nested bool) (*work.Handle, work.Result, error)
 	Refuse(code op.Code) error
+	// Record carries out a call of a window, with an entry in the flight recorder.
+	Record(code uint8, d op.DType, count int64, member, window int, call func() error) error
 	// Carrier returns what carries the messages of windows, and their tag there; nil in a group of one.
 	Carrier() (on transport.Endpoint, tag int32)
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/trace"
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
@@ -479,6 +480,13 @@ func TestAWindowThatWasClosedElsewhere(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestTheRecorderKnowsTheNames(t *testing.T) {
+	for code, name := range codeNames {
+		assert.Equal(t, "Window."+name, trace.Accesses[code])
+	}
+	assert.Len(t, trace.Accesses, len(codeNames)+1)
 }
 
 func TestALongWaitIsReported(t *testing.T) {

@@ -56,3 +56,21 @@ func TestTheTimeOnACore(t *testing.T) {
 	slept := cpuTime() - begun
 	assert.Less(t, slept, int64(5*time.Millisecond))
 }
+
+// Who expects an answer at once spins longer than others.
+func TestBackoffSpinsLongerForAnAnswer(t *testing.T) {
+	after := func(prompt bool, spun time.Duration) int {
+		b := Backoff{Prompt: prompt, n: lookEvery - 1, since: monotonic() - int64(spun)}
+		b.Pause()
+		return b.n
+	}
+	assert.Equal(t, lookEvery, after(true, -time.Hour), "it goes on spinning")
+	assert.Equal(t, lookEvery, after(false, -time.Hour))
+	assert.Equal(t, spins, after(true, 2*promptSpin))
+	assert.Equal(t, spins, after(false, 2*spinTime))
+	b := Backoff{Prompt: true, n: spins - 1, since: monotonic() + int64(time.Hour)}
+	for range lookEvery {
+		b.Pause()
+	}
+	assert.Less(t, b.n, spins, "the number of polls does not end it")
+}

@@ -160,6 +160,13 @@ func (r *Recorder) BeginMessage(group int64, d *op.Desc) trace.Mark {
 	return r.ring.BeginMessage(group, &signature, flags, [2]int32{d.Peer, d.Peer2}, [2]int32{d.Tag, d.Tag2})
 }
 
+// BeginAccess enters a call of a window that concerns a member. Calls in mapped memory that need no wait are not entered: an
+// entry would take as long as they do.
+func (r *Recorder) BeginAccess(group int64, code uint8, d op.DType, count int64, member, number int) trace.Mark {
+	signature := [3]uint64{uint64(code) | uint64(d)<<8, uint64(count)}
+	return r.ring.BeginAccess(group, &signature, int32(member), int32(number))
+}
+
 // End records how an operation ended, as its caller is told. After an error that concerns other ranks
 // the trace is written, if the user wants that.
 func (r *Recorder) End(m trace.Mark, err error) {

@@ -3,7 +3,8 @@
 :class:`Cartesian` puts the ranks of a group on a grid, and exchanges the borders of their tensors.
 :class:`Graph` says for each rank to which ranks it gives and from which it gets. What holds for
 collectives (:mod:`paddlempi.collectives`) holds for these exchanges too: all members of the group
-call them, in the same order, and wrong calls raise on all of them. Tensors are in host memory.
+call them, in the same order, and wrong calls raise on all of them. Tensors are in host or CUDA
+memory.
 
 Ranks in arguments and results are global ranks, as in the rest of the package.
 
@@ -200,8 +201,8 @@ class Cartesian:
         the exchange has one.
 
         Args:
-            tensor: of any dtype and strides, in host memory. Neighbours in one dimension have
-                tensors of the same lengths in all others, without the border. Inside it is at
+            tensor: of any dtype and strides, in host or CUDA memory. Neighbours in one dimension
+                have tensors of the same lengths in all others, without the border. Inside it is at
                 least as long as the border of the neighbours.
             width: of the border: a number, or one for each dimension of the grid, or a pair for a
                 dimension, the width before the inner part and the one behind it. It is the same on

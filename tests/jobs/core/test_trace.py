@@ -48,6 +48,36 @@ def test_rank_that_never_comes(tmp_path: Path) -> None:
     assert re.search(r" s \(\d+%\) for rank 2\.$", report.as_text(found))
 
 
+def a_signal_that_does_not_come() -> None:
+    """Rank 1 looks at rank 0, which waits for its signal."""
+    import os
+
+    from ranks_tools import dist, done, dump_until, start
+
+    rank = start()
+    pids: list[int] = [0] * 2
+    dist.all_gather_object(pids, os.getpid())
+    window = dist.Window(4)
+    if rank == 1:
+        dump_until(
+            os.environ["TRACES"],
+            pids,
+            lambda found: any(f.waiting == (0,) for f in found.findings),
+        )
+        window.signal(0)
+    else:
+        window.wait_signal(1)
+    window.free()
+    done()
+
+
+def test_a_signal_that_does_not_come(tmp_path: Path) -> None:
+    job.succeed(2, a_signal_that_does_not_come, env={"TRACES": str(tmp_path)})
+    [finding] = [f for f in judged(tmp_path).findings if f.waiting == (0,)]
+    assert finding.what == "Window.wait_signal from rank 1 of the group (window 1)"
+    assert [part.how for part in finding.parts] == ["waits", "peer"]
+
+
 def two_at_a_time() -> None:
     """Rank 0 waits for rank 1, which waits until the test has looked."""
     import os

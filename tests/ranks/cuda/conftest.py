@@ -26,6 +26,7 @@ from paddlempi.testing import World
 
 def pytest_configure(config: pytest.Config) -> None:
     fake_driver.use(config)
+    config.addinivalue_line("markers", "one_mpi: on modules of tests/ranks/core")
     os.environ.setdefault("PADDLEMPI_CUDA_PATHS", "staged")
     os.environ["PADDLEMPI_CUDA_CHUNK"] = "4096"
     # If the ranks share two cores, even this short delay makes a wrong order show.

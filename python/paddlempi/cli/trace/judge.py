@@ -377,6 +377,10 @@ def _union(spans: list[tuple[int, int]]) -> int:
     return length
 
 
+_TAKES = ("recv", "probe", "Window.get", "Window.wait_signal")
+"""The operations that get something of the rank that they name."""
+
+
 def describe(operation: Operation) -> str:
     """Describe an operation as a call: ``all_reduce(float32[1000], SUM)``."""
     parts = []
@@ -391,12 +395,13 @@ def describe(operation: Operation) -> str:
         parts.append(f"root {operation.root}")
     text = operation.operation + (f"({', '.join(parts)})" if parts else "")
     if operation.message:
-        words = ("from",) if operation.operation in ("recv", "probe") else ("to", "from")
+        words = ("from",) if operation.operation in _TAKES else ("to", "from")
+        label = "window" if operation.operation.startswith("Window.") else "tag"
         for word, peer, tag in zip(
             words, operation.peers or (), operation.tags or (), strict=False
         ):
             who = f"rank {peer} of the group" if peer >= 0 else "any rank"
-            text += f" {word} {who}" + (f" (tag {tag})" if tag >= 0 else "")
+            text += f" {word} {who}" + (f" ({label} {tag})" if tag >= 0 else "")
     return text
 
 

@@ -1,0 +1,241 @@
+package group
+
+import (
+	"time"
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/buffer"
+	"github.com/paddlempi/paddlempi/gocore/coll"
+	"github.com/paddlempi/paddlempi/gocore/cuda"
+	"github.com/paddlempi/paddlempi/gocore/grid"
+	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/work"
+)
+
+// Exchanges of tensors in device memory. What a rank gives to its neighbours is copied to pinned host memory before the call is
+// announced, the exchange takes place between such blocks, and what has come is copied to the device at the end. Only
+// the boxes are copied, each by a kernel. So the members need not agree on where their tensors are.
+
+// deviceCopy is a box of a tensor in device memory, and its place in the block.
+type deviceCopy struct {
+	box  op.Buf
+	at   int64
+	back bool // it comes from the block
+}
+
+// shadow is the block of a call.
+type shadow struct {
+	device *cuda.Device
+	block  *mem.Pinned
+	copies []deviceCopy
+}
+
+// locateNeighbour finds the device of a tensor, which is that of all others of the call.
+func (c *collective) locateNeighbour(side string, i int, b *op.Buf) error {
+	dev, _, err := buffer.Locate(c.args.Code, side, i, b)
+	if err != nil {
+		return err
+	}
+	if c.shadow == nil {
+		c.shadow = &shadow{device: dev}
+	}
+	if on := c.shadow.device; on != dev {
+		return status.New(status.Argument, "%s: %s tensor %d is on CUDA device %d, another tensor of the call on device %d; all device tensors of a call must be on one device",
+			c.args.Code, side, i, dev.Index, on.Index)
+	}
+	return nil
+}
+
+// allocate takes the block of a call.
+func (s *shadow) allocate(code op.Code, bytes int64) (err error) {
+	if s.block, err = mem.GetPinned(s.device, max(bytes, 1)); err != nil {
+		return err
+	}
+	if !s.block.Locked {
+		return status.New(status.NoMemory, "%s: it needs %d bytes of pinned host memory, and the driver gives none: free some", code, bytes)
+	}
+	return nil
+}
+
+// read copies what the rank gives into the block. It waits for what the producing stream has queued by now.
+func (c *collective) read() error {
+	s := c.shadow
+	ready, err := buffer.Mark(c.args.Code, s.device, c.stream)
+	if err != nil {
+		return err
+	}
+	defer s.device.PutEvent(ready)
+	if err := s.device.StreamWait(s.device.Out, ready); err != nil {
+		return err
+	}
+	if err := s.move(false, s.device.Out); err != nil {
+		return err
+	}
+	var copied cuda.Event
+	if err := s.device.Mark(&copied, s.device.Out); err != nil {
+		return err
+	}
+	defer s.device.PutEvent(copied)
+	waitErr := c.g.Wait(func() bool {
+		var done bool
+		done, err = s.device.Query(copied)
+		return done || err != nil
+	}, time.Now().Add(c.timeout))
+	if waitErr == work.ErrDeadline {
+		return status.New(status.Timeout, "%s timed out after %v: the stream of the tensors on CUDA device %d has not come to it; an operation queued there before has not ended",
+			c.g.Of(c.args.Code.String()), c.timeout, s.device.Index).WithRanks(c.g.Ranks[c.g.Rank])
+	}
+	if waitErr != nil {
+		return waitErr
+	}
+	return err
+}
+
+// write copies what has come to the device, and returns when it is there.
+func (s *shadow) write() error {
+	if err := s.move(true, s.device.In); err != nil {
+		return err
+	}
+	var copied cuda.Event
+	if err := s.device.Mark(&copied, s.device.In); err != nil {
+		return err
+	}
+	defer s.device.PutEvent(copied)
+	return s.device.Wait(copied)
+}
+
+// move queues the copies of one way on a stream.
+func (s *shadow) move(back bool, stream cuda.Stream) error {
+	for i := range s.copies {
+		m := &s.copies[i]
+		if m.back != back {
+			continue
+		}
+		if err := mem.MoveStrided(s.device, unsafe.Add(s.block.Data, m.at), &m.box, 0, m.box.Count, back, stream); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// free gives the block back. Copies out of the device may still write into it after an error.
+func (s *shadow) free() {
+	if s.block != nil {
+		mem.PutPinned(s.block, s.device.Out)
+	}
+}
+
+// deviceHalo is a plan for a tensor in device memory: the exchange within the block, and the copies, whose addresses count from
+// the tensor's first element.
+type deviceHalo struct {
+	neighbours coll.Neighbours
+	copies     []deviceCopy
+	from       []int64 // of each copy: where the box begins in the tensor, in bytes
+	bytes      int64   // of the block
+}
+
+// onDevice makes the plan for a tensor in device memory. out and in are as arrange has sorted them. The block has what comes,
+// then what goes, then what the rank gives to itself, which is copied to the block and back.
+func (k *plan) onDevice(rank int, out, in []grid.Box, steps []int64) (*deviceHalo, error) {
+	h := &deviceHalo{neighbours: k.neighbours}
+	n := &h.neighbours
+	self := n.InBytes + n.OutBytes
+	add := func(boxes []grid.Box, at int64, back bool) {
+		alone := self
+		for i := range boxes {
+			from, box := placed(&boxes[i], k.dtype, steps)
+			place := &at
+			if boxes[i].Rank == rank {
+				place = &alone
+			}
+			h.copies, h.from = append(h.copies, deviceCopy{box, *place, back}), append(h.from, from)
+			*place += box.Bytes()
+		}
+		h.bytes = max(h.bytes, alone)
+	}
+	add(out, n.InBytes, false)
+	add(in, 0, true)
+	flat := func(to, from, bytes int64) ([]mem.Box, error) {
+		b := op.Buf{Count: bytes, DType: op.UInt8}
+		box, err := mem.NewBox(to, &b, from, &b)
+		return []mem.Box{box}, err
+	}
+	n.Self, n.Pack = nil, nil
+	if n.OutBytes > 0 {
+		boxes, err := flat(0, n.InBytes, n.OutBytes)
+		if err != nil {
+			return nil, err
+		}
+		n.Pack = []coll.Copy{{Boxes: boxes}}
+	}
+	n.In = append([]coll.Swap(nil), n.In...)
+	at := int64(0)
+	for i := range n.In {
+		boxes, err := flat(at, 0, n.In[i].Bytes)
+		if err != nil {
+			return nil, err
+		}
+		n.In[i].Unpack = coll.Copy{Boxes: boxes}
+		at += n.In[i].Bytes
+	}
+	return h, nil
+}
+
+// haloOnDevice prepares the exchange of the border of a tensor in device memory.
+func (c *collective) haloOnDevice(h *deviceHalo, tensor *op.Buf) error {
+	s := c.shadow
+	if err := s.allocate(c.args.Code, h.bytes); err != nil {
+		return err
+	}
+	for i, m := range h.copies {
+		m.box.Data = unsafe.Add(tensor.Data, h.from[i])
+		s.copies = append(s.copies, m)
+	}
+	c.args.Neighbours = &h.neighbours
+	c.args.Recv[0].Data = s.block.Data
+	return c.read()
+}
+
+// graphOnDevice prepares an exchange of tensors some of which are in device memory. It returns the tensors with blocks in the
+// place of these.
+func (c *collective) graphOnDevice(sends, recvs []op.Buf) (onHost [2][]op.Buf, err error) {
+	s := c.shadow
+	bytes := int64(0)
+	for side, list := range [2][]op.Buf{sends, recvs} {
+		for _, b := range list {
+			if !b.OnHost() {
+				s.copies = append(s.copies, deviceCopy{*described(&b), bytes, side == 1})
+				bytes += (b.Bytes() + mem.Alignment - 1) &^ (mem.Alignment - 1)
+			}
+		}
+	}
+	if err := s.allocate(c.args.Code, bytes); err != nil {
+		return onHost, err
+	}
+	next := 0
+	for side, list := range [2][]op.Buf{sends, recvs} {
+		parts := c.args.Send
+		if side == 1 {
+			parts = c.args.Recv
+		}
+		for i, b := range list {
+			if !b.OnHost() {
+				b = op.Buf{Data: unsafe.Add(s.block.Data, s.copies[next].at), Count: b.Count, DType: b.DType, DeviceType: op.DeviceCPU}
+				parts[i].Data = b.Data
+				next++
+			}
+			onHost[side] = append(onHost[side], b)
+		}
+	}
+	return onHost, c.read()
+}
+
+// described returns a tensor whose shape and strides stay after the call.
+func described(b *op.Buf) *op.Buf {
+	if b.Contiguous() {
+		return &op.Buf{Data: b.Data, Count: b.Count, DType: b.DType}
+	}
+	return buffer.Layout(b)
+}
