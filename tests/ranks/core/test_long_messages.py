@@ -28,13 +28,21 @@ class Room:
         else:
             # The first tensor ends within an element of the others.
             ends = self.whole[1:COUNT].reshape(-1)[::-1]
-            self.given = [self.whole[COUNT:].view(np.int8)[:3], self.whole[-1:].view(np.int8)[:1], ends]
+            self.given = [
+                self.whole[COUNT:].view(np.int8)[:3],
+                self.whole[-1:].view(np.int8)[:1],
+                ends,
+            ]
 
     def fill(self, offset: float = 0) -> Room:
         values = VALUES + np.float32(offset)
         if isinstance(self.given, list):
             first = values[:1].view(np.int8)
-            self.given[0][...], self.given[1][...], self.given[2][...] = first[:3], first[3:], values[1:]
+            self.given[0][...], self.given[1][...], self.given[2][...] = (
+                first[:3],
+                first[3:],
+                values[1:],
+            )
         else:
             self.given[...] = values.reshape(self.given.shape)
         return self
