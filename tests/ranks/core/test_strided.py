@@ -229,9 +229,9 @@ def test_in_place_and_interleaved(dist: ModuleType, rank: int, size: int, run: A
 def test_elements_that_share_memory_cannot_receive(dist: ModuleType, rank: int) -> None:
     row = np.zeros((1, 2**21), np.float32)
     wide = np.lib.stride_tricks.as_strided(row, (4, 2**21), (0, 4))
-    with pytest.raises(dist.ArgumentError, match="share memory"):
+    with pytest.raises(dist.errors.ArgumentError, match="share memory"):
         dist.all_reduce(wide)
-    with pytest.raises(dist.ArgumentError, match="share memory"):
+    with pytest.raises(dist.errors.ArgumentError, match="share memory"):
         dist.recv(wide, 0)
     dist.barrier()
 
