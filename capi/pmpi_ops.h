@@ -66,18 +66,18 @@ enum {
    * send: one buffer, or none to work in place.
    * recv: one buffer. */
   PMPI_OP_EXSCAN = 12,
-  /* PMPI_OP_SEND sends a buffer to peer with tag.
-   * send: one buffer.
+  /* PMPI_OP_SEND sends buffers to peer with tag, as one message.
+   * send: one or more buffers.
    * recv: no buffer. */
   PMPI_OP_SEND = 13,
-  /* PMPI_OP_RECV receives a buffer from peer (-1: any rank) with tag.
+  /* PMPI_OP_RECV receives a message from peer (-1: any rank) with tag.
    * send: no buffer.
-   * recv: one buffer. */
+   * recv: one or more buffers. */
   PMPI_OP_RECV = 14,
   /* PMPI_OP_SENDRECV sends to peer with tag and receives from peer2 (-1: any
    * rank) with tag2, both at the same time.
-   * send: one buffer.
-   * recv: one buffer. */
+   * send: one or more buffers.
+   * recv: one or more buffers. */
   PMPI_OP_SENDRECV = 15,
   /* PMPI_OP_PROBE waits for a message from peer (-1: any rank) with tag and
    * returns its source, length and tag.

@@ -28,7 +28,8 @@
 //
 // A tensor that is not contiguous gets a staging block (package buffer) now. The block is
 // filled later: at the announcement if the input travels in it, as here, otherwise when it is
-// known that the operation runs.
+// known that the operation runs. If such tensors are long, a flag says so instead, and the
+// algorithm staged copies them piece by piece.
 //
 // The result of the check is coll.Args, which algorithms read, and a signature of three
 // words, on which all members have to agree: operation, dtype, reduce op and root in the

@@ -4,7 +4,6 @@ import (
 	"slices"
 	"unsafe"
 
-	"github.com/paddlempi/paddlempi/gocore/buffer"
 	"github.com/paddlempi/paddlempi/gocore/cuda"
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/op"
@@ -182,7 +181,8 @@ func (a *Args) asBufs(parts []Part, perRank bool) (list []op.Buf) {
 		}
 		rows := b.Dims()[0] / n
 		for r := range n {
-			view := *buffer.Layout(&b)
+			view, dims := b, slices.Concat(b.Dims(), b.Steps())
+			view.Shape, view.Strides = unsafe.Pointer(&dims[0]), unsafe.Pointer(&dims[b.NDim])
 			view.Data, view.Count = a.at(b.Data, r*rows*b.Steps()[0]), b.Count/n
 			view.Dims()[0] = rows
 			list = append(list, view)

@@ -155,8 +155,9 @@ int pmpi_unpack(void *dst, const void *src, int size, int ndim, const int64_t *s
 	return copy(dst, src, size, ndim, shape, strides, NULL);
 }
 
-// A range is a part of a tensor, elements [from, from+count) in row-major order, and flat memory with
-// these elements. size is the bytes of an element, into says that flat memory is copied to the tensor.
+// A range is a part of a tensor, elements [from, from+count) in row-major order, and flat memory
+// with these elements. size is the bytes of an element, into says that flat memory is copied to the
+// tensor.
 typedef struct {
 	char *flat, *tensor;
 	int64_t from, count;
@@ -164,8 +165,8 @@ typedef struct {
 } range;
 
 // copy_range copies a part of the tensor that n dimensions make up. It is a box of whole rows, and
-// parts of a row before and behind it, which have a dimension less. The d of a dimension is the step
-// in flat memory, s that in the tensor.
+// parts of a row before and behind it, which have a dimension less. The d of a dimension is the
+// step in flat memory, s that in the tensor.
 static void copy_range(range r, const dim *dims, int n) {
 	int64_t row = 1; // elements of one index of the first dimension
 	for (int k = 1; k < n; k++)

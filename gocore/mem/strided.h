@@ -17,8 +17,8 @@ int pmpi_unpack(void *dst, const void *src, int size, int ndim, const int64_t *s
 				const int64_t *strides);
 
 // pmpi_copy_range copies a part of a tensor, bytes [from, from+bytes) of its elements in row-major
-// order, to flat memory, or from there to the tensor if into is set. A part may begin and end within
-// an element. Returns 0, or -1 if ndim or size is out of range.
+// order, to flat memory, or from there to the tensor if into is set. A part may begin and end
+// within an element. Returns 0, or -1 if ndim or size is out of range.
 int pmpi_copy_range(void *flat, void *tensor, int size, int ndim, const int64_t *shape,
 					const int64_t *strides, int64_t from, int64_t bytes, int into);
 

@@ -152,7 +152,7 @@ func (m *message) follow(tr *transfer) {
 		tr.long.isAnnounced(h)
 	}
 	l := tr.long
-	if l == nil || !l.announced {
+	if l == nil || !l.announced || tr.receives && m.copiesSend() {
 		return
 	}
 	if l.err == nil && !l.gaveUp {
@@ -162,6 +162,12 @@ func (m *message) follow(tr *transfer) {
 		l.endEarly()
 	}
 	m.g.Env.Engine.CalledMPI()
+}
+
+// copiesSend tells whether a device still copies what a sendrecv sends. What is received may be written over that.
+func (m *message) copiesSend() bool {
+	send := &m.transfers[0]
+	return m.n == 2 && send.onDevice != nil && send.onDevice.gate != 0 && !send.dropped
 }
 
 // headerIn returns the header that a receive has taken, if it has taken one. In device memory nothing is looked for: a

@@ -28,9 +28,9 @@ const (
 	Scan Code = 11
 	// Exscan gives rank i the reduction over ranks 0 to i-1; rank 0 keeps its buffer as it is.
 	Exscan Code = 12
-	// Send sends a buffer to peer with tag.
+	// Send sends buffers to peer with tag, as one message.
 	Send Code = 13
-	// Recv receives a buffer from peer (-1: any rank) with tag.
+	// Recv receives a message from peer (-1: any rank) with tag.
 	Recv Code = 14
 	// SendRecv sends to peer with tag and receives from peer2 (-1: any rank) with tag2, both at the same time.
 	SendRecv Code = 15
@@ -178,9 +178,9 @@ var traits = [...]Trait{
 	AllToAll:           {Name: "all_to_all", Collective: true, Send: OneOrN, Recv: OneOrN, Gives: Everyone, Gets: Everyone, Shares: Pairwise},
 	Scan:               {Name: "scan", Collective: true, Reduces: true, Prefix: true, Send: Optional, Recv: One, Gives: Everyone, Gets: Everyone},
 	Exscan:             {Name: "exscan", Collective: true, Reduces: true, Prefix: true, Send: Optional, Recv: One, Gives: Everyone, Gets: ExceptFirst},
-	Send:               {Name: "send", PeerToPeer: true, Send: One, Recv: None, Gives: Everyone, Gets: Nobody},
-	Recv:               {Name: "recv", PeerToPeer: true, Result: true, Send: None, Recv: One, Gives: Nobody, Gets: Everyone},
-	SendRecv:           {Name: "sendrecv", PeerToPeer: true, Result: true, Send: One, Recv: One, Gives: Everyone, Gets: Everyone},
+	Send:               {Name: "send", PeerToPeer: true, Send: Many, Recv: None, Gives: Everyone, Gets: Nobody},
+	Recv:               {Name: "recv", PeerToPeer: true, Result: true, Send: None, Recv: Many, Gives: Nobody, Gets: Everyone},
+	SendRecv:           {Name: "sendrecv", PeerToPeer: true, Result: true, Send: Many, Recv: Many, Gives: Everyone, Gets: Everyone},
 	Probe:              {Name: "probe", PeerToPeer: true, Result: true, Send: None, Recv: None, Gives: Nobody, Gets: Nobody},
 	Panic:              {Name: "panic", Send: None, Recv: None, Gives: Nobody, Gets: Nobody},
 	HaloExchange:       {Name: "halo_exchange", Collective: true, Neighbours: true, Send: None, Recv: One, Gives: Everyone, Gets: Everyone},

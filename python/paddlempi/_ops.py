@@ -277,7 +277,7 @@ class Op(IntEnum):
     SEND = (
         13,
         Trait(
-            Arity.ONE,
+            Arity.MANY,
             Arity.NONE,
             gives=Who.EVERYONE,
             gets=Who.NOBODY,
@@ -288,7 +288,7 @@ class Op(IntEnum):
         14,
         Trait(
             Arity.NONE,
-            Arity.ONE,
+            Arity.MANY,
             gives=Who.NOBODY,
             gets=Who.EVERYONE,
             peer_to_peer=True,
@@ -298,8 +298,8 @@ class Op(IntEnum):
     SENDRECV = (
         15,
         Trait(
-            Arity.ONE,
-            Arity.ONE,
+            Arity.MANY,
+            Arity.MANY,
             gives=Who.EVERYONE,
             gets=Who.EVERYONE,
             peer_to_peer=True,
