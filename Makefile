@@ -256,10 +256,10 @@ test-torch-oldest: test-torch-oldest-2 test-torch-jobs-oldest test-torch-suite-o
 # The tests among them for which three ranks are another case than two: pieces that are uneven, a middle of a ring, a rank
 # that no call concerns. How torch hands tensors over, and what a program does beside calls, two ranks show.
 TORCH_TESTS_3 := $(addprefix tests/ranks/torch/test_,all_gather.py all_reduce.py all_to_all.py broadcast.py ddp.py ddp_hooks.py \
-	ddp_join.py fsdp.py fsdp2.py functional.py gather.py groups.py lifecycle.py p2p.py ps_training.py reduce.py reduce_scatter.py \
+	ddp_join.py fsdp.py fsdp2.py functional.py gather.py groups.py io.py lifecycle.py p2p.py ps_training.py reduce.py reduce_scatter.py \
 	rpc.py sparse.py timeouts.py zero.py)
 # The tests in which four ranks form more kinds of meshes and groups than three.
-TORCH_TESTS_4 := $(addprefix tests/ranks/torch/test_,device_mesh.py dtensor.py fsdp.py fsdp2.py groups.py pipelining.py tensor_parallel.py)
+TORCH_TESTS_4 := $(addprefix tests/ranks/torch/test_,device_mesh.py dtensor.py fsdp.py fsdp2.py groups.py io.py pipelining.py storage.py tensor_parallel.py)
 
 define torch_test
 .PHONY: test-torch-$(1)-$(2)

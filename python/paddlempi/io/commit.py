@@ -23,11 +23,14 @@ from pathlib import Path
 from ..errors import ArgumentError
 from ..together import flush
 from . import layout
+from .header import Header, length, parse
 
-__all__ = ["Names", "Save", "opened"]
+__all__ = ["STATE", "Names", "Save", "opened", "read_header"]
 
 _MODEL = "model.safetensors"
 _INDEX = ".index.json"
+STATE = "paddlempi.state"
+"""In the metadata of what is committed: the name of a second file, which belongs to it."""
 
 
 class Names:
@@ -36,15 +39,19 @@ class Names:
     Args:
         path: of one file, also for a set; of an index; or of a folder, for ``model.safetensors``
             in it.
+        folder: whether a path that does not end with ``.safetensors`` is a folder, which need not
+            exist.
 
     Attributes:
         one: the path of one file.
         index: that of the index of a set.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, folder: bool = False) -> None:
         self.one = Path(os.fsdecode(path))
-        if self.one.name.endswith(_INDEX):
+        if folder and self.one.suffix != ".safetensors":
+            self.one = self.one / _MODEL
+        elif self.one.name.endswith(_INDEX):
             self.one = self.one.with_name(self.one.name.removesuffix(_INDEX))
         elif self.one.is_dir():
             self.one = self.one / _MODEL
@@ -53,6 +60,16 @@ class Names:
     def beside(self, label: str, tag: str) -> str:
         """Return the name of a file that the commit belongs to: it has the tag in its name."""
         return f"{self.one.stem}-{tag}-{label}{self.one.suffix}"
+
+    def checked(self, name: str) -> str:
+        """Return a name that a file says to belong to it.
+
+        Raises:
+            ArgumentError: it is none that a save gives.
+        """
+        if self.tag_of(name) is None:
+            raise ArgumentError(f"{self.one} names a file {name!r:.80}, which is none of a save")
+        return name
 
     def tag_of(self, name: str) -> str | None:
         """Return the tag of a name that a save has made; None for all others."""
@@ -191,16 +208,41 @@ class Save:
         return False
 
     def _committed(self) -> set[str]:
-        """Return the names of the files that the index of the path has.
+        """Return the names of the files that belong to what is committed.
 
         Raises:
-            ArgumentError: there is an index that cannot be read: which files it needs is not known.
+            ArgumentError: the index cannot be read: which files it needs is not known.
         """
         try:
-            data = self._names.index.read_bytes()
+            where, metadata = layout.parsed_index(self._names.index.read_bytes())
         except FileNotFoundError:
-            return set()
-        return set(layout.parsed_index(data)[0].values())
+            where, metadata = {}, _metadata(self._names.one)
+        return {*where.values(), str(metadata.get(STATE, ""))}
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    """Return the metadata of one file; none if it is no safetensors file, or not there."""
+    with suppress(OSError, ArgumentError), open(path, "rb") as file:
+        return read_header(file.fileno()).metadata or {}
+    return {}
+
+
+def read_header(descriptor: int) -> Header:
+    """Read the header of a file.
+
+    Raises:
+        ArgumentError: it is no safetensors file, or it is damaged.
+        OSError: it cannot be read.
+    """
+    size = os.fstat(descriptor).st_size
+    end = 8 + length(os.pread(descriptor, 8, 0), size)
+    text = b""
+    while 8 + len(text) < end:
+        more = os.pread(descriptor, end - 8 - len(text), 8 + len(text))
+        if not more:
+            raise OSError(errno.EIO, "the file has become shorter")
+        text += more
+    return parse(text, size)
 
 
 def opened(path: str, flags: int, made: bool, stack: ExitStack) -> int:

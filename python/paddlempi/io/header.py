@@ -53,11 +53,12 @@ class Header(NamedTuple):
     data: int
 
 
-def build(entries: Mapping[str, Entry], metadata: Mapping[str, str] | None) -> bytes:
+def build(entries: Mapping[str, Entry], metadata: Mapping[str, str] | None, room: int = 0) -> bytes:
     """Return the first bytes of a file, up to those of the tensors.
 
     They are those of the safetensors package, for which ``entries`` are in the order of their
     bytes. It writes more than one key of the metadata in no certain order; here they are sorted.
+    ``room`` is how many blanks more the header ends with; its length is a multiple of 8.
 
     Raises:
         ArgumentError: a text cannot be UTF-8, or the header is too long.
@@ -75,6 +76,7 @@ def build(entries: Mapping[str, Entry], metadata: Mapping[str, str] | None) -> b
         text = json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError as error:
         raise ArgumentError(f"a name or the metadata cannot be written as UTF-8: {error}") from None
+    text += b" " * room
     text += b" " * (-len(text) % 8)
     if len(text) > LIMIT:
         raise ArgumentError(

@@ -11,7 +11,16 @@ from ..errors import ArgumentError, DtypeError
 from .dtypes import FileDtype
 from .header import LIMIT, Entry, build, nbytes
 
-__all__ = ["FileLayout", "Whole", "bytes_of", "index", "laid_out", "parsed_index", "split"]
+__all__ = [
+    "FileLayout",
+    "Whole",
+    "bytes_of",
+    "index",
+    "laid_out",
+    "numbered",
+    "parsed_index",
+    "split",
+]
 
 
 class Whole(NamedTuple):
@@ -40,8 +49,15 @@ class FileLayout(NamedTuple):
     size: int
 
 
-def laid_out(tensors: Mapping[str, Whole], metadata: Mapping[str, str] | None) -> FileLayout:
+def laid_out(
+    tensors: Mapping[str, Whole], metadata: Mapping[str, str] | None, room: int = 0
+) -> FileLayout:
     """Lay tensors out as the safetensors package does: by descending dtype, then by name.
+
+    Args:
+        tensors: by name.
+        metadata: texts by key.
+        room: how many blanks the header ends with, rounded up to a multiple of 8.
 
     Raises:
         ArgumentError: the header would be too long, or a text cannot be UTF-8.
@@ -51,7 +67,7 @@ def laid_out(tensors: Mapping[str, Whole], metadata: Mapping[str, str] | None) -
     for name, one in sorted(tensors.items(), key=lambda item: (-item[1].dtype.order, item[0])):
         begin, end = end, end + one.nbytes
         entries[name] = Entry(one.dtype, one.shape, begin, end)
-    head = build(entries, metadata)
+    head = build(entries, metadata, room)
     begins = {name: len(head) + entry.begin for name, entry in entries.items()}
     return FileLayout(begins, head, len(head) + end)
 
@@ -76,6 +92,20 @@ def split(tensors: Mapping[str, Whole], most: int) -> list[list[str]]:
     if current:
         files.append(current)
     return files
+
+
+def numbered(
+    tensors: Mapping[str, Whole], most: int, metadata: Mapping[str, str] | None
+) -> list[tuple[str, FileLayout]]:
+    """Divide tensors as :func:`split` does. Return a label and what is where, of each file."""
+    groups = split(tensors, most)
+    return [
+        (
+            f"{number:05d}-of-{len(groups):05d}",
+            laid_out({name: tensors[name] for name in names}, metadata),
+        )
+        for number, names in enumerate(groups, 1)
+    ]
 
 
 def index(

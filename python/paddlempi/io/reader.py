@@ -16,9 +16,9 @@ from ..group import ProcessGroup, is_initialized, warn_nonmember
 from ..together import leads, rank_in, together, world_rank
 from ..window_proxy import indexed
 from . import layout, shards
-from .commit import Names
+from .commit import Names, read_header
 from .elements import STAGED, Elements, new
-from .header import Entry, Header, length, parse
+from .header import Entry, Header
 from .places import Place, Slab, box, flipped, runs, slabs, span, whole
 from .progress import Bar
 from .tiles import Box, within
@@ -197,7 +197,7 @@ class OpenFile:
         Raises:
             ArgumentError: there is none of that name.
         """
-        return TensorSlice(self, name, self._entry(name))
+        return TensorSlice(self, name, self.entry(name))
 
     def read_into(self, name: str, out: Any, offsets: Sequence[int] | None = None) -> None:
         """Read a tensor, or a box of it, into a tensor that exists.
@@ -211,7 +211,7 @@ class OpenFile:
             ArgumentError: the box is no part of the tensor, or ``out`` is read-only.
             DtypeError: ``out`` is of another dtype.
         """
-        entry, elements = self._entry(name), Elements(out)
+        entry, elements = self.entry(name), Elements(out)
         begins = (0,) * len(entry.shape) if offsets is None else tuple(offsets)
         if offsets is None and elements.shape != entry.shape:
             raise ArgumentError(f"{name!r} is of shape {list(entry.shape)}, and out of "
@@ -226,7 +226,7 @@ class OpenFile:
         Raises:
             ArgumentError, DtypeError: the tensor is another one in the file.
         """
-        entry = self._entry(name)
+        entry = self.entry(name)
         if part.elements.dtype != entry.dtype.name:
             raise DtypeError(
                 f"{name!r} is of {entry.dtype.name or entry.dtype.code} in the file, and of "
@@ -244,7 +244,12 @@ class OpenFile:
         self._read(name, box(entry.shape, *part.box), part.elements, progress)
         part.elements.written()
 
-    def _entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> Entry:
+        """Return what the header says of a tensor.
+
+        Raises:
+            ArgumentError: there is none of that name.
+        """
         if name not in self._at:
             some = ", ".join(map(repr, list(self._at)[:8]))
             raise ArgumentError(f"there is no tensor {name!r}; there are {some}")
@@ -259,7 +264,7 @@ class OpenFile:
 
     def new(self, name: str, shape: Sequence[int]) -> Any:
         """Return a new tensor of the framework, of the dtype of a tensor of the file."""
-        dtype = self._entry(name).dtype
+        dtype = self.entry(name).dtype
         if not dtype.name:
             raise UnsupportedError(f"{name!r} is of {dtype.code}: its elements are no whole bytes")
         return new(self._framework, dtype.name, shape)
@@ -354,7 +359,7 @@ def load_file(
         with together(what, group):
             file = stack.enter_context(open_file(path, framework))
             if like is None:
-                found = {name: file.new(name, file._entry(name).shape) for name in file}
+                found = {name: file.new(name, file.entry(name).shape) for name in file}
             else:
                 found = dict(like)
             parts = shards.parts_of(what, found)
@@ -372,15 +377,7 @@ def load_file(
 def _source(path: str, stack: ExitStack) -> _Source:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     stack.callback(os.close, descriptor)
-    size = os.fstat(descriptor).st_size
-    return _Source(descriptor, path, _about(path, lambda: _header(descriptor, path, size)))
-
-
-def _header(descriptor: int, path: str, size: int) -> Header:
-    first = os.pread(descriptor, 8, 0)
-    text = bytearray(length(first, size))
-    get(descriptor, text, 8, path)
-    return parse(bytes(text), size)
+    return _Source(descriptor, path, _about(path, lambda: read_header(descriptor)))
 
 
 def _about(path: str, read: Callable[[], Any]) -> Any:

@@ -305,14 +305,7 @@ def saved(
 def _files(content: Content, most: int | None) -> list[_File]:
     if most is None:
         return [_File("", layout.laid_out(content.wholes, content.metadata))]
-    groups = layout.split(content.wholes, most)
-    return [
-        _File(
-            f"{number:05d}-of-{len(groups):05d}",
-            layout.laid_out({name: content.wholes[name] for name in names}, content.metadata),
-        )
-        for number, names in enumerate(groups, 1)
-    ]
+    return [_File(*one) for one in layout.numbered(content.wholes, most, content.metadata)]
 
 
 def _bytes_of_lead(pieces: Sequence[tiles.Piece], targets: Sequence[Target]) -> int:

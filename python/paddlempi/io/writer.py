@@ -9,7 +9,7 @@ of 32 MiB a rank at the most.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from .places import box as place_of_box
 from .places import runs, slabs, span, whole
 from .tiles import Box, Piece
 
-__all__ = ["MANY", "SHORT", "Target", "exchanged", "flush_all", "put", "write"]
+__all__ = ["MANY", "SHORT", "Target", "exchanged", "flush_all", "put", "write", "write_piece"]
 
 SHORT = 64 << 10
 """A run of fewer bytes is short."""
@@ -127,7 +127,7 @@ def write(
     try:
         for piece in pieces:
             if piece.rank == rank and piece.tensor not in apart:
-                _write_piece(parts[piece.tensor], piece.box, targets[piece.tensor], files, progress)
+                write_piece(parts[piece.tensor], piece.box, targets[piece.tensor], files, progress)
     except Exception as error:
         failed = error
     if apart and is_initialized():
@@ -145,13 +145,14 @@ def _index(held: Box, box: Box) -> tuple[slice, ...]:
     )
 
 
-def _write_piece(
+def write_piece(
     part: tuple[Elements, Box],
     box: Box,
     target: Target,
-    files: Sequence[tuple[int, str]],
+    files: Sequence[tuple[int, str]] | Mapping[int, tuple[int, str]],
     progress: Callable[[int], object],
 ) -> None:
+    """Write a box of a tensor, of which this rank holds ``part``, run by run."""
     elements, held = part
     descriptor, path = files[target.file]
     for index, array in elements.parts(_index(held, box)):

@@ -131,7 +131,7 @@ def shard_of(tensor: Any) -> tuple[Any, tuple[int, ...], tuple[int, ...]] | None
     for number, place in enumerate(tensor.placements):
         if place.is_partial():
             raise ArgumentError(
-                f"it is {place} on dimension {number} of its mesh: the ranks hold addends of it; "
+                f"it is Partial on dimension {number} of its mesh: the ranks hold addends of it; "
                 "reshard it first"
             )
         if place.is_shard() and len(here):

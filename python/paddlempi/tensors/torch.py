@@ -133,7 +133,7 @@ def _of_dtensor(tensor: Any) -> tuple[Any, tuple[int, ...], tuple[int, ...]]:
     for number, place in enumerate(placements):
         if place.is_partial():
             raise ArgumentError(
-                f"it is {place} on dimension {number} of its mesh: the ranks hold addends of it; "
+                f"it is Partial on dimension {number} of its mesh: the ranks hold addends of it; "
                 "redistribute() it first"
             )
         if isinstance(place, _StridedShard) and mesh.size(number) > 1:

@@ -41,7 +41,12 @@ def needs(*modules: str) -> pytest.MarkDecorator:
 
 
 def over_mpi(
-    program: str, out: Path, *options: str, as_it_is: bool = False, mpi4py: bool = True
+    program: str,
+    out: Path,
+    *options: str,
+    as_it_is: bool = False,
+    mpi4py: bool = True,
+    ranks: int = RANKS,
 ) -> Numbers:
     """Run a program under mpirun.
 
@@ -51,6 +56,7 @@ def over_mpi(
         options: further words of its command line.
         as_it_is: start it by ``python -m paddlempi run``.
         mpi4py: whether mpi4py can be imported.
+        ranks: how many.
     """
     command = _command(program, out, options)
     if as_it_is:
@@ -62,10 +68,15 @@ def over_mpi(
             env["PYTHONPATH"] = os.pathsep.join(
                 filter(None, [hidden, os.environ.get("PYTHONPATH")])
             )
-        result = launch.run(RANKS, command, timeout=DEADLINE, env=env)
+        result = launch.run(ranks, command, timeout=DEADLINE, env=env)
     assert not result.timed_out, f"{program} hung for {DEADLINE} s:\n{result.output}"
     assert result.returncode == 0, result.output
-    return _read(out, result.output)
+    return _read(out, result.output, ranks)
+
+
+def alone(program: str, out: Path, *options: str) -> Numbers:
+    """Run a program in one process, without a launcher."""
+    return _together(_command(program, out, options), [{}], out, 1)
 
 
 def over_gloo(program: str, out: Path, *options: str) -> Numbers:
@@ -128,7 +139,9 @@ def _command(program: str, out: Path, options: tuple[str, ...]) -> list[str]:
     return [sys.executable, str(FOLDER / f"{program}.py"), f"--out={out}", *options]
 
 
-def _together(command: list[str], environments: list[dict[str, str]], out: Path) -> Numbers:
+def _together(
+    command: list[str], environments: list[dict[str, str]], out: Path, ranks: int = RANKS
+) -> Numbers:
     """Run the command in all environments at the same time. Fail if a process fails."""
     mark = uuid.uuid4().hex
     end = time.monotonic() + DEADLINE
@@ -154,7 +167,7 @@ def _together(command: list[str], environments: list[dict[str, str]], out: Path)
         output.seek(0)
         text = output.read().decode(errors="replace")
     assert not any(codes), f"exit statuses {codes} (-9: killed by the test):\n{text}"
-    return _read(out, text)
+    return _read(out, text, ranks)
 
 
 def _plain(variables: Mapping[str, str]) -> dict[str, str]:
@@ -163,10 +176,10 @@ def _plain(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in variables.items() if not name.startswith(ours)}
 
 
-def _read(out: Path, text: str) -> Numbers:
-    files = [out / f"rank{rank}.json" for rank in range(RANKS)]
+def _read(out: Path, text: str, ranks: int) -> Numbers:
+    files = [out / f"rank{rank}.json" for rank in range(ranks)]
     missing = [rank for rank, file in enumerate(files) if not file.exists()]
-    assert not missing, f"ranks {missing} of {RANKS} did not report:\n{text}"
+    assert not missing, f"ranks {missing} of {ranks} did not report:\n{text}"
     return [json.loads(file.read_text()) for file in files]
 
 

@@ -54,3 +54,17 @@ def test_transformers_trainer(tmp_path: Path) -> None:
         assert [e["eval_rows"] for e in numbers["log"] if "eval_rows" in e] == [21, 21]
         assert numbers["weights"] == ours[0]["weights"]
         assert numbers["predictions"] == ours[0]["predictions"]
+
+
+@programs.needs("torch", "transformers", "safetensors")
+def test_llama_is_saved_by_four_ranks(tmp_path: Path) -> None:
+    """transformers loads it in one process, and two ranks go on with it."""
+    saved = f"--saved={tmp_path / 'saved'}"
+    trained = programs.over_mpi("llama_checkpoint", tmp_path / "a", "--part=train", saved, ranks=4)
+    (read,) = programs.alone("llama_checkpoint", tmp_path / "b", "--part=read", saved)
+    resumed = programs.over_mpi("llama_checkpoint", tmp_path / "c", "--part=resume", saved)
+    for numbers in trained + resumed:
+        assert numbers["logits"] == pytest.approx(read["logits"], abs=1e-5)
+        assert numbers["losses"] == pytest.approx(trained[0]["losses"], abs=1e-5)
+    losses = trained[0]["losses"]
+    assert losses[-1] < losses[0]

@@ -79,6 +79,8 @@ TORCH = (
     ("activation",),
     ("__init__", "bench"),
     ("embedding", "distributed_optimizer"),  # imported when paddlempi.ps needs them
+    ("values",),
+    ("checkpoint",),  # imported by programs that use it
     ("bench_model",),
 )
 

@@ -1,0 +1,605 @@
+"""Storage for ``torch.distributed.checkpoint``: safetensors that everybody reads.
+
+::
+
+    import torch.distributed.checkpoint as dcp
+    from paddlempi.torch.checkpoint import StorageReader, StorageWriter
+
+    dcp.save({"model": model, "optimizer": optimizer}, storage_writer=StorageWriter("out"))
+    dcp.load(state, storage_reader=StorageReader("out"))
+
+The ranks write ``out/model.safetensors`` together, which transformers and ``safe_open`` read: what
+the state dict has under ``"model"``, or its own tensors if there is no such dict. All else goes
+into a second file with a random tag in its name, which the first one names: tensors by torch's
+flattened names, and what is no tensor as JSON. One rename commits both. ``docs/files.md`` has
+examples.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import io as _io
+import os
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import torch
+from torch.distributed.checkpoint import metadata as kinds
+from torch.distributed.checkpoint import storage
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    LoadPlan,
+    LoadPlanner,
+    SavePlan,
+    SavePlanner,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.staging import AsyncStager
+from torch.futures import Future
+
+from .. import memory
+from .._ops import DTYPE_BY_NAME
+from ..errors import ArgumentError, DtypeError, TimeoutError
+from ..group_arguments import to_seconds
+from ..io import layout, tiles
+from ..io.commit import STATE, Names, Save, opened
+from ..io.dtypes import code_of
+from ..io.elements import Elements
+from ..io.layout import Whole
+from ..io.reader import OpenFile
+from ..io.shards import Part
+from ..io.tiles import Box
+from ..io.writer import Target, flush_all, write_piece
+from . import values
+
+__all__ = ["StorageReader", "StorageWriter"]
+
+_MODEL = "model"
+_PREFIX = "paddlempi.prefix"
+"""In the metadata: what the names of the state dict have before those of the model's file."""
+_VALUES = "paddlempi.values"
+"""In the metadata of the second file: what is no tensor, and where in the state dict all is."""
+_ROOM = 1 << 20
+_POLL = 0.01
+"""Seconds between two looks whether a thread has ended, which tells nobody."""
+
+
+class _Planned(NamedTuple):
+    """What the coordinator tells a rank.
+
+    Attributes:
+        folder: of the files.
+        files: their names.
+        targets: where each tensor of this rank's goes, by its name in the state dict.
+    """
+
+    folder: str
+    files: list[str]
+    targets: dict[str, Target]
+
+
+class _Second(NamedTuple):
+    """The second file of a save, of which the header is written last."""
+
+    file: Any
+    tensors: dict[str, Whole]
+    size: int
+    paths: dict[str, Any]
+
+
+class StorageWriter(storage.StorageWriter, AsyncStager):  # type: ignore[misc]
+    """Writes a state dict as safetensors, for ``dcp.save`` and ``dcp.async_save``.
+
+    The ranks agree by the process group of ``dcp.save``; this class calls no collective. An error
+    of a rank is a ``CheckpointException`` on all, as of every storage of torch. The old checkpoint
+    is untouched then, and the files of the attempt are removed by the next save, or with the
+    writer.
+
+    ``dcp.async_save`` copies the tensors into this rank's heap before it returns. There is one such
+    copy: the bytes of the tensors and shards that this rank has, and no more. A further
+    ``async_save`` waits until the files of the one before are written. It gives up if nothing is
+    written for ``timeout``, however long the whole takes. Give ``process_group`` a group of its
+    own, because collectives of one group are called in the same order on all ranks.
+
+    Args:
+        path: a folder, which is made if needed, for ``model.safetensors`` in it; or the path of a
+            file that ends with ``.safetensors``. None: ``checkpoint_id`` gives it.
+        max_shard_size: as for :func:`paddlempi.io.save_file`; of the model.
+        metadata: texts by key, for the header of the model.
+        room: bytes of the second file's header for what is no tensor.
+        timeout: how long a wait may see no progress; a timedelta or seconds.
+
+    Raises:
+        ArgumentError: ``max_shard_size``, ``room`` or ``timeout`` is out of range.
+        DtypeError: one of them is of a wrong type.
+
+    Source: :class:`torch.distributed.checkpoint.FileSystemWriter`.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        max_shard_size: int | str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        room: int = _ROOM,
+        timeout: timedelta | float = 300.0,
+    ) -> None:
+        self._what = "StorageWriter"
+        self._most = layout.bytes_of(self._what, max_shard_size)
+        self._metadata = {"format": "pt", **(metadata or {})}
+        self._room = room
+        self._path: Any = path
+        self._snapshots = _Snapshots(to_seconds(timeout, self._what))
+        self._save: Save | None = None
+        self._abandon: Any = None
+        self._second: _Second | None = None
+        self._index: bytes | None = None
+        self._files: list[str] = []
+
+    # What torch calls, in this order
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Save to ``checkpoint_id`` from now on."""
+        if checkpoint_id is not None:
+            self._path = checkpoint_id
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Begin a save: every rank can be the coordinator."""
+        if self._path is None:
+            raise ArgumentError(f"{self._what}: give a path, or a checkpoint_id")
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Return the plan."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Lay the tensors out, make the files, and tell each rank where its parts go."""
+        paths: dict[str, Any] = {}
+        for plan in plans:
+            paths |= plan.planner_data or {}
+        wholes = self._wholes([item for plan in plans for item in plan.items])
+        nested = any(len(path) > 1 and path[0] == _MODEL for path in paths.values())
+        prefix = f"{_MODEL}." if nested else ""
+
+        def is_model(name: str) -> bool:
+            path = paths.get(name, (name,))
+            return (len(path) > 1 and path[0] == _MODEL) if nested else len(path) == 1
+
+        model = {name: whole for name, whole in wholes.items() if is_model(name)}
+        rest = {name: whole for name, whole in wholes.items() if not is_model(name)}
+        is_bytes = {i.index.fqn for p in plans for i in p.items if i.tensor_data is None}
+        found = self._begin(
+            {name.removeprefix(prefix): whole for name, whole in model.items()},
+            prefix,
+            rest,
+            {name: path for name, path in paths.items() if name in rest or name in is_bytes}
+            | {name: (name,) for name in is_bytes if name not in paths},
+        )
+        folder = str(Names(self._path).one.parent)
+        new = []
+        for plan in plans:
+            targets = {
+                item.index.fqn: Target(
+                    *found[item.index.fqn],
+                    wholes[item.index.fqn].shape,
+                    wholes[item.index.fqn].dtype.bits // 8,
+                )
+                for item in plan.items
+                if item.tensor_data is not None
+            }
+            new.append(
+                dataclasses.replace(plan, storage_data=_Planned(folder, self._files, targets))
+            )
+        return new
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[Any]]:
+        """Write this rank's parts, and flush them."""
+        done: Future[list[Any]] = Future()
+        done.set_result(self._write(plan, planner))
+        return done
+
+    def finish(self, metadata: kinds.Metadata, results: list[list[Any]]) -> None:
+        """Write what is no tensor, and commit."""
+        save = self._save
+        assert save is not None, "prepare_global_plan comes before finish"
+        try:
+            if self._second is not None:
+                found = {r.index.fqn: r.storage_data for part in results for r in part}
+                self._write_values({name: t for name, t in found.items() if t is not None})
+            if self._index is not None:
+                save.begin(save.partial, self._index, len(self._index))
+            save.commit()
+        finally:
+            self._give_up()
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether it is a path."""
+        return isinstance(checkpoint_id, (str, os.PathLike))
+
+    def storage_meta(self) -> kinds.StorageMeta:
+        """Return the path, for planners. In a save torch calls it before all else."""
+        self._snapshots.written_by(threading.current_thread())
+        self._give_up()
+        return kinds.StorageMeta(checkpoint_id=self._path)
+
+    # What async_save calls
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Return a copy of the state dict, with tensors in this rank's heap.
+
+        Raises:
+            TimeoutError: the save before is still being written, without any progress.
+        """
+        return self._snapshots.take(state_dict)
+
+    def synchronize_staging(self) -> None:
+        """Do nothing: :meth:`stage` returns when the copy is there."""
+
+    def close(self) -> None:
+        """Give the memory of copies back, and remove files that were not committed."""
+        self._snapshots.clear()
+        self._give_up()
+
+    # The steps
+
+    def _wholes(self, items: list[WriteItem]) -> dict[str, Whole]:
+        """Return the tensors as they are in a file, if the parts of all ranks tile them."""
+        boxes: dict[str, list[Any]] = {}
+        found: dict[str, Whole] = {}
+        for item in items:
+            data, name = item.tensor_data, item.index.fqn
+            if data is None:
+                continue
+            dtype = str(data.properties.dtype).removeprefix("torch.")
+            whole = Whole(code_of(self._what, name, dtype), tuple(data.size))
+            if found.setdefault(name, whole) != whole:
+                raise ArgumentError(
+                    f"{self._what}: {name!r} is of {dtype} and shape {list(whole.shape)} on a "
+                    f"rank, and of {found[name].dtype.name} and {list(found[name].shape)} on "
+                    "another one"
+                )
+            boxes.setdefault(name, []).append((tuple(data.chunk.offsets), tuple(data.chunk.sizes)))
+        for name, whole in found.items():
+            held = np.array(boxes[name], np.int64).reshape(len(boxes[name]), 2, len(whole.shape))
+            try:
+                tiles.check(name, whole.shape, held)
+            except ArgumentError as error:
+                raise ArgumentError(f"{self._what}: {error}") from None
+        return found
+
+    def _begin(
+        self,
+        model: dict[str, Whole],
+        prefix: str,
+        rest: dict[str, Whole],
+        paths: dict[str, Any],
+    ) -> dict[str, tuple[int, int]]:
+        """Lay the files out and make them. Return in which file each tensor begins where."""
+        names = Names(self._path, folder=True)
+        total = sum(one.nbytes for one in model.values())
+        is_set = self._most is not None and total > self._most
+        metadata = dict(self._metadata) | ({_PREFIX: prefix} if prefix else {})
+        names.one.parent.mkdir(parents=True, exist_ok=True)
+        save = self._save = Save(self._what, names, is_set)
+        self._abandon = weakref.finalize(self, save.abandon)
+        second = save.beside("state") if rest or paths else None
+        if second is not None:
+            metadata[STATE] = second.name
+        self._index = None
+        if is_set:
+            files = layout.numbered(model, self._most or 0, {"format": "pt"})
+            made = [(save.beside(label), entries) for label, entries in files]
+            said = [(path.name, list(entries.begins)) for path, entries in made]
+            self._index = layout.index(said, total, metadata)
+        else:
+            made = [(save.partial, layout.laid_out(model, metadata))]
+        for path, entries in made:
+            save.begin(path, entries.head, entries.size)
+        self._second = None
+        if second is not None:
+            padded = layout.laid_out(rest, None, self._room)
+            save.begin(second, b"", padded.size)
+            self._second = _Second(second, rest, len(padded.head), paths)
+        found = {
+            prefix + name: (number, begin)
+            for number, (_, entries) in enumerate(made)
+            for name, begin in entries.begins.items()
+        }
+        self._files = [path.name for path, _ in made]
+        if second is not None:
+            found |= {name: (len(made), begin) for name, begin in padded.begins.items()}
+            self._files.append(second.name)
+        return found
+
+    def _write(self, plan: SavePlan, planner: SavePlanner) -> list[Any]:
+        planned: _Planned = plan.storage_data
+        results = []
+        with ExitStack() as stack:
+            files: dict[int, tuple[int, str]] = {}
+            for item in plan.items:
+                name = item.index.fqn
+                if item.type is WriteItemType.BYTE_IO:
+                    text = values.written(name, planner.resolve_data(item))
+                    results.append(storage.WriteResult(item.index, len(text), text))
+                    continue
+                target = planned.targets[name]
+                if target.file not in files:
+                    path = os.path.join(planned.folder, planned.files[target.file])
+                    files[target.file] = (opened(path, os.O_RDWR, True, stack), path)
+                elements = Elements(planner.resolve_data(item).detach())
+                data = item.tensor_data
+                box = Box(tuple(data.chunk.offsets), tuple(data.chunk.sizes))
+                write_piece((elements, box), box, target, files, self._snapshots.progress)
+                results.append(storage.WriteResult(item.index, elements.nbytes, None))
+            flush_all(files.values())
+        return results
+
+    def _write_values(self, texts: dict[str, str]) -> None:
+        assert self._save is not None and self._second is not None
+        second = self._second
+        metadata = {_VALUES: values.joined(texts, second.paths)}
+        head = layout.laid_out(second.tensors, metadata).head
+        if len(head) > second.size:
+            name = max(texts, key=lambda one: len(texts[one]))
+            raise ArgumentError(
+                f"{self._what}: what is no tensor has {len(head)} bytes as JSON, the largest is "
+                f"{name!r} with {len(texts[name])}, and the header has room for {second.size}: "
+                "give a larger room="
+            )
+        padded = layout.laid_out(second.tensors, metadata, second.size - len(head)).head
+        descriptor = os.open(second.file, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            written = 0
+            while written < len(padded):
+                written += os.pwrite(descriptor, padded[written:], written)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _give_up(self) -> None:
+        if self._abandon is not None:
+            self._abandon()
+        self._save = self._abandon = None
+
+
+class _Snapshots:
+    """The copy of a state dict that ``async_save`` writes, and the wait for the one before.
+
+    A copy is needed as long as the thread runs that writes it; without one, until it is dropped.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._changed = threading.Condition()
+        self._used = False
+        self._thread: threading.Thread | None = None
+        self._written = self._number = 0
+        self._tensors: dict[Any, Any] = {}
+
+    def progress(self, done: int) -> None:
+        """Tell that bytes were written."""
+        self._written += done
+
+    def _dropped(self, number: int) -> None:
+        """Note that nobody has a copy any more. A collector of garbage may call it anywhere."""
+        if number == self._number:
+            self._used = False
+
+    def written_by(self, thread: threading.Thread) -> None:
+        """Tell which thread writes the copy, if there is one."""
+        with self._changed:
+            if self._used:
+                self._thread = thread
+
+    def clear(self) -> None:
+        """Free the memory of the copy."""
+        self._tensors = {}
+
+    def take(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Wait until the copy is needed no more, and make a new one."""
+        with self._changed:
+            written, until = self._written, time.monotonic() + self._timeout
+            while self._used and (self._thread is None or self._thread.is_alive()):
+                if self._written != written:
+                    written, until = self._written, time.monotonic() + self._timeout
+                if time.monotonic() > until:
+                    raise TimeoutError(
+                        "async_save: the save before has written nothing for "
+                        f"{self._timeout:g} s: wait for its future, and look at its error"
+                    )
+                self._changed.wait(_POLL)
+            self._used, self._thread = True, None
+            self._number += 1
+            number = self._number
+        try:
+            old, self._tensors = self._tensors, {}
+            found = _Copier(old, self._tensors).copied(state_dict, ())
+        except BaseException:
+            self._dropped(number)
+            raise
+        snapshot = _Snapshot(found)
+        weakref.finalize(snapshot, self._dropped, number).atexit = False
+        return snapshot
+
+
+class _Snapshot(dict[str, Any]):
+    """A copy of a state dict, to which there can be weak references."""
+
+
+class _Copier:
+    """Copies the tensors of a state dict into the heap, into those of an older copy if they fit."""
+
+    def __init__(self, old: dict[Any, Any], new: dict[Any, Any]) -> None:
+        self._old, self._new = old, new
+
+    def copied(self, value: Any, path: tuple[Any, ...]) -> Any:
+        """Return a copy of a part of a state dict."""
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value, path)
+        if isinstance(value, Mapping):
+            return {key: self.copied(one, (*path, key)) for key, one in value.items()}
+        if type(value) in (list, tuple):
+            return type(value)(self.copied(one, (*path, n)) for n, one in enumerate(value))
+        return copy.deepcopy(value)
+
+    def _tensor(self, tensor: Any, path: tuple[Any, ...]) -> Any:
+        from torch.distributed.tensor import DTensor
+
+        tensor = tensor.detach()
+        if isinstance(tensor, DTensor):
+            return DTensor.from_local(
+                self._tensor(tensor.to_local(), path),
+                tensor.device_mesh,
+                tensor.placements,
+                run_check=False,
+                shape=tensor.shape,
+                stride=tensor.stride(),
+            )
+        if type(tensor) is not torch.Tensor and hasattr(tensor, "local_shards"):
+            raise DtypeError(
+                f"async_save: {'.'.join(map(str, path))} is a {type(tensor).__name__}; give a "
+                "state dict of DTensors"
+            )
+        there = self._old.get(path)
+        if there is None or there.shape != tensor.shape or there.dtype != tensor.dtype:
+            there = _new(tensor)
+        self._new[path] = there.copy_(tensor)
+        return there
+
+
+def _new(tensor: Any) -> Any:
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name in DTYPE_BY_NAME:
+        return memory.empty(tuple(tensor.shape), name, "torch")
+    return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
+class StorageReader(storage.StorageReader):  # type: ignore[misc]
+    """Reads what :class:`StorageWriter` has written, for ``dcp.load``; and any safetensors.
+
+    Args:
+        path: as for :func:`paddlempi.io.open_file`. None: ``checkpoint_id`` gives it.
+        prefix: what the names of the state dict have before those of the model's file: ``"model."``
+            for a state dict ``{"model": ...}`` from a file that another program has written. None:
+            as the file says, else nothing.
+
+    Source: :class:`torch.distributed.checkpoint.FileSystemReader`.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, *, prefix: str | None = None
+    ) -> None:
+        self._path: Any = path
+        self._prefix = prefix
+        self._stack = ExitStack()
+        self._found: dict[str, tuple[OpenFile, str]] = {}
+        self._values: dict[str, Any] = {}
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Load ``checkpoint_id`` from now on."""
+        if checkpoint_id is not None:
+            self._path = checkpoint_id
+
+    def read_metadata(self) -> kinds.Metadata:
+        """Return which tensors and values there are.
+
+        Raises:
+            ArgumentError: a file is damaged.
+            OSError: it cannot be read.
+        """
+        if self._path is None:
+            raise ArgumentError("StorageReader: give a path, or a checkpoint_id")
+        self._stack.close()
+        self._found, self._values = {}, {}
+        names = Names(self._path)
+        model = self._stack.enter_context(OpenFile(names, "torch"))
+        said = model.metadata() or {}
+        prefix = said.get(_PREFIX, "") if self._prefix is None else self._prefix
+        self._found = {prefix + name: (model, name) for name in model}
+        root = prefix.removesuffix(".")
+        paths: dict[str, Any] = {prefix + n: (root, n) if root else (n,) for n in model}
+        if STATE in said:
+            path = names.one.parent / names.checked(said[STATE])
+            rest = self._stack.enter_context(OpenFile(Names(path), "torch"))
+            self._values, further = values.parsed((rest.metadata() or {}).get(_VALUES, "{}"))
+            self._found |= {name: (rest, name) for name in rest}
+            paths |= further
+        stored: dict[str, Any] = {name: kinds.BytesStorageMetadata() for name in self._values}
+        for name, (file, inner) in self._found.items():
+            stored[name] = _stored(file, inner)
+        return kinds.Metadata(stored, planner_data=paths)
+
+    def set_up_storage_reader(
+        self, metadata: kinds.Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        """Do nothing: ``read_metadata`` has opened the files."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Return the plan."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Return the plans."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read this rank's parts."""
+        for item in plan.items:
+            name = item.storage_index.fqn
+            if item.type is LoadItemType.BYTE_IO:
+                data = _io.BytesIO()
+                torch.save(self._values[name], data)
+                data.seek(0)
+                planner.load_bytes(item, data)
+                continue
+            tensor = planner.resolve_tensor(item).detach()
+            file, inner = self._found[name]
+            _fill(file, inner, tensor, tuple(item.storage_offsets))
+            planner.commit_tensor(item, tensor)
+        self._stack.close()
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether it is a path."""
+        return isinstance(checkpoint_id, (str, os.PathLike))
+
+
+def _fill(file: OpenFile, name: str, tensor: Any, offsets: tuple[int, ...]) -> None:
+    """Read a box into a tensor, which may be of another dtype."""
+    entry = file.entry(name)
+    target = tensor
+    if str(tensor.dtype).removeprefix("torch.") != entry.dtype.name:
+        target = file.new(name, tensor.shape)
+    elements = Elements(target)
+    file.fill(name, Part(elements, entry.shape, Box(offsets, elements.shape)))
+    if target is not tensor:
+        tensor.copy_(target)
+
+
+def _stored(file: OpenFile, name: str) -> Any:
+    entry = file.entry(name)
+    if not entry.dtype.name:
+        _unknown(name, entry.dtype.code)
+    size = torch.Size(entry.shape)
+    chunk = kinds.ChunkStorageMetadata(offsets=torch.Size([0] * len(size)), sizes=size)
+    dtype = getattr(torch, entry.dtype.name, None)
+    if dtype is None:
+        _unknown(name, entry.dtype.code)
+    return kinds.TensorStorageMetadata(kinds.TensorProperties(dtype=dtype), size, [chunk])
+
+
+def _unknown(name: str, code: str) -> NoReturn:
+    raise DtypeError(f"StorageReader: {name!r} is of {code}, which torch {torch.__version__} lacks")
