@@ -1,6 +1,7 @@
 package coll
 
 import (
+	"slices"
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/cuda"
@@ -459,8 +460,11 @@ func (s *stager) onHost(ln *lane, lo, hi int64) error {
 		host.Agreed |= Even
 	}
 	host.Send, host.Recv = s.partsOf(ln.send, &s.send, lo, hi, uneven), s.partsOf(ln.recv, &s.recv, lo, hi, uneven)
-	if pairwise {
+	switch {
+	case pairwise:
 		return exchange(&host, s.p, host.Send, host.Recv)
+	case uneven && host.Code == op.AllGather: // Intel MPI's nonblocking allgatherv hangs if a rank gives nothing (measured)
+		return exchange(&host, s.p, slices.Repeat(host.Send, host.Size), host.Recv)
 	}
 	host.Count = hi - lo
 	if uneven {
