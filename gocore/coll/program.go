@@ -21,7 +21,7 @@ type Step struct {
 	// Phase, if set, tells what Until is at.
 	Phase func() Phase
 	// Meanwhile is local work that may be done while the steps behind it are under way.
-	Meanwhile func() error
+	Meanwhile func()
 }
 
 // Program is the list of steps of one operation on one rank. Run carries it out with blocking MPI
@@ -40,7 +40,7 @@ type Program struct {
 	phase func() Phase       // of the last step
 	err   error
 	// meanwhile is the work of Step.Meanwhile that was not done yet; nil: none.
-	meanwhile func() error
+	meanwhile func()
 }
 
 // Reset forgets the steps and keeps what was reserved.
@@ -78,14 +78,13 @@ func (p *Program) UntilOver(f func() (bool, error), underWay func(*work.Batch), 
 
 // Meanwhile appends local work that Poll does when a step behind it has to be waited for. catchUp does it if no step had
 // to be.
-func (p *Program) Meanwhile(f func() error) { p.steps = append(p.steps, Step{Meanwhile: f}) }
+func (p *Program) Meanwhile(f func()) { p.steps = append(p.steps, Step{Meanwhile: f}) }
 
-func (p *Program) catchUp() error {
+func (p *Program) catchUp() {
 	f := p.meanwhile
-	if p.meanwhile = nil; f == nil {
-		return nil
+	if p.meanwhile = nil; f != nil {
+		f()
 	}
-	return f()
 }
 
 // Reserve takes n bytes for Alloc to hand out. It is called before this rank announces the
@@ -151,7 +150,7 @@ func (p *Program) Run() error {
 		case s.Do != nil:
 			p.err = s.Do()
 		case s.Meanwhile != nil:
-			p.err = s.Meanwhile()
+			s.Meanwhile()
 		default:
 			p.err = p.lib.Run(&s.Call, nil)
 		}
@@ -190,7 +189,7 @@ func (p *Program) Poll() (done bool, err error) {
 				p.err = e
 			}
 			if p.under.Len() > 0 {
-				p.useWait()
+				p.catchUp()
 				return false, nil
 			}
 		}
@@ -203,7 +202,7 @@ func (p *Program) Poll() (done bool, err error) {
 		if s.Until != nil {
 			done, err := s.Until()
 			if !done && err == nil {
-				p.useWait()
+				p.catchUp()
 				return false, nil
 			}
 			p.err = err
@@ -221,13 +220,6 @@ func (p *Program) Poll() (done bool, err error) {
 		default:
 			p.err = p.under.Add(p.lib.Start(&s.Call))
 		}
-	}
-}
-
-// useWait does the work that was put off until a step has to be waited for.
-func (p *Program) useWait() {
-	if err := p.catchUp(); err != nil && p.err == nil {
-		p.err = err
 	}
 }
 

@@ -172,3 +172,44 @@ func TestPollReturnsWhatIsNotDone(t *testing.T) {
 	require.Eventually(t, func() bool { e.Tick(); return d.done }, 20*time.Second, time.Millisecond)
 	assert.NoError(t, d.err)
 }
+
+// Work that may be done meanwhile is done once: when a step behind it has to be waited for, or at the latest by catchUp.
+func TestMeanwhile(t *testing.T) {
+	for _, waits := range []bool{true, false} {
+		for _, form := range []string{"polled", "in one go"} {
+			if waits && form == "in one go" {
+				continue // such a program has no step that polls
+			}
+			var p Program
+			var order []string
+			p.Meanwhile(func() { order = append(order, "meanwhile") })
+			p.Do(func() error { order = append(order, "begin"); return nil })
+			polls := 0
+			if waits {
+				p.Until(func() (bool, error) {
+					polls++
+					order = append(order, "look")
+					return polls == 2, nil
+				})
+			}
+			p.Do(func() error { order = append(order, "end"); p.catchUp(); return nil })
+			done, err := false, error(nil)
+			for !done {
+				if done, err = true, nil; form == "polled" {
+					done, err = p.Poll()
+				} else {
+					err = p.Run()
+				}
+			}
+			require.NoError(t, err)
+			want := []string{"begin", "end", "meanwhile"}
+			switch {
+			case waits:
+				want = []string{"begin", "look", "meanwhile", "look", "end"}
+			case form == "in one go":
+				want = []string{"meanwhile", "begin", "end"}
+			}
+			assert.Equal(t, want, order)
+		}
+	}
+}
