@@ -16,6 +16,7 @@ from .file import File, View
 from .reader import OpenFile, TensorSlice, load_file, open_file
 from .saving import save_file
 from .shards import Shard
+from .states import load_state, save_state
 
 __all__ = [
     "File",
@@ -24,6 +25,8 @@ __all__ = [
     "TensorSlice",
     "View",
     "load_file",
+    "load_state",
     "open_file",
     "save_file",
+    "save_state",
 ]

@@ -17,7 +17,7 @@ from ..together import leads, rank_in, together, world_rank
 from ..window_proxy import indexed
 from . import layout, shards
 from .commit import Names, read_header
-from .elements import STAGED, Elements, new
+from .elements import STAGED, Elements, new, raw
 from .header import Entry, Header
 from .places import Place, Slab, box, flipped, runs, slabs, span, whole
 from .progress import Bar
@@ -217,6 +217,16 @@ class OpenFile:
             raise ArgumentError(f"{name!r} is of shape {list(entry.shape)}, and out of "
                                 f"{list(elements.shape)}")  # fmt: skip
         self.fill(name, shards.Part(elements, entry.shape, Box(begins, elements.shape)))
+
+    def bits(self, name: str, offsets: Sequence[int], lengths: Sequence[int]) -> Any:
+        """Return a box of a tensor as an array of unsigned integers that have its bits.
+
+        NumPy alone has no bfloat16.
+        """
+        entry, out = self.entry(name), np.empty(lengths, raw(self.entry(name).dtype.name))
+        place = box(entry.shape, offsets, lengths)
+        self._read(name, place, Elements(out), lambda done: None)
+        return out
 
     def fill(
         self, name: str, part: shards.Part, progress: Callable[[int], object] = lambda done: None

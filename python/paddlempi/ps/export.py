@@ -15,10 +15,8 @@ import json
 import math
 import os
 import pickle
-import secrets
 import zipfile
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from functools import cached_property
 from importlib import import_module
@@ -27,7 +25,11 @@ from typing import Any, NamedTuple
 
 from .. import _native
 from ..errors import ArgumentError
-from ..together import flush
+from ..io import layout
+from ..io.commit import Names, Save
+from ..io.dtypes import BY_NAME
+from ..io.progress import Bar
+from ..io.reader import OpenFile
 from .cuts import Cut, CutTable, open_cut
 from .initializers import Initializer, Normal, Uniform, initializer
 from .optimizers import SGD, Optimizer, optimizer
@@ -44,6 +46,7 @@ def export(
     step: int | None = None,
     tables: Collection[str] | None = None,
     states: bool = False,
+    progress: bool = False,
 ) -> int:
     """Write the tables of a cut into one file.
 
@@ -60,6 +63,7 @@ def export(
         step: of the cut. None: the newest one that is whole.
         tables: the names of the tables. None: all.
         states: whether to write the states of the optimizers.
+        progress: show a bar of the bytes; needs tqdm.
 
     Returns:
         The step of the cut.
@@ -80,16 +84,14 @@ def export(
         if tensor.name in names:
             raise ArgumentError(f"export: two tensors would have the name {tensor.name!r}")
         names.add(tensor.name)
-    path = Path(to)
-    staged = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    save = Save("export", Names(to), None)
     try:
-        _FORMATS[format](staged, cut, tensors)
-        flush(staged)
-        staged.replace(path)
-        flush(path.parent)
+        total = sum(math.prod(one.shape) * BY_NAME[one.dtype].bits // 8 for one in tensors)
+        with Bar("export", total, progress) as bar:
+            _FORMATS[format](save.partial, cut, tensors, bar)
+        save.commit()
     finally:
-        with suppress(FileNotFoundError):
-            staged.unlink()
+        save.abandon()
     return cut.step
 
 
@@ -100,10 +102,10 @@ def load(
     tables: Collection[str] | None = None,
     train: bool = False,
 ) -> dict[str, Table]:
-    """Make tables in this process of those of a cut.
+    """Make tables in this process of those of a cut, or of a safetensors file of :func:`export`.
 
     Args:
-        directory: what the servers saved into.
+        directory: what the servers saved into; or the file.
         step: of the cut. None: the newest one that is whole.
         tables: the names of the tables. None: all but dense parameters, which :func:`export`
             writes.
@@ -115,26 +117,35 @@ def load(
         made.
 
     Raises:
-        ArgumentError: there is no such cut or table; or a file is damaged.
+        ArgumentError: there is no such cut or table; a file is damaged; ``step`` is not that of the
+            file; or it has no states, which ``train`` needs.
         OutOfMemoryError: there is no memory for the rows.
         OSError: a file cannot be read.
         ForkError: this process is a fork of the one that loaded the core.
     """
-    cut = open_cut(directory, step)
-    chosen = _chosen("load", cut, tables)
+    if Path(directory).is_file():
+        with OpenFile(Names(directory), "numpy") as file:
+            return _loaded(_Exported(file, Path(directory), step), tables, train)
+    return _loaded(open_cut(directory, step), tables, train)
+
+
+def _loaded(
+    source: Cut | _Exported, tables: Collection[str] | None, train: bool
+) -> dict[str, Table]:
+    chosen = _chosen("load", source, tables)
     if tables is None:
-        chosen = [number for number in chosen if _shape(cut.tables[number]) is None]
+        chosen = [number for number in chosen if _shape(source.tables[number]) is None]
     loaded: dict[str, Table] = {}
     try:
         for number in chosen:
-            info = cut.tables[number]
+            info = source.tables[number]
             table = loaded[info.name] = _empty(info, train)
-            for ids, rows, states in cut.chunks(number):
+            for ids, rows, states in source.chunks(number):
                 wide = _widened(info.dtype, rows)
                 table._core.table(_WRITE, table._number, ids, wide, states if train else None)
             if len(table) != info.rows:
                 raise ArgumentError(
-                    f"load: {cut.folder} has {info.rows} rows of table {info.name!r}, but only "
+                    f"load: {source.folder} has {info.rows} rows of table {info.name!r}, but only "
                     f"{len(table)} different ids"
                 )
             if train:
@@ -146,7 +157,65 @@ def load(
     return loaded
 
 
-def _chosen(function: str, cut: Cut, names: Collection[str] | None) -> list[int]:
+class _Exported:
+    """The tables of a file that :func:`export` has written, as :class:`Cut` has those of a cut.
+
+    Dense parameters are left out: the file has them as they are.
+    """
+
+    _ROWS = 1 << 16  # of a chunk
+
+    def __init__(self, file: OpenFile, path: Path, step: int | None) -> None:
+        metadata = file.metadata() or {}
+        if step is not None and metadata.get("step") != str(step):
+            raise ArgumentError(f"load: {path} is of step {metadata.get('step')}, not {step}")
+        self.folder, self._file = path, file
+        self.tables = [
+            self._table(key.removeprefix("config."), metadata)
+            for key in sorted(metadata)
+            if key.startswith("config.") and f"{key.removeprefix('config.')}.rows" in file
+        ]
+
+    def _table(self, name: str, metadata: Mapping[str, str]) -> CutTable:
+        try:
+            config = json.loads(metadata[f"config.{name}"])
+            more = json.loads(metadata[f"table.{name}"])
+            steps, rate = int(more["steps"]), more["learning_rate"]
+            rate = None if rate is None else float(rate)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            config, steps, rate = None, 0, None
+        rows, states = self._file.entry(f"{name}.rows"), f"{name}.states"
+        ids = self._file.entry(f"{name}.ids")
+        width = self._file.entry(states).shape[1:] if states in self._file else (0,)
+        if (
+            not isinstance(config, dict)
+            or len(rows.shape) != 2
+            or ids.shape != rows.shape[:1]
+            or ids.dtype.name != "int64"
+            or rows.dtype.name not in _NUMPY
+            or len(width) != 1
+        ):
+            raise ArgumentError(f"load: {self.folder} has no table {name!r} as export writes it")
+        dim, count = rows.shape[1], ids.shape[0]
+        return CutTable(name, rows.dtype.name, dim, width[0], steps, count, config, rate)
+
+    def chunks(self, number: int) -> Any:
+        """Yield ids, rows and states of some rows of a table."""
+        numpy = import_module("numpy")
+        info = self.tables[number]
+        for first in range(0, info.rows, self._ROWS):
+            count = min(self._ROWS, info.rows - first)
+            ids = numpy.empty(count, "<i8")
+            self._file.read_into(f"{info.name}.ids", ids, (first,))
+            rows = self._file.bits(f"{info.name}.rows", (first, 0), (count, info.dim))
+            states = None
+            if info.state_len:
+                states = numpy.empty((count, info.state_len), "<f4")
+                self._file.read_into(f"{info.name}.states", states, (first, 0))
+            yield ids, rows.view(_NUMPY[info.dtype]), states
+
+
+def _chosen(function: str, cut: Cut | _Exported, names: Collection[str] | None) -> list[int]:
     """Return the numbers of tables."""
     there = {table.name: number for number, table in enumerate(cut.tables)}
     if names is None:
@@ -180,7 +249,7 @@ def _empty(info: CutTable, train: bool) -> Table:
         ) from None
     if train and made.state_width(info.dim) != info.state_len:
         raise ArgumentError(
-            f"load: the states of {info.name!r} in the cut have {info.state_len} floats; those of "
+            f"load: the states of {info.name!r} there have {info.state_len} floats; those of "
             f"{made.NAME} have {made.state_width(info.dim)}"
         )
     return Table(info.dim, made, first, dtype=info.dtype, seed=seed, num_ids=most, non_finite=allow)
@@ -195,7 +264,6 @@ class _Tensor(NamedTuple):
 
 
 _NUMPY = {"int64": "<i8", "float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
-_SAFETENSORS = {"int64": "I64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 class _Rows:
@@ -288,51 +356,47 @@ def _filled(tensor: _Tensor) -> Any:
     return array
 
 
-def _safetensors(path: Path, cut: Cut, tensors: list[_Tensor]) -> None:
+def _safetensors(path: Path, cut: Cut, tensors: list[_Tensor], bar: Bar) -> None:
     numpy = import_module("numpy")
-    # The widest elements first, so that all are aligned.
-    tensors = sorted(tensors, key=lambda tensor: -numpy.dtype(_NUMPY[tensor.dtype]).itemsize)
     configs = {f"config.{table.name}": json.dumps(table.config) for table in cut.tables}
-    header: dict[str, Any] = {"__metadata__": {"step": str(cut.step), **configs}}
-    end = 0
-    begins = []
-    for tensor in tensors:
-        begins.append(end)
-        end += math.prod(tensor.shape) * numpy.dtype(_NUMPY[tensor.dtype]).itemsize
-        header[tensor.name] = {
-            "dtype": _SAFETENSORS[tensor.dtype],
-            "shape": tensor.shape,
-            "data_offsets": [begins[-1], end],
-        }
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "xb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.flush()
+    for table in cut.tables:  # what a config does not have, for load
+        more = {"steps": table.steps, "learning_rate": table.learning_rate}
+        configs[f"table.{table.name}"] = json.dumps(more)
+    wholes = {one.name: layout.Whole(BY_NAME[one.dtype], one.shape) for one in tensors}
+    file = layout.laid_out(wholes, {"step": str(cut.step), **configs})
+    with open(path, "r+b") as opened:
+        opened.write(file.head)
+        opened.flush()
         # A full disk is an error here, and a crash where a page of the mapping is written.
-        os.posix_fallocate(file.fileno(), 0, 8 + len(text) + end)
-    for tensor, begin in zip(tensors, begins, strict=True):
+        os.posix_fallocate(opened.fileno(), 0, file.size)
+    by_name = {tensor.name: tensor for tensor in tensors}
+    for name, offset in file.begins.items():
+        tensor = by_name[name]
         if math.prod(tensor.shape):
-            dtype, offset = _NUMPY[tensor.dtype], 8 + len(text) + begin
-            tensor.fill(numpy.memmap(path, dtype, "r+", offset, tensor.shape))
+            tensor.fill(numpy.memmap(path, _NUMPY[tensor.dtype], "r+", offset, tensor.shape))
+        bar.add(wholes[name].nbytes)
 
 
-def _archive(path: Path, cut: Cut, tensors: list[_Tensor]) -> None:
+def _archive(path: Path, cut: Cut, tensors: list[_Tensor], bar: Bar) -> None:
     lib = import_module("numpy.lib.format")
-    with zipfile.ZipFile(path, "x") as archive:
+    with zipfile.ZipFile(path, "w") as archive:
         for tensor in tensors:
             array = _filled(tensor)
+            bar.add(array.nbytes)
             if tensor.dtype == "bfloat16":
                 array = _widened(tensor.dtype, array)
             with archive.open(f"{tensor.name}.npy", "w", force_zip64=True) as file:
                 lib.write_array(file, array, allow_pickle=False)
 
 
-def _paddle(path: Path, cut: Cut, tensors: list[_Tensor]) -> None:
-    state: dict[str, Any] = {tensor.name: _filled(tensor) for tensor in tensors}
+def _paddle(path: Path, cut: Cut, tensors: list[_Tensor], bar: Bar) -> None:
+    state: dict[str, Any] = {}
+    for tensor in tensors:
+        state[tensor.name] = _filled(tensor)
+        bar.add(state[tensor.name].nbytes)
     # paddle.load makes tensors of the arrays that this table names, of uint16 those of bfloat16.
     state["StructuredToParameterName@@"] = {name: name for name in state}
-    with open(path, "xb") as file:
+    with open(path, "wb") as file:
         pickle.dump(state, file, protocol=4)
 
 

@@ -124,35 +124,51 @@ def shard_of(tensor: Any) -> tuple[Any, tuple[int, ...], tuple[int, ...]] | None
     import paddle.distributed as dist
 
     mesh, shape = tensor.process_mesh, tuple(tensor.shape)
-    ranks = np.array(mesh.process_ids).reshape(mesh.shape)
-    here = np.argwhere(ranks == dist.get_rank())
-    local = tensor._local_value()
-    begins, ends = [0] * len(shape), list(shape)
     for number, place in enumerate(tensor.placements):
         if place.is_partial():
             raise ArgumentError(
                 f"it is Partial on dimension {number} of its mesh: the ranks hold addends of it; "
                 "reshard it first"
             )
-        if place.is_shard() and len(here):
-            dim = place.get_dim()
-            # The first ones of the parts are longer if the length cannot be divided.
-            length, parts = ends[dim] - begins[dim], mesh.shape[number]
-            part, at = int(here[0][number]), begins[dim]
-            each, more = divmod(length, parts)
-            begins[dim] = at + part * each + min(part, more)
-            ends[dim] = begins[dim] + each + (part < more)
+    here = np.argwhere(np.array(mesh.process_ids).reshape(mesh.shape) == dist.get_rank())
     if not len(here):  # this rank is not in the mesh
         if not shape:
             raise ArgumentError("it is a scalar, and this rank is not in its mesh")
         return paddle.empty((0,) * len(shape), tensor.dtype), shape, (0,) * len(shape)
-    lengths = tuple(e - b for b, e in zip(begins, ends, strict=True))
-    if lengths != tuple(local.shape):
-        raise ArgumentError(
-            f"this rank holds a tensor of shape {tuple(local.shape)}, and by its placements "
-            f"{tensor.placements} it would be {lengths}"
-        )
-    return local, shape, tuple(begins)
+    local = tensor._local_value()
+    # Paddle cuts a length that cannot be divided in one of two ways. The lengths tell which.
+    for even in (False, True):
+        begins, lengths = _box(tensor, here[0].tolist(), even)
+        if lengths == tuple(local.shape):
+            return local, shape, begins
+    raise ArgumentError(
+        f"this rank holds a tensor of shape {tuple(local.shape)}, and by its placements "
+        f"{tensor.placements} it would be {lengths}"
+    )
+
+
+def _box(tensor: Any, here: list[int], even: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return where the part of a rank begins, and its lengths, by the tensor's placements.
+
+    Args:
+        tensor: a distributed tensor.
+        here: the rank's place in the mesh.
+        even: whether the lengths of parts differ by 1 at most; else all but the last are the same.
+    """
+    begins, ends = [0] * tensor.ndim, list(tensor.shape)
+    for number, place in enumerate(tensor.placements):
+        if place.is_shard():
+            dim = place.get_dim()
+            length, at = ends[dim] - begins[dim], here[number]
+            parts = tensor.process_mesh.shape[number]
+            if even:
+                each, more = divmod(length, parts)
+                first, last = (r * each + min(r, more) for r in (at, at + 1))
+            else:
+                each = -(-length // parts)
+                first, last = (min(r * each, length) for r in (at, at + 1))
+            begins[dim], ends[dim] = begins[dim] + first, begins[dim] + last
+    return tuple(begins), tuple(e - b for b, e in zip(begins, ends, strict=True))
 
 
 def spread(values: Any, dtype: str, shape: tuple[int, ...]) -> Any:

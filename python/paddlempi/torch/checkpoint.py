@@ -20,6 +20,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import io as _io
+import json
 import os
 import threading
 import time
@@ -57,8 +58,8 @@ from ..io.layout import Whole
 from ..io.reader import OpenFile
 from ..io.shards import Part
 from ..io.tiles import Box
+from ..io.values import decoded, encoded
 from ..io.writer import Target, flush_all, write_piece
-from . import values
 
 __all__ = ["StorageReader", "StorageWriter"]
 
@@ -329,7 +330,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):  # type: ignore[misc]
             for item in plan.items:
                 name = item.index.fqn
                 if item.type is WriteItemType.BYTE_IO:
-                    text = values.written(name, planner.resolve_data(item))
+                    text = _json(name, planner.resolve_data(item))
                     results.append(storage.WriteResult(item.index, len(text), text))
                     continue
                 target = planned.targets[name]
@@ -347,7 +348,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):  # type: ignore[misc]
     def _write_values(self, texts: dict[str, str]) -> None:
         assert self._save is not None and self._second is not None
         second = self._second
-        metadata = {_VALUES: values.joined(texts, second.paths)}
+        metadata = {_VALUES: _joined(texts, second.paths)}
         head = layout.laid_out(second.tensors, metadata).head
         if len(head) > second.size:
             name = max(texts, key=lambda one: len(texts[one]))
@@ -531,7 +532,7 @@ class StorageReader(storage.StorageReader):  # type: ignore[misc]
         if STATE in said:
             path = names.one.parent / names.checked(said[STATE])
             rest = self._stack.enter_context(OpenFile(Names(path), "torch"))
-            self._values, further = values.parsed((rest.metadata() or {}).get(_VALUES, "{}"))
+            self._values, further = _parsed((rest.metadata() or {}).get(_VALUES, "{}"))
             self._found |= {name: (rest, name) for name in rest}
             paths |= further
         stored: dict[str, Any] = {name: kinds.BytesStorageMetadata() for name in self._values}
@@ -599,6 +600,32 @@ def _stored(file: OpenFile, name: str) -> Any:
     if dtype is None:
         _unknown(name, entry.dtype.code)
     return kinds.TensorStorageMetadata(kinds.TensorProperties(dtype=dtype), size, [chunk])
+
+
+def _json(name: str, data: Any) -> str:
+    """Return the JSON of what torch's planner gives: a value, or torch's pickle of one."""
+    if isinstance(data, _io.BytesIO):
+        data.seek(0)
+        data = torch.load(data, weights_only=False)  # this process has just pickled it
+    return json.dumps(encoded("StorageWriter", data, (name,)))
+
+
+def _joined(texts: Mapping[str, str], paths: Mapping[str, Any]) -> str:
+    """Return the JSON of all values, with the path of each name in the state dict."""
+    inner = ",".join(f"{json.dumps(name)}:{text}" for name, text in sorted(texts.items()))
+    where = json.dumps({name: list(path) for name, path in sorted(paths.items())})
+    return f'{{"values":{{{inner}}},"paths":{where}}}'
+
+
+def _parsed(text: str) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:
+    """Return the values, and the paths in the state dict, that ``_joined`` has written."""
+    said = decoded(text)
+    values, paths = (
+        said.get(key, {}) if isinstance(said, dict) else None for key in ("values", "paths")
+    )
+    if not isinstance(values, dict) or not isinstance(paths, dict):
+        raise ArgumentError("StorageReader: the values in the metadata cannot be read")
+    return values, {name: tuple(path) for name, path in paths.items()}
 
 
 def _unknown(name: str, code: str) -> NoReturn:

@@ -46,7 +46,7 @@ def steps(model: Any, optimizer: Any, numbers: range) -> list[float]:
         loss = model(input_ids=rows(number), labels=rows(number)).loss
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     return losses
 
 

@@ -13,6 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 from paddlempi import errors, io
+from paddlempi.io import elements
 from ranks_data import real, same
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -141,3 +142,20 @@ def test_replicas_and_views(here: Path, line: Any) -> None:
     same(found["replica"].full_tensor(), whole)
     same(found["view"], whole[2:9:3, 1:])
     same(found["parameter"].detach(), whole)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.bool])
+def test_parts_of_a_tensor_that_is_not_in_host_memory(
+    dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are copied part by part. A tensor in host memory stands for it."""
+    monkeypatch.setattr(elements, "STAGED", 64)
+    tensor = torch.randint(0, 2, (11, 7), generator=torch.Generator().manual_seed(3)).to(dtype)
+    source, target = elements.Elements(tensor), elements.Elements(torch.zeros_like(tensor))
+    source.array = target.array = None
+    count = 0
+    for index, array in source.parts():
+        target.store(index, array)
+        count += 1
+    assert count > 1
+    same(target.tensor, tensor)

@@ -74,7 +74,7 @@ def test_wrong_arguments(
     ("words", "expected"),
     [
         (["allreduce"], "op 'allreduce' is none of all_reduce"),
-        (["nosuch"], "barrier, all, ps\n"),
+        (["nosuch"], "barrier, all, ps, io\n"),
         (["--json", "nowhere/r.json"], "nowhere/r.json: there is no folder nowhere"),
         (["all_reduce", "--plot", "nowhere/p.svg"], "there is no folder nowhere"),
         (["--min", "8K", "--max", "4K"], "--max 4096 is below --min 8192"),

@@ -79,7 +79,6 @@ TORCH = (
     ("activation",),
     ("__init__", "bench"),
     ("embedding", "distributed_optimizer"),  # imported when paddlempi.ps needs them
-    ("values",),
     ("checkpoint",),  # imported by programs that use it
     ("bench_model",),
 )
@@ -117,11 +116,11 @@ TENSORS = (
 
 IO = (
     ("dtypes",),
-    ("header", "places", "progress"),
+    ("header", "places", "progress", "values"),
     ("layout", "tiles", "elements"),
     ("shards", "commit", "writer"),
     ("reader", "saving"),
-    ("file",),
+    ("file", "states"),
     ("__init__",),
 )
 

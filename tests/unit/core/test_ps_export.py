@@ -172,6 +172,44 @@ def test_load_to_train_has_optimizers_and_states(cut: Path) -> None:
     assert len(tables["fc.weight"]) == 2
 
 
+@pytest.mark.parametrize("train", [False, True])
+def test_an_exported_file_is_loaded(cut: Path, tmp_path: Path, train: bool) -> None:
+    to = tmp_path / "model.safetensors"
+    ps.export(cut, to, states=True)
+    names = ["user/emb", "item"]
+    there, wanted = (ps.load(path, tables=names, train=train) for path in (to, cut))
+    assert ps.load(to).keys() == TABLES.keys()
+    for name in names:
+        assert there[name].optimizer == wanted[name].optimizer
+        one, two = there[name].state_dict(), wanted[name].state_dict()
+        assert one.keys() == two.keys() and one["steps"] == two["steps"]
+        for key in ("ids", "rows", "states"):
+            assert np.array_equal(np.sort(one[key], 0), np.sort(two[key], 0))
+        assert np.array_equal(there[name].pull(np.array([99])), wanted[name].pull(np.array([99])))
+    ps.export(cut, to)
+    for call, message in (
+        (lambda: ps.load(to, step=41), "is of step 42, not 41"),
+        (
+            lambda: ps.load(to, tables=["no"]),
+            "has no table 'no'; it has 'half', 'item', 'user/emb'",
+        ),
+        (lambda: ps.load(to, train=True), "the states of 'item' there have 0 floats"),
+    ):
+        with pytest.raises(errors.ArgumentError, match=message):
+            call()
+
+
+def test_the_file_is_laid_out_as_the_package_does(cut: Path, tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.numpy")
+    to = tmp_path / "model.safetensors"
+    ps.export(cut, to, tables=["item", "user/emb"], states=True, progress=False)
+    tensors, metadata = parsed(to)
+    half = {name for name in tensors if name == "item.rows"}  # NumPy has no bfloat16
+    data = safetensors.save({n: t for n, t in tensors.items() if n not in half}, metadata)
+    order = [n for n in json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]) if n[0] != "_"]
+    assert [name for name in tensors if name not in half] == order
+
+
 def everything(directory: Path) -> None:
     """Read all bytes of a cut."""
     whole = open_cut(directory)

@@ -22,7 +22,7 @@ import paddlempi_place
 from ... import group
 from ...errors import ArgumentError, Error
 from .. import options
-from . import collectives, contenders, picture, ps, report, steps
+from . import collectives, contenders, files, picture, ps, report, steps
 from .collectives import AGAIN, OURS, Plan, Row, WrongResultError
 from .contenders import Framework
 from .operations import DTYPES, OPERATIONS
@@ -48,7 +48,7 @@ def add_to(commands: Any) -> None:
         nargs="*",
         metavar="op",
         help=f"{', '.join(OPERATIONS)}, or all; all_reduce if neither op nor --step is given; or "
-        "ps: tables of embeddings, and parameter servers (--level)",
+        "ps: tables of embeddings, and parameter servers (--level); or io: files of all ranks",
     )
     parser.add_argument("--min", type=_bytes, default=8, metavar="BYTES", help="as 8 (the default)")
     parser.add_argument(
@@ -70,7 +70,10 @@ def add_to(commands: Any) -> None:
         "(paddlempi.empty)",
     )
     parser.add_argument(
-        "--iterations", type=_positive, metavar="N", help="calls that are measured at each size"
+        "--iterations",
+        type=_positive,
+        metavar="N",
+        help="calls that are measured at each size; of io: 5",
     )
     parser.add_argument(
         "--warmup", type=_natural, metavar="N", help="calls before them (steps: always 3)"
@@ -132,6 +135,12 @@ def add_to(commands: Any) -> None:
         metavar="BYTES,...",
         help="of ps --level dense; 4K,1M,64M",
     )
+    parser.add_argument(
+        "--bytes", type=_bytes, default=512 << 20, metavar="BYTES", help="of io: the model; 512M"
+    )
+    parser.add_argument(
+        "--folder", metavar="FOLDER", help="of io: which all ranks see; that of temporary files"
+    )
     parser.add_argument("--json", metavar="FILE", help="write all figures to FILE")
     parser.add_argument(
         "--plot",
@@ -163,6 +172,8 @@ def run(chosen: argparse.Namespace) -> int:
         return 2
     if chosen.operations == ["ps"]:
         return ps.run(chosen)
+    if chosen.operations == ["io"]:
+        return files.run(chosen)
     try:
         group.init_process_group(timeout=chosen.timeout)
         rank = group.get_rank()
@@ -194,17 +205,17 @@ def _check(chosen: argparse.Namespace) -> None:
             raise ArgumentError(f"bench: --against {','.join(chosen.against)}: none stands alone")
         chosen.against = []
     chosen.operations = list(OPERATIONS) if "all" in named else list(dict.fromkeys(named))
-    if named == ["ps"]:
+    if named in (["ps"], ["io"]):
         for option in ("against", "step", "plot", "model"):
             if getattr(chosen, option):
-                raise ArgumentError(f"bench: --{option} is not for ps")
+                raise ArgumentError(f"bench: --{option} is not for {named[0]}")
         chosen.operations = named
         return
     if chosen.level != "table":
         raise ArgumentError(f"bench: --level {chosen.level}: levels are of ps")
     for name in chosen.operations:
         if name not in OPERATIONS:
-            more = "all: it is measured alone" if name == "ps" else "all, ps"
+            more = "all: it is measured alone" if name in ("ps", "io") else "all, ps, io"
             raise ArgumentError(f"bench: op {name!r} is none of {', '.join(OPERATIONS)}, {more}")
     if chosen.max < chosen.min:
         raise ArgumentError(f"bench: --max {chosen.max} is below --min {chosen.min}")
