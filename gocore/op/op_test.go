@@ -109,9 +109,9 @@ func TestOperations(t *testing.T) {
 		{Name: "all_to_all", Collective: true, Send: OneOrN, Recv: OneOrN, Gives: Everyone, Gets: Everyone, Shares: Pairwise},
 		{Name: "scan", Collective: true, Reduces: true, Prefix: true, Send: Optional, Recv: One, Gives: Everyone, Gets: Everyone},
 		{Name: "exscan", Collective: true, Reduces: true, Prefix: true, Send: Optional, Recv: One, Gives: Everyone, Gets: ExceptFirst},
-		{Name: "send", PeerToPeer: true, Send: One, Gives: Everyone},
-		{Name: "recv", PeerToPeer: true, Result: true, Recv: One, Gets: Everyone},
-		{Name: "sendrecv", PeerToPeer: true, Result: true, Send: One, Recv: One, Gives: Everyone, Gets: Everyone},
+		{Name: "send", PeerToPeer: true, Send: Many, Gives: Everyone},
+		{Name: "recv", PeerToPeer: true, Result: true, Recv: Many, Gets: Everyone},
+		{Name: "sendrecv", PeerToPeer: true, Result: true, Send: Many, Recv: Many, Gives: Everyone, Gets: Everyone},
 		{Name: "probe", PeerToPeer: true, Result: true},
 		{Name: "panic"},
 	}
