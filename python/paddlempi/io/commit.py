@@ -41,20 +41,18 @@ class Names:
             in it.
         folder: whether a path that does not end with ``.safetensors`` is a folder, which need not
             exist.
+        plain: whether the path is that of one file, whatever it looks like.
 
     Attributes:
         one: the path of one file.
         index: that of the index of a set.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, folder: bool = False) -> None:
-        self.one = Path(os.fsdecode(path))
-        if folder and self.one.suffix != ".safetensors":
-            self.one = self.one / _MODEL
-        elif self.one.name.endswith(_INDEX):
-            self.one = self.one.with_name(self.one.name.removesuffix(_INDEX))
-        elif self.one.is_dir():
-            self.one = self.one / _MODEL
+    def __init__(
+        self, path: str | os.PathLike[str], *, folder: bool = False, plain: bool = False
+    ) -> None:
+        given = Path(os.fsdecode(path))
+        self.one = given if plain else _meant(given, folder)
         self.index = self.one.with_name(self.one.name + _INDEX)
 
     def beside(self, label: str, tag: str) -> str:
@@ -78,6 +76,14 @@ class Names:
         beside = rf"{stem}-([0-9a-f]{{16}})-(?:\d{{5}}-of-\d{{5}}|[a-z]+){suffix}"
         found = re.fullmatch(f"{partial}|{beside}", name)
         return None if found is None else found[1] or found[2]
+
+
+def _meant(path: Path, folder: bool) -> Path:
+    if folder and path.suffix != ".safetensors":
+        return path / _MODEL
+    if path.name.endswith(_INDEX):
+        return path.with_name(path.name.removesuffix(_INDEX))
+    return path / _MODEL if path.is_dir() else path
 
 
 class Save:

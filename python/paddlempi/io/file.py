@@ -98,7 +98,7 @@ class File:
         if mode != "w":
             return None
         if atomic:
-            self._save = Save(self._what, Names(self._path), None)
+            self._save = Save(self._what, Names(self._path, plain=True), None)
             return self._save.partial.name
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         os.close(os.open(self._path, flags, 0o666))

@@ -84,7 +84,7 @@ def export(
         if tensor.name in names:
             raise ArgumentError(f"export: two tensors would have the name {tensor.name!r}")
         names.add(tensor.name)
-    save = Save("export", Names(to), None)
+    save = Save("export", Names(to, plain=True), None)
     try:
         total = sum(math.prod(one.shape) * BY_NAME[one.dtype].bits // 8 for one in tensors)
         with Bar("export", total, progress) as bar:

@@ -197,6 +197,15 @@ def test_atomic(dist: ModuleType, here: Path, rank: int, size: int) -> None:
         assert found.tolist() == [one + number for one in range(size)]
         assert os.listdir(here) == ["f"]
         dist.barrier()
+    with io.File(here / "f.index.json", "w", atomic=True):
+        pass  # a name that is something special to save_file only
+    assert sorted(os.listdir(here)) == ["f", "f.index.json"]
+    with pytest.raises((errors.ArgumentError, errors.RefusedError), match="is a folder"):
+        io.File(here, "w", atomic=True)
+    dist.barrier()
+    if rank == 0:
+        (here / "f.index.json").unlink()
+    dist.barrier()
     wrong = size - 1
     kind = ZeroDivisionError if rank == wrong else errors.RefusedError
     with pytest.raises(kind), io.File(here / "f", "w", atomic=True) as file:

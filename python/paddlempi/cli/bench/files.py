@@ -129,10 +129,9 @@ def _measure(chosen: Namespace, torch: bool) -> None:
             print(f"# {model.bytes >> 20} MiB in {len(model.names)} tensors, cut by rows")
             for name, why in absent.items():
                 print(f"not measured: {name}: {why}", flush=True)
-        saved = {name: folder / file for name, file in _FILES.items()}
-        record["save_s"] = _turns(chosen, model, "save", savers, saved)
+        record["save_s"] = _turns(chosen, model, "save", savers, folder)
         loaders = _loaders(model, folder, torch)
-        record["load_s"] = _turns(chosen, model, "load", loaders, {})
+        record["load_s"] = _turns(chosen, model, "load", loaders, folder)
     finally:
         with suppress(Error):
             collectives.barrier()
@@ -153,19 +152,23 @@ def _turns(
     model: _Model,
     what: str,
     contenders: dict[str, _Contender],
-    saved: dict[str, Path],
+    folder: Path,
 ) -> dict[str, list[float]]:
     """Let the contenders take turns, and print what they have taken. Return seconds.
 
-    ``saved`` has the files of those that write safetensors, which are compared with the model.
+    All write into ``folder``. Files of safetensors are compared with the model.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range((chosen.iterations or 5) + 1):  # the first one is not counted
-        for name, call in contenders.items():
+        for name, call in _rotated(contenders, number):
             if what == "save":
                 model.fill(number)
             else:
                 model.clear()
+            if model.rank == 0:
+                # What the one before has left would count as time of this one.
+                for path in folder.rglob("*"):
+                    flush(path)
             collectives.barrier()
             begin = time.perf_counter()
             call()
@@ -173,9 +176,9 @@ def _turns(
             slowest = max(map(float, of_all_ranks(repr(mine))))
             if what == "load":
                 model.check(_SAVED, f"load by {name}")
-            elif name in saved:
+            elif name in _FILES:
                 model.clear()
-                model.read(saved[name])
+                model.read(folder / _FILES[name])
                 model.check(number, f"save by {name}")
             if number:
                 seconds[name].append(slowest)
@@ -190,6 +193,13 @@ def _turns(
                 flush=True,
             )
     return seconds
+
+
+def _rotated(contenders: dict[str, _Contender], number: int) -> list[tuple[str, _Contender]]:
+    """Return the contenders in the order of a round: each of them comes first in turn."""
+    first = number % len(contenders)
+    items = list(contenders.items())
+    return items[first:] + items[:first]
 
 
 _SAVED = 7  # the round of the file that is loaded
