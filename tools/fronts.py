@@ -121,7 +121,7 @@ def stub(tree: ast.Module) -> str:
     aliases = [
         ast.unparse(node)
         for node in tree.body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in named - {"__all__"}
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in named
     ]
     named.update(re.findall(r"\w+", " ".join(aliases)))
     others: list[str] = []
@@ -132,7 +132,8 @@ def stub(tree: ast.Module) -> str:
             if node.names:
                 (ours if node.level else others).append(ast.unparse(node))
     others.append("from typing import Literal, overload")
-    return "\n".join([HEAD, *others, "", *ours, "", *aliases, "", body, ""])
+    names = listed("__all__ = [", sorted(f.name for f in public(tree)), str_of, "]")
+    return "\n".join([HEAD, *others, "", *ours, "", names, "", *aliases, "", body, ""])
 
 
 def signatures(function: ast.FunctionDef) -> list[str]:

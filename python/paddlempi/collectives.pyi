@@ -9,6 +9,25 @@ from .reduce_op import SUM, ReduceOp
 from .tensor_types import Tensor
 from .work import Work
 
+__all__ = [
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_reduce",
+    "all_reduce_coalesced",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "exscan",
+    "gather",
+    "monitored_barrier",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scan",
+    "scatter",
+]
+
 _Group = ProcessGroup | None
 _RankList = Sequence[Sequence[int]] | None
 

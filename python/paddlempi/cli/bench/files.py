@@ -21,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ... import collectives, group, io, objects
+from ... import collectives, group, objects
 from ...errors import ArgumentError, Error
 from ...together import flush, together
 from .collectives import OURS, WrongResultError, of_all_ranks
@@ -52,6 +52,8 @@ class _Model:
 
     def shards(self) -> dict[str, Any]:
         """Return the tensors for ``io``."""
+        from ... import io
+
         whole, offsets = (_ROWS, _COLUMNS), (self.first, 0)
         return {name: io.Shard(array, whole, offsets) for name, array in self.local.items()}
 
@@ -80,6 +82,8 @@ class _Model:
 
     def read(self, path: Path) -> None:
         """Read this rank's rows of a file."""
+        from ... import io
+
         with io.open_file(path) as file:
             for name, array in self.local.items():
                 file.read_into(name, array, (self.first, 0))
@@ -218,6 +222,8 @@ _FILES = {
 def _savers(
     model: _Model, folder: Path, torch: bool
 ) -> tuple[dict[str, _Contender], dict[str, str]]:
+    from ... import io
+
     contenders: dict[str, _Contender] = {
         OURS: lambda: io.save_file(model.shards(), folder / _FILES[OURS])
     }
@@ -272,6 +278,8 @@ def _consolidated(model: _Model, path: Path, dcp: Any, writer: Any, state: Any) 
 
 
 def _loaders(model: _Model, folder: Path, torch: bool) -> dict[str, _Contender]:
+    from ... import io
+
     path = folder / "loaded.safetensors"
     model.fill(_SAVED)
     io.save_file(model.shards(), path)
