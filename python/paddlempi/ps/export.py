@@ -21,7 +21,7 @@ from dataclasses import fields
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import _native
 from ..errors import ArgumentError
@@ -29,11 +29,13 @@ from ..io import layout
 from ..io.commit import Names, Save
 from ..io.dtypes import BY_NAME
 from ..io.progress import Bar
-from ..io.reader import OpenFile
 from .cuts import Cut, CutTable, open_cut
 from .initializers import Initializer, Normal, Uniform, initializer
 from .optimizers import SGD, Optimizer, optimizer
 from .table import _WRITE, Table
+
+if TYPE_CHECKING:
+    from ..io.reader import OpenFile
 
 __all__ = ["export", "load"]
 
@@ -124,6 +126,8 @@ def load(
         ForkError: this process is a fork of the one that loaded the core.
     """
     if Path(directory).is_file():
+        from ..io.reader import OpenFile  # needs NumPy
+
         with OpenFile(Names(directory), "numpy") as file:
             return _loaded(_Exported(file, Path(directory), step), tables, train)
     return _loaded(open_cut(directory, step), tables, train)
