@@ -1,11 +1,13 @@
 """Which groups of tests `.ci/run` leaves out: those that take minutes and depend on little.
 
-Prints the targets of the Makefile on whose paths no commit of the last day has changed anything.
-`make test LEAVE_OUT=...` takes them; `make test-all` leaves out nothing.
+Prints `test-all` if a commit of the last day has pinned another version of something. Else it
+prints the targets of the Makefile on whose paths no commit of the last day has changed anything,
+and `make test LEAVE_OUT=...` takes them.
 """
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -58,10 +60,32 @@ GROUPS = {
 }
 
 
+def git(root: Path, *words: str) -> str:
+    """Return what a command of git has printed."""
+    command = ["git", "-C", str(root), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def touched(root: Path, paths: tuple[str, ...]) -> bool:
     """Tell whether a commit of the last day has changed something below the paths."""
-    log = ["git", "-C", str(root), "log", "-1", "--since=1.day", "--format=%h", "--", *paths]
-    return bool(subprocess.run(log, capture_output=True, text=True, check=True).stdout)
+    return bool(git(root, "log", "-1", "--since=1.day", "--format=%h", "--", *paths))
+
+
+def pins(root: Path, commit: str) -> set[tuple[str, ...]]:
+    """Return the file, the package and the version of all that a commit pins."""
+    files = git(root, "ls-tree", "--name-only", commit).splitlines()
+    return {
+        (file, *pinned)
+        for file in files
+        if re.fullmatch(r"constraints.*\.txt", file)
+        for pinned in re.findall(r"^(\S+)==(\S+)", git(root, "show", f"{commit}:{file}"), re.M)
+    }
+
+
+def another_version(root: Path = ROOT) -> bool:
+    """Tell whether what is pinned is not what was pinned a day ago, so far as git knows."""
+    before = git(root, "log", "-1", "--until=1.day", "--format=%H")
+    return not before or pins(root, before) != pins(root, "HEAD")
 
 
 def left_out(root: Path = ROOT) -> list[str]:
@@ -70,4 +94,4 @@ def left_out(root: Path = ROOT) -> list[str]:
 
 
 if __name__ == "__main__":
-    print(*left_out())
+    print(*(["test-all"] if another_version() else left_out()))

@@ -49,3 +49,25 @@ def test_what_was_touched_runs(repo: Path, path: str) -> None:
     commit(repo, f"{path}/other", days=0)
     names = {name for names, paths in left_out.GROUPS.items() if path in paths for name in names}
     assert left_out.left_out(repo) == [name for name in ALL if name not in names]
+
+
+def pin(repo: Path, text: str, days: int) -> None:
+    (repo / "constraints.txt").write_text(text)
+    commit(repo, "any", days=days)
+
+
+def test_another_version_runs_all(tmp_path: Path) -> None:
+    repo = tmp_path
+    subprocess.run(["git", "init", "-q", str(repo)], check=True)
+    pin(repo, "a==1.0\nb==2.0\n", days=2)
+    assert not left_out.another_version(repo)
+    pin(repo, "# sorted\nb==2.0\na==1.0\n", days=0)
+    assert not left_out.another_version(repo)
+    pin(repo, "a==1.0\nb==2.1\n", days=0)
+    assert left_out.another_version(repo)
+
+
+def test_all_runs_where_nobody_knows_what_was_pinned(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    pin(tmp_path, "a==1.0\n", days=0)
+    assert left_out.another_version(tmp_path)
