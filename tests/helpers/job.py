@@ -44,7 +44,7 @@ def run(
     np: int,
     program: Callable[[], object],
     *,
-    timeout: float = 60.0,
+    timeout: float = 120.0,
     env: Mapping[str, str] | None = None,
     options: Sequence[str] = (),
     path: str = "",
@@ -70,7 +70,7 @@ def succeed(
     np: int,
     program: Callable[[], object],
     *,
-    timeout: float = 60.0,
+    timeout: float = 120.0,
     env: Mapping[str, str] | None = None,
     path: str = "",
 ) -> Ended:

@@ -18,7 +18,7 @@ def test_the_program_of_the_page(tmp_path: Path, roles: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(program.replace("\nps.init()\n", "\nps.init()\ntorch.manual_seed(0)\n"))
     through = ["-m", "paddlempi", "run", "--roles", roles] if roles else []
-    ended = run(3, [sys.executable, *through, str(script)], timeout=90)
+    ended = run(3, [sys.executable, *through, str(script)], timeout=240)
     assert ended.returncode == 0, ended.output
     lines = [line.split(": loss ") for line in ended.stdout.splitlines()]
     assert [role for role, _ in lines] == (["trainer"] * 2 if roles else ["trainer+pserver"] * 3)
