@@ -5,8 +5,12 @@ Puts tests/helpers and tools/cluster on the import path of all tests.
 
 from __future__ import annotations
 
+import shutil
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,3 +32,14 @@ def rank(mpi_world: World) -> int:
 def size(mpi_world: World) -> int:
     """The number of ranks of the world."""
     return mpi_world.size
+
+
+@pytest.fixture
+def here(dist: ModuleType, rank: int) -> Iterator[Path]:
+    """A folder that all ranks see. ``dist`` is that of the front whose tests these are."""
+    paths = [tempfile.mkdtemp() if rank == 0 else None]
+    dist.broadcast_object_list(paths, 0)
+    yield Path(paths[0])
+    dist.barrier()
+    if rank == 0:
+        shutil.rmtree(paths[0])

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from hosts import Hosts
+from mpis import MPI
 
 HERE = Path(__file__).parent
+LAYOUTS = {"1 and 1": (("h1", 1), ("h2", 1)), "2 and 2": (("h1", 2), ("h2", 2))}
+"""On how many ranks of two hosts a program runs, by the name that a test shows."""
 
 
 @contextmanager
@@ -25,3 +28,13 @@ def read(place: Path) -> list[dict[str, Any]]:
     """Return all reports, sorted by rank. A report without a rank counts as rank 0's."""
     reports = [json.loads(path.read_text()) for path in place.glob("*.json")]
     return sorted(reports, key=lambda report: report.get("rank", 0))
+
+
+def of_all(mpi: MPI, hosts: Hosts, layout: str, program: str) -> list[dict[str, Any]]:
+    """Run a program of this folder on a layout. It ends well, and each rank reports once."""
+    with directory(hosts) as place:
+        result = mpi.run(hosts, LAYOUTS[layout], [HERE / program, place], timeout=120)
+        found = read(place)
+    assert len(found) == sum(ranks for _, ranks in LAYOUTS[layout]), str(result)
+    assert result.code == 0 and not result.timed_out, str(result)
+    return found

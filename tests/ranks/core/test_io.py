@@ -5,9 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,17 +17,6 @@ import safetensors.numpy
 from paddlempi import errors, io
 from paddlempi.io.dtypes import BY_NAME
 from ranks_tools import works
-
-
-@pytest.fixture
-def here(dist: ModuleType, rank: int) -> Iterator[Path]:
-    """A folder that all ranks see."""
-    paths = [tempfile.mkdtemp() if rank == 0 else None]
-    dist.broadcast_object_list(paths, src=0)
-    yield Path(paths[0])
-    dist.barrier()
-    if rank == 0:
-        shutil.rmtree(paths[0])
 
 
 def some(dtype: str, shape: tuple[int, ...], key: int) -> Any:

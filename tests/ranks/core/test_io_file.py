@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,17 +13,6 @@ import numpy as np
 import pytest
 from paddlempi import errors, io
 from ranks_tools import works
-
-
-@pytest.fixture
-def here(dist: ModuleType, rank: int) -> Iterator[Path]:
-    """A folder that all ranks see."""
-    paths = [tempfile.mkdtemp() if rank == 0 else None]
-    dist.broadcast_object_list(paths, src=0)
-    yield Path(paths[0])
-    dist.barrier()
-    if rank == 0:
-        shutil.rmtree(paths[0])
 
 
 def cuts(length: int, size: int) -> list[int]:

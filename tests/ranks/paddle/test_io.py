@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,16 +12,6 @@ import paddlempi
 import pytest
 import safetensors.numpy
 from paddlempi import errors, io
-
-
-@pytest.fixture
-def here(dist: ModuleType, rank: int) -> Iterator[Path]:
-    name = [tempfile.mkdtemp() if rank == 0 else None]
-    paddlempi.broadcast_object_list(name, 0)
-    yield Path(name[0])
-    paddlempi.barrier()
-    if rank == 0:
-        shutil.rmtree(name[0])
 
 
 def whole(*shape: int) -> Any:

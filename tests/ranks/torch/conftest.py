@@ -54,6 +54,14 @@ def dist(mpi_world: World) -> Iterator[ModuleType]:
     dist.destroy_process_group()
 
 
+@pytest.fixture(scope="module")
+def line(dist: ModuleType) -> Any:
+    """A mesh of all ranks in one dimension."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cpu", (dist.get_world_size(),))
+
+
 @pytest.fixture(scope="session")
 def teams(dist: ModuleType, mpi_world: World) -> list[Any]:
     """The groups of ``tensors.make_teams`` that this rank belongs to."""

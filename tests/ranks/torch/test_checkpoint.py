@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,27 +18,11 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_state_dict,
 )
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 ROWS, COLUMNS = 7, 10  # no number of ranks divides both
-
-
-@pytest.fixture(scope="module")
-def line(dist: ModuleType) -> Any:
-    return init_device_mesh("cpu", (dist.get_world_size(),))
-
-
-@pytest.fixture
-def folder(dist: ModuleType, rank: int, size: int) -> Iterator[Path]:
-    """One directory for all ranks. Rank 0 makes and removes it."""
-    name = [tempfile.mkdtemp() if rank == 0 else None]
-    dist.broadcast_object_list(name, 0)
-    yield Path(name[0])
-    dist.barrier()
-    if rank == 0:
-        shutil.rmtree(name[0])
 
 
 def spread(mesh: Any, place: Any, tensor: Any) -> Any:
@@ -79,18 +60,18 @@ PLACES = [Shard(0), Shard(1), Replicate()]
 
 @pytest.mark.parametrize("target", PLACES, ids=str)
 @pytest.mark.parametrize("source", PLACES, ids=str)
-def test_save_and_load(folder: Path, line: Any, rank: int, source: Any, target: Any) -> None:
-    dcp.save(state(line, source, rank), checkpoint_id=folder)
+def test_save_and_load(here: Path, line: Any, rank: int, source: Any, target: Any) -> None:
+    dcp.save(state(line, source, rank), checkpoint_id=here)
     loaded = blank(line, target, rank)
-    dcp.load(loaded, checkpoint_id=folder)
+    dcp.load(loaded, checkpoint_id=here)
     check(loaded, rank)
 
 
-def test_async_save(dist: ModuleType, folder: Path, line: Any, rank: int, size: int) -> None:
+def test_async_save(dist: ModuleType, here: Path, line: Any, rank: int, size: int) -> None:
     """The save uses a group of its own, while the ranks call other collectives."""
     apart = dist.new_group(list(range(size)))
     saved = state(line, Shard(0), rank)
-    future = dcp.async_save(saved, checkpoint_id=folder, process_group=apart)
+    future = dcp.async_save(saved, checkpoint_id=here, process_group=apart)
     # The tensor has been staged, so this change is not saved.
     saved["layer"]["weight"].to_local().zero_()
     for key in range(20):
@@ -99,15 +80,15 @@ def test_async_save(dist: ModuleType, folder: Path, line: Any, rank: int, size: 
         same(tensor, sum(whole(r, 100, key=key) for r in range(size)))
     future.result(timeout=60)
     loaded = blank(line, Shard(1), rank)
-    dcp.load(loaded, checkpoint_id=folder)
+    dcp.load(loaded, checkpoint_id=here)
     check(loaded, rank)
     dist.destroy_process_group(apart)
 
 
 def test_loaded_by_fewer_ranks(
-    dist: ModuleType, folder: Path, line: Any, rank: int, size: int
+    dist: ModuleType, here: Path, line: Any, rank: int, size: int
 ) -> None:
-    dcp.save(state(line, Shard(0), rank), checkpoint_id=folder)
+    dcp.save(state(line, Shard(0), rank), checkpoint_id=here)
     members = list(range(1, size))
     part = DeviceMesh("cpu", members)
     if rank in members:
@@ -118,27 +99,27 @@ def test_loaded_by_fewer_ranks(
             mine.clone(), part, [Shard(0)], shape=torch.Size((ROWS, COLUMNS)), stride=(COLUMNS, 1)
         )
         loaded = {"layer": {"weight": weight}, "step": 0}
-        dcp.load(loaded, checkpoint_id=folder, process_group=part.get_group())
+        dcp.load(loaded, checkpoint_id=here, process_group=part.get_group())
         same(weight.full_tensor(), whole(0, ROWS, COLUMNS))
         assert loaded["step"] == 17
     dist.barrier()
 
 
-def test_read_by_one_process(dist: ModuleType, folder: Path, line: Any, rank: int) -> None:
+def test_read_by_one_process(dist: ModuleType, here: Path, line: Any, rank: int) -> None:
     """One process reads the whole tensor without a process group."""
-    dcp.save(state(line, Shard(1), rank), checkpoint_id=folder)
+    dcp.save(state(line, Shard(1), rank), checkpoint_id=here)
     if rank == 0:
         loaded = {"layer": {"weight": torch.zeros(ROWS, COLUMNS)}, "bias": torch.zeros(5)}
-        dcp.load(loaded, checkpoint_id=folder, no_dist=True)
+        dcp.load(loaded, checkpoint_id=here, no_dist=True)
         same(loaded["layer"]["weight"], whole(0, ROWS, COLUMNS))
         same(loaded["bias"], whole(0, 5, key=1))
 
 
-def test_what_is_not_there(folder: Path, line: Any, rank: int) -> None:
+def test_what_is_not_there(here: Path, line: Any, rank: int) -> None:
     """Every rank gets the error of every other rank."""
-    dcp.save({"a": spread(line, Shard(0), whole(0, 4, 4))}, checkpoint_id=folder)
+    dcp.save({"a": spread(line, Shard(0), whole(0, 4, 4))}, checkpoint_id=here)
     with pytest.raises((dcp.api.CheckpointException, RuntimeError), match="b"):
-        dcp.load({"b": spread(line, Shard(0), torch.zeros(4, 4))}, checkpoint_id=folder)
+        dcp.load({"b": spread(line, Shard(0), torch.zeros(4, 4))}, checkpoint_id=here)
 
 
 # Models and optimizers
@@ -166,18 +147,18 @@ def parameters(model: Any) -> list[Any]:
 
 
 def test_training_goes_on_from_a_checkpoint(
-    dist: ModuleType, folder: Path, line: Any, rank: int
+    dist: ModuleType, here: Path, line: Any, rank: int
 ) -> None:
     """Three steps, a save, a load into another model and two steps are equal to five steps."""
     wanted, _ = trained(line, rank, 5)
     model, optimizer = trained(line, rank, 3)
     weights, moments = get_state_dict(model, optimizer)
-    dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=folder)
+    dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=here)
 
     model, optimizer = trained(line, rank, 1)
     weights, moments = get_state_dict(model, optimizer)
     loaded = {"model": weights, "optimizer": moments}
-    dcp.load(loaded, checkpoint_id=folder)
+    dcp.load(loaded, checkpoint_id=here)
     set_state_dict(
         model,
         optimizer,

@@ -27,12 +27,6 @@ PLACES = [Shard(0), Shard(1), Replicate()]
 
 
 @pytest.fixture(scope="module")
-def line(dist: ModuleType) -> Any:
-    """All ranks in one dimension."""
-    return init_device_mesh("cpu", (dist.get_world_size(),))
-
-
-@pytest.fixture(scope="module")
 def grid(dist: ModuleType) -> Any:
     """2 x 2 for four ranks, otherwise one column."""
     size = dist.get_world_size()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,21 +17,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.distributed.tensor.placement_types import _StridedShard
-
-
-@pytest.fixture
-def here(dist: ModuleType, rank: int) -> Iterator[Path]:
-    name = [tempfile.mkdtemp() if rank == 0 else None]
-    dist.broadcast_object_list(name, 0)
-    yield Path(name[0])
-    dist.barrier()
-    if rank == 0:
-        shutil.rmtree(name[0])
-
-
-@pytest.fixture(scope="module")
-def line(dist: ModuleType) -> Any:
-    return init_device_mesh("cpu", (dist.get_world_size(),))
 
 
 class Block(torch.nn.Module):

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,24 +16,8 @@ from paddlempi.torch.checkpoint import StorageReader, StorageWriter
 from ranks_data import real, same
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-
-
-@pytest.fixture
-def here(dist: ModuleType, rank: int) -> Iterator[Path]:
-    name = [tempfile.mkdtemp() if rank == 0 else None]
-    dist.broadcast_object_list(name, 0)
-    yield Path(name[0])
-    dist.barrier()
-    if rank == 0:
-        shutil.rmtree(name[0])
-
-
-@pytest.fixture(scope="module")
-def line(dist: ModuleType) -> Any:
-    return init_device_mesh("cpu", (dist.get_world_size(),))
 
 
 def trained(line: Any, seed: int) -> tuple[Any, Any]:
