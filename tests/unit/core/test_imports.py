@@ -68,6 +68,7 @@ TORCH = (
         "promote",
         "sharding",
         "shown",
+        "snapshots",
         "watch",
     ),
     ("turns",),
