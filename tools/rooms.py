@@ -88,7 +88,7 @@ ROOMS = (
         "gocore/window",
         "windows: memory of the members that all of them read, write and update, in mapped memory "
         "or by messages",
-        "heap mem op status transport work",
+        "heap mem op status trace transport work",
     ),
     Room(
         "gocore/messages",

@@ -13,6 +13,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/trace"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
@@ -35,13 +36,13 @@ const (
 	Free           Code = C.PW_FREE
 )
 
-var codeNames = map[Code]string{Put: "put", Get: "get", Accumulate: "accumulate", GetAccumulate: "get_accumulate", CompareAndSwap: "compare_and_swap",
-	Flush: "flush", Fence: "fence", Signal: "signal", WaitSignal: "wait_signal", Lock: "lock", LockShared: "lock", Unlock: "unlock", Free: "free"}
+// valid tells whether c is one of these.
+func (c Code) valid() bool { return c >= Put && c <= Free }
 
 // String returns the name of the function: "Window.put".
 func (c Code) String() string {
-	if name, ok := codeNames[c]; ok {
-		return "Window." + name
+	if c.valid() {
+		return trace.Accesses[c]
 	}
 	return "window operation " + strconv.Itoa(int(c))
 }

@@ -483,10 +483,16 @@ func TestAWindowThatWasClosedElsewhere(t *testing.T) {
 }
 
 func TestTheRecorderKnowsTheNames(t *testing.T) {
-	for code, name := range codeNames {
+	names := map[Code]string{Put: "put", Get: "get", Accumulate: "accumulate", GetAccumulate: "get_accumulate", CompareAndSwap: "compare_and_swap",
+		Flush: "flush", Fence: "fence", Signal: "signal", WaitSignal: "wait_signal", Lock: "lock", LockShared: "lock", Unlock: "unlock", Free: "free"}
+	for code, name := range names {
 		assert.Equal(t, "Window."+name, trace.Accesses[code])
+		assert.Equal(t, "Window."+name, code.String())
 	}
-	assert.Len(t, trace.Accesses, len(codeNames)+1)
+	assert.Len(t, trace.Accesses, len(names)+1)
+	for _, code := range []Code{0, Free + 1, -1} {
+		assert.Equal(t, fmt.Sprintf("window operation %d", code), code.String())
+	}
 }
 
 func TestALongWaitIsReported(t *testing.T) {
