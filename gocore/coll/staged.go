@@ -201,11 +201,7 @@ func (s *stager) blockScratch(sd *side) int64 {
 
 // lanesUsed returns how many lanes the pieces use.
 func (s *stager) lanesUsed() int {
-	most := int64(hostLanes)
-	if s.args.Any&Device != 0 {
-		most = lanes
-	}
-	return int(min(most, max(1, (s.count+s.piece-1)/s.piece)))
+	return int(min(int64(s.mostLanes()), max(1, (s.count+s.piece-1)/s.piece)))
 }
 
 func buildStaged(a *Args, p *Program) error {
@@ -319,14 +315,15 @@ func (s *stager) blocks(ln *lane) (err error) {
 
 // fill queues the copies of piece k into its lane's blocks, which nothing uses at this time.
 func (s *stager) fill(k int) error {
-	if err := s.blocks(&s.lanes[k%lanes]); err != nil {
+	ln := s.lane(k)
+	if err := s.blocks(ln); err != nil {
 		return err
 	}
 	s.try(func() error {
 		if err := s.copyPiece(k); err != nil {
 			return err
 		}
-		return s.mark(&s.lanes[k%lanes].in, s.stream(false))
+		return s.mark(&ln.in, s.stream(false))
 	})
 	return nil
 }
@@ -341,11 +338,13 @@ func (s *stager) copyPiece(k int) error {
 	return s.copyRows(ln.recv, &s.recv, lo, hi, false)
 }
 
-func (s *stager) lane(k int) *lane {
+func (s *stager) lane(k int) *lane { return &s.lanes[k%s.mostLanes()] }
+
+func (s *stager) mostLanes() int {
 	if s.args.Any&Device == 0 {
-		return &s.lanes[k%hostLanes]
+		return hostLanes
 	}
-	return &s.lanes[k%lanes]
+	return lanes
 }
 
 // try calls the device, unless an earlier call has failed. A rank whose device has failed goes on
