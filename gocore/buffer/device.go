@@ -36,6 +36,28 @@ func Locate(code op.Code, side string, i int, b *op.Buf) (*cuda.Device, cuda.Loc
 	return dev, at, err
 }
 
+// Beside is Locate for a tensor of a call whose other tensors are on the device on; nil: none of them is on one yet. kind names
+// the call in an error: "call", "message".
+func Beside(code op.Code, side string, i int, b *op.Buf, on *cuda.Device, kind string) (*cuda.Device, cuda.Location, error) {
+	dev, at, err := Locate(code, side, i, b)
+	if err == nil && on != nil && on != dev {
+		err = status.New(status.Argument, "%s: %s tensor %d is on CUDA device %d, another tensor of the %s on device %d; all device tensors of a %s must be on one device",
+			code, side, i, dev.Index, kind, on.Index, kind)
+	}
+	return dev, at, err
+}
+
+// Lasting returns b without what its caller keeps only during Submit: shape and strides are copies, and a contiguous tensor
+// has none.
+func Lasting(b *op.Buf) op.Buf {
+	if !b.Contiguous() {
+		return *Layout(b)
+	}
+	flat := *b
+	flat.NDim, flat.Shape, flat.Strides = 0, nil, nil
+	return flat
+}
+
 // Layout returns b with copies of its shape and strides, which the caller keeps only during Submit.
 // Only Go reads the copies.
 func Layout(b *op.Buf) *op.Buf {

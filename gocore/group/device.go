@@ -6,6 +6,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/buffer"
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/coll/ipc"
+	"github.com/paddlempi/paddlempi/gocore/cuda"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
@@ -13,17 +14,17 @@ import (
 
 // devicePart describes a tensor of a collective that is in device memory.
 func (c *collective) devicePart(side string, i int, b *op.Buf) (coll.Part, error) {
-	dev, at, err := buffer.Locate(c.args.Code, side, i, b)
+	var on *cuda.Device
+	if c.args.DeviceArgs != nil {
+		on = c.args.DeviceArgs.Device
+	}
+	dev, at, err := buffer.Beside(c.args.Code, side, i, b, on, "call")
 	if err != nil {
 		return coll.Part{}, err
 	}
-	if c.args.DeviceArgs == nil {
+	if on == nil {
 		c.args.DeviceArgs = &coll.DeviceArgs{Device: dev}
 		c.mappable = true
-	}
-	if on := c.args.DeviceArgs.Device; on != dev {
-		return coll.Part{}, status.New(status.Argument, "%s: %s tensor %d is on CUDA device %d, another tensor of the call on device %d; all device tensors of a call must be on one device",
-			c.args.Code, side, i, dev.Index, on.Index)
 	}
 	c.mappable = c.mappable && (at.IPC || b.Count == 0)
 	part := coll.Part{Data: b.Data, Count: b.Count, OnDevice: true}

@@ -34,18 +34,14 @@ type shadow struct {
 
 // locateNeighbour finds the device of a tensor, which is that of all others of the call.
 func (c *collective) locateNeighbour(side string, i int, b *op.Buf) error {
-	dev, _, err := buffer.Locate(c.args.Code, side, i, b)
-	if err != nil {
-		return err
-	}
 	if c.shadow == nil {
-		c.shadow = &shadow{device: dev}
+		c.shadow = new(shadow)
 	}
-	if on := c.shadow.device; on != dev {
-		return status.New(status.Argument, "%s: %s tensor %d is on CUDA device %d, another tensor of the call on device %d; all device tensors of a call must be on one device",
-			c.args.Code, side, i, dev.Index, on.Index)
+	dev, _, err := buffer.Beside(c.args.Code, side, i, b, c.shadow.device, "call")
+	if err == nil {
+		c.shadow.device = dev
 	}
-	return nil
+	return err
 }
 
 // allocate takes the block of a call.
@@ -206,7 +202,7 @@ func (c *collective) graphOnDevice(sends, recvs []op.Buf) (onHost [2][]op.Buf, e
 	for side, list := range [2][]op.Buf{sends, recvs} {
 		for _, b := range list {
 			if !b.OnHost() {
-				s.copies = append(s.copies, deviceCopy{*described(&b), bytes, side == 1})
+				s.copies = append(s.copies, deviceCopy{buffer.Lasting(&b), bytes, side == 1})
 				bytes += (b.Bytes() + mem.Alignment - 1) &^ (mem.Alignment - 1)
 			}
 		}
@@ -230,12 +226,4 @@ func (c *collective) graphOnDevice(sends, recvs []op.Buf) (onHost [2][]op.Buf, e
 		}
 	}
 	return onHost, c.read()
-}
-
-// described returns a tensor whose shape and strides stay after the call.
-func described(b *op.Buf) *op.Buf {
-	if b.Contiguous() {
-		return &op.Buf{Data: b.Data, Count: b.Count, DType: b.DType}
-	}
-	return buffer.Layout(b)
 }

@@ -8,7 +8,6 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/cuda"
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/op"
-	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
 // content is the tensors of a message, one after the other. On the wire they are their elements, each tensor's in
@@ -21,15 +20,10 @@ type content struct {
 
 // newContent describes tensors whose shapes and strides the caller keeps only during the call.
 func newContent(bufs []op.Buf) content {
-	c := content{bufs: slices.Clone(bufs)}
-	for i := range c.bufs {
-		b := &c.bufs[i]
-		c.bytes += b.Bytes()
-		if b.Contiguous() {
-			b.NDim, b.Shape, b.Strides = 0, nil, nil
-		} else {
-			*b = *buffer.Layout(b)
-		}
+	c := content{bufs: make([]op.Buf, len(bufs))}
+	for i := range bufs {
+		c.bufs[i] = buffer.Lasting(&bufs[i])
+		c.bytes += bufs[i].Bytes()
 	}
 	return c
 }
@@ -46,7 +40,7 @@ func overlap(x, y []op.Buf) bool {
 	return false
 }
 
-// strided tells whether a tensor on the device is not contiguous.
+// stridedOnDevice tells whether a tensor on the device is not contiguous.
 func (c *content) stridedOnDevice() bool {
 	return slices.ContainsFunc(c.bufs, func(b op.Buf) bool { return !b.OnHost() && !b.Contiguous() })
 }
@@ -117,15 +111,9 @@ func locate(code op.Code, side string, bufs []op.Buf) (dev *cuda.Device, err err
 		if b.OnHost() {
 			continue
 		}
-		on, _, err := buffer.Locate(code, side, i, b)
-		if err != nil {
+		if dev, _, err = buffer.Beside(code, side, i, b, dev, "message"); err != nil {
 			return nil, err
 		}
-		if dev != nil && on != dev {
-			return nil, status.New(status.Argument, "%s: %s tensor %d is on CUDA device %d, another tensor of the message on device %d; all device tensors of a message must be on one device",
-				code, side, i, on.Index, dev.Index)
-		}
-		dev = on
 	}
 	return dev, nil
 }

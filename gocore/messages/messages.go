@@ -38,7 +38,7 @@ type Messages struct {
 	mu      sync.Mutex
 	comm    transport.Comm // nil in a group of one until its first message
 	waiting []*transfer    // transfers whose tensor is not ready, receives that look for a message, and those behind them
-	side    transport.Comm // of answers and pieces of long messages; nil in a group of one until its first long message
+	side    transport.Comm // of the pieces of long messages; nil in a group of one until its first long message
 	longs   atomic.Uint32  // counts the long messages that were sent
 	kept    kept
 	asks    bool // a receive from any rank looks for a message (transport.Comm.ReceivesFromAny)
@@ -49,7 +49,7 @@ type Messages struct {
 	toldOfAny atomic.Bool  // a wait for a message of any member was reported
 }
 
-// New returns the messages of a group. They go over comm. What belongs to long ones goes over side, which carries others
+// New returns the messages of a group. They go over comm. The pieces of long ones go over side, which carries others
 // too, with other tags. In a group of one both may be nil.
 func New(members *world.Members, id int64, key uint64, comm, side transport.Comm, group Group) *Messages {
 	// To the transport the other party of a joined world is on another node, also if both share memory.
@@ -104,7 +104,7 @@ func (g *Messages) endpoint() (transport.Endpoint, error) {
 	return g.ofOne(&g.comm)
 }
 
-// sideEndpoint returns what carries the answers and the pieces of long messages.
+// sideEndpoint returns what carries the pieces of long messages.
 func (g *Messages) sideEndpoint() (transport.Endpoint, error) {
 	if g.Size > 1 {
 		return g.side, nil
