@@ -19,6 +19,7 @@ import (
 
 // Table is a table whose rows lie on the servers.
 type Table struct {
+	Client *Client  // which asks for it
 	IDs    []uint32 // its number on each server
 	Name   string
 	Dim    int64

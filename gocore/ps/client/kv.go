@@ -20,10 +20,11 @@ import (
 
 // KV is rows by key that functions of the servers' programs keep. Keys are dealt to servers by hash.
 type KV struct {
-	IDs   []uint32 // its number on each server
-	Name  string
-	Dim   int64
-	DType op.DType
+	Client *Client
+	IDs    []uint32 // its number on each server
+	Name   string
+	Dim    int64
+	DType  op.DType
 }
 
 // startedCalls are the calls of KVs that were started, by their timestamps.
@@ -47,7 +48,6 @@ type startedCall struct {
 // KVCall is what a call of a KV takes. The tensors are contiguous, in host memory, and free again when Start
 // returns.
 type KVCall struct {
-	KV      *KV
 	Keys    *op.Buf // int64 or int32
 	Rows    *op.Buf // a row for each key, each of which then appears once; nil: nothing is pushed
 	Pull    bool
@@ -57,14 +57,14 @@ type KVCall struct {
 
 // Start sends each server the keys that it owns, and the rows, and returns a timestamp for Wait. It waits only
 // while too many requests to a server are under way.
-func (c *Client) Start(a *KVCall) (timestamp int64, err error) {
-	if err := a.check(); err != nil {
+func (kv *KV) Start(a *KVCall) (timestamp int64, err error) {
+	c, row := kv.Client, kv.rowBytes()
+	if err := kv.check(a); err != nil {
 		return 0, err
 	}
 	if err := c.Completed(a.what()); err != nil {
 		return 0, err
 	}
-	kv, row := a.KV, a.KV.rowBytes()
 	started := &startedCall{kv: kv, pull: a.Pull, over: make(chan struct{})}
 	keys, err := c.links.Memory(max(1, a.Keys.Count) * 8)
 	if err != nil {
@@ -166,7 +166,8 @@ func (s *startedCall) free() {
 // Wait waits until all servers have answered to a call, and copies the rows of a pull to out. The error is that
 // of the first server that has one. Who waits again for a call without rows gets nil, as for one that nobody
 // has waited for.
-func (c *Client) Wait(kv *KV, timestamp int64, out *op.Buf) error {
+func (kv *KV) Wait(timestamp int64, out *op.Buf) error {
+	c := kv.Client
 	s, err := c.calls.get(kv, timestamp)
 	if s == nil {
 		if err == nil && out != nil {
@@ -300,8 +301,8 @@ func (a *KVCall) what() string {
 }
 
 // check returns an error about an argument of a call.
-func (a *KVCall) check() error {
-	keys, name, what := a.Keys, a.KV.Name, a.what()
+func (kv *KV) check(a *KVCall) error {
+	keys, name, what := a.Keys, kv.Name, a.what()
 	switch {
 	case keys.DType != op.Int64 && keys.DType != op.Int32:
 		return status.New(status.Type, "%s: keys of KV %q are of %v; they must be of int64 or int32", what, name, keys.DType)
@@ -313,12 +314,12 @@ func (a *KVCall) check() error {
 		return status.New(status.Unsupported, "%s: the keys of KV %q are in device memory; move them to the CPU", what, name)
 	}
 	if a.Rows != nil {
-		if err := a.KV.checkRows(what, a.Rows, keys.Count); err != nil {
+		if err := kv.checkRows(what, a.Rows, keys.Count); err != nil {
 			return err
 		}
 	}
 	if a.Room != nil {
-		return a.KV.checkRows("pull: out", a.Room, keys.Count)
+		return kv.checkRows("pull: out", a.Room, keys.Count)
 	}
 	return nil
 }

@@ -1,4 +1,4 @@
-package gocore
+package job
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/method"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/ps/admin"
 	"github.com/paddlempi/paddlempi/gocore/ps/client"
@@ -21,8 +22,13 @@ import (
 
 // This file begins and ends a job with parameter servers.
 
-// controlPSInit connects trainers and servers. It is collective over all ranks of a group.
-func controlPSInit(request []byte, _ work.Interrupt) (any, error) {
+// processors is how many Go processors a process with parameter servers has at least: eight for threads that wait in
+// MPI, and four for gRPC. Such a thread keeps its processor until the runtime's timer thread takes it away, and that
+// sleeps with a slack of 10 ms (capi/slack.c). With four in all, a call waited 10 ms for each of its steps.
+const processors = 12
+
+// begin connects trainers and servers. It is collective over all ranks of a group.
+func (p *Process) begin(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {
 		Group   int64      `json:"group"`
 		Roles   [][]string `json:"roles"` // of each rank
@@ -33,21 +39,17 @@ func controlPSInit(request []byte, _ work.Interrupt) (any, error) {
 		// The names of the functions that this rank's program has for KVs.
 		Functions []string `json:"functions"`
 	}
-	if err := parse("ps_init", request, &r); err != nil {
+	if err := method.Parse("ps_init", request, &r); err != nil {
 		return nil, err
 	}
-	g, err := groupOf(r.Group)
-	if err != nil {
-		return nil, err
-	}
-	w, err := initialWorld()
+	g, interrupt, err := p.core.Group(r.Group)
 	if err != nil {
 		return nil, err
 	}
 	if r.Mode != "sync" && r.Mode != "async" {
 		return nil, status.New(status.Argument, "ps_init: mode=%q is neither sync nor async", r.Mode)
 	}
-	j := &psJob{group: g, timeout: seconds(r.Timeout), interrupt: w.env.Interrupt, stop: make(chan struct{})}
+	j := &job{group: g, timeout: method.Seconds(r.Timeout), interrupt: interrupt, stop: make(chan struct{})}
 	if len(r.Roles) != g.Size {
 		return nil, status.New(status.Argument, "ps_init: roles has %d entries; the group has %d ranks", len(r.Roles), g.Size)
 	}
@@ -67,46 +69,46 @@ func controlPSInit(request []byte, _ work.Interrupt) (any, error) {
 		return nil, status.New(status.Argument, "ps_init: there are %d trainers and %d servers; there must be one of each", len(j.trainers), len(j.servers))
 	}
 	runtime.GOMAXPROCS(max(processors, runtime.GOMAXPROCS(0)))
-	if err := beginOpening(); err != nil {
+	if err := p.beginOpening(); err != nil {
 		return nil, err
 	}
-	var opened *psJob
-	defer func() { endOpening(opened) }()
-	if err := j.open(server.Config{Sync: r.Mode == "sync", Functions: r.Functions}, r.Roles, admin.Options{Address: r.Address, OneHost: g.Local(), TLS: r.TLS, Panicked: func(p any) { Poison(fmt.Sprint(p)) }}); err != nil {
+	var opened *job
+	defer func() { p.endOpening(opened) }()
+	if err := j.open(server.Config{Sync: r.Mode == "sync", Functions: r.Functions}, r.Roles, admin.Options{Address: r.Address, OneHost: g.Local(), TLS: r.TLS, Panicked: func(why any) { p.core.Poison(fmt.Sprint(why)) }}); err != nil {
 		j.close(err)
 		return nil, err
 	}
-	j.removeCloser = closing.add(func(bool) { j.close(status.New(status.NotInitialized, "this process ends")) })
+	j.removeCloser = p.core.AtEnd(func(bool) { j.close(status.New(status.NotInitialized, "this process ends")) })
 	opened = j
 	return map[string]any{"endpoints": j.file}, nil
 }
 
 // beginOpening lets one thread make the job. Others get an error until endOpening, and so does a signal handler that
 // has interrupted the wait for the other ranks.
-func beginOpening() error {
-	ps.Lock()
-	defer ps.Unlock()
+func (p *Process) beginOpening() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	switch {
-	case ps.job != nil:
+	case p.job != nil:
 		return status.New(status.AlreadyInitialized, "ps_init: this process takes part already; call ps.shutdown first")
-	case ps.opening == thread():
+	case p.opening == thread():
 		return status.New(status.Reentrant, "ps_init: called by a signal handler that interrupted ps_init, which cannot end before the handler does")
-	case ps.opening != 0:
+	case p.opening != 0:
 		return status.New(status.AlreadyInitialized, "ps_init: another thread is in it")
 	}
-	ps.opening, ps.deaths = thread(), 0
+	p.opening, p.deaths = thread(), 0
 	return nil
 }
 
 // endOpening makes a job that of this process; nil: it was not opened.
-func endOpening(j *psJob) {
-	ps.Lock()
-	defer ps.Unlock()
-	ps.opening, ps.job = 0, j
+func (p *Process) endOpening(j *job) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.opening, p.job = 0, j
 }
 
 // open makes this rank's parts: its links, its server, and its clients.
-func (j *psJob) open(c server.Config, roles [][]string, o admin.Options) (err error) {
+func (j *job) open(c server.Config, roles [][]string, o admin.Options) (err error) {
 	me := j.group.Rank
 	if j.links, err = link.Open(j.group, j.servers, j.timeout); err != nil {
 		return err
@@ -197,7 +199,7 @@ func roleOf(roles []string) string {
 const addressBytes = 300
 
 // gather returns what every rank of the group gives, each addressBytes long. It is collective.
-func (j *psJob) gather(mine []byte) (all [][]byte, err error) {
+func (j *job) gather(mine []byte) (all [][]byte, err error) {
 	n := int64(addressBytes)
 	room, err := mem.Alloc(n * int64(j.group.Size+1))
 	if err != nil {
@@ -220,15 +222,15 @@ func (j *psJob) gather(mine []byte) (all [][]byte, err error) {
 	return all, nil
 }
 
-// controlPSClose ends this rank's part.
-func controlPSClose([]byte, work.Interrupt) (any, error) {
-	ps.Lock()
-	defer ps.Unlock()
-	if j := ps.job; j != nil {
+// close ends this rank's part.
+func (p *Process) close([]byte, work.Interrupt) (any, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if j := p.job; j != nil {
 		j.removeCloser()
 		j.close(status.New(status.NotInitialized, "the server was closed"))
-		forgetRemote(j.client)
-		ps.job = nil
+		p.tables.forget(j.client)
+		p.job = nil
 	}
-	return map[string]any{"deaths": ps.deaths}, nil
+	return map[string]any{"deaths": p.deaths}, nil
 }

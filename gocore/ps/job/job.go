@@ -1,4 +1,4 @@
-package gocore
+package job
 
 import (
 	"context"
@@ -8,7 +8,6 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/group"
@@ -21,8 +20,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// psJob is this rank's part in a job with parameter servers.
-type psJob struct {
+// job is this rank's part in a job with parameter servers.
+type job struct {
 	group     *group.Group
 	timeout   time.Duration
 	interrupt work.Interrupt
@@ -34,7 +33,7 @@ type psJob struct {
 	service *admin.Server
 	file    string     // the job file, on the first server
 	cuts    sync.Mutex // one phase of a checkpoint at a time
-	told    outcome    // of the last call that one trainer made for all; guarded by cuts
+	told    ending     // of the last call that one trainer made for all; guarded by cuts
 	extra   []byte     // what the next cut will have besides rows, as far as it has come; guarded by cuts
 	given   []byte     // what the cut had besides rows that was restored last; guarded by cuts
 
@@ -49,66 +48,6 @@ type psJob struct {
 	end          sync.Once
 }
 
-// processors is how many Go processors a process with parameter servers has at least: eight for threads that wait in
-// MPI, and four for gRPC. Such a thread keeps its processor until the runtime's timer thread takes it away, and that
-// sleeps with a slack of 10 ms (capi/slack.c). With four in all, a call waited 10 ms for each of its steps.
-const processors = 12
-
-// ps is the job with parameter servers; nil before ps_init and after ps_close. Nobody waits for another process while
-// it is locked: a signal handler that runs in such a wait may call a function that locks it.
-var ps struct {
-	sync.Mutex
-	job     *psJob
-	opening int // the thread of a ps_init that is under way; 0: none is
-	deaths  int // errors of deaths that the program has got since ps_init
-}
-
-// thread is the number of the thread that calls. A call from C, and every call that its interrupts make, is on one.
-func thread() int { return syscall.Gettid() }
-
-// Told notes that the program gets an error of the core. One that has caught the error of a death is not told of it
-// again at its end.
-func Told(err error) {
-	if status.CodeOf(err) == status.PeerDied {
-		ps.Lock()
-		defer ps.Unlock()
-		ps.deaths++
-	}
-}
-
-func psOf(method string) (*psJob, error) {
-	if err := healthy(); err != nil {
-		return nil, err
-	}
-	ps.Lock()
-	defer ps.Unlock()
-	if ps.job == nil {
-		return nil, status.New(status.NotInitialized, "%s: there are no parameter servers: call ps.init first (or it was closed)", method)
-	}
-	return ps.job, nil
-}
-
-// psTrainer returns the job of a rank that is a trainer.
-func psTrainer(method string) (*psJob, error) {
-	j, err := psOf(method)
-	if err == nil && j.client == nil {
-		err = status.New(status.Argument, "%s: rank %d is no trainer; trainers are ranks %v", method, j.group.Rank, j.trainers)
-	}
-	if err == nil {
-		err = j.client.Completed(method)
-	}
-	return j, err
-}
-
-// psServes returns the job of a rank that is a server.
-func psServes(method string) (*psJob, error) {
-	j, err := psOf(method)
-	if err == nil && j.server == nil {
-		err = status.New(status.Argument, "%s: rank %d is no server; servers are ranks %v", method, j.group.Rank, j.servers)
-	}
-	return j, err
-}
-
 // A call waits for lastAnswer for what the servers that live say of one that has died, and for whyGone to find
 // out why one has ended a connection: another host knows of a death within seconds.
 //
@@ -120,9 +59,9 @@ const (
 )
 
 // call calls servers' services, until the timeout, an interrupt, or the death of a server.
-func (j *psJob) call(f func(ctx context.Context) error) error { return j.callWithin(j.timeout, f) }
+func (j *job) call(f func(ctx context.Context) error) error { return j.callWithin(j.timeout, f) }
 
-func (j *psJob) callWithin(limit time.Duration, f func(ctx context.Context) error) error {
+func (j *job) callWithin(limit time.Duration, f func(ctx context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	result := make(chan error, 1)
@@ -171,7 +110,7 @@ func (j *psJob) callWithin(limit time.Duration, f func(ctx context.Context) erro
 
 // late returns the error of a request of a synchronous step that has timed out: it names the trainers for whose pushes
 // the servers wait. If they wait for none, or do not answer, it is err, which names a server.
-func (j *psJob) late(what string, err error) error {
+func (j *job) late(what string, err error) error {
 	missing, at := map[int]bool{}, map[int]string{}
 	var found sync.Mutex
 	asked := j.callWithin(whoIsLate, func(ctx context.Context) error {
@@ -214,7 +153,7 @@ func (j *psJob) late(what string, err error) error {
 }
 
 // serverLost returns why a server answers no more: its process or its host has died, or it has left. nil if all may.
-func (j *psJob) serverLost() error {
+func (j *job) serverLost() error {
 	for _, rank := range j.servers {
 		if err := j.group.Trouble(fmt.Sprintf("a call of the server on rank %d", j.group.Ranks[rank]), rank); err != nil {
 			return err
@@ -224,7 +163,7 @@ func (j *psJob) serverLost() error {
 }
 
 // watch tells the server of trainers and of other servers that have died, until the job ends.
-func (j *psJob) watch() {
+func (j *job) watch() {
 	defer j.watching.Done()
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
@@ -248,7 +187,7 @@ func (j *psJob) watch() {
 }
 
 // close ends this rank's part.
-func (j *psJob) close(why error) {
+func (j *job) close(why error) {
 	j.end.Do(func() {
 		close(j.stop)
 		j.watching.Wait()
@@ -276,30 +215,15 @@ func (j *psJob) close(why error) {
 	})
 }
 
-// controlPSServe returns when all trainers have completed.
-func controlPSServe(_ []byte, interrupt work.Interrupt) (any, error) {
-	j, err := psServes("ps_serve")
-	if err != nil {
-		return nil, err
-	}
-	if interrupt == nil {
-		interrupt = j.interrupt
-	}
-	if err := work.Await(j.server.Done(), time.Time{}, interrupt); err != nil { // the end of this rank's part is an end too: close
-		return nil, err
-	}
-	return struct{}{}, j.server.Err()
-}
-
 // each calls every server's service at the same time and returns the first error by the order of servers.
-func (j *psJob) each(f func(ctx context.Context, server int, c *admin.Client) error) error {
+func (j *job) each(f func(ctx context.Context, server int, c *admin.Client) error) error {
 	return j.call(func(ctx context.Context) error {
 		return j.ask(func(i int, c *admin.Client) error { return f(ctx, i, c) })
 	})
 }
 
 // ask calls f for every server at the same time and returns the first error by the order of servers.
-func (j *psJob) ask(f func(server int, c *admin.Client) error) error {
+func (j *job) ask(f func(server int, c *admin.Client) error) error {
 	errs := make([]error, len(j.admins))
 	var all sync.WaitGroup
 	for i, c := range j.admins {
@@ -316,95 +240,6 @@ func (j *psJob) ask(f func(server int, c *admin.Client) error) error {
 		}
 	}
 	return nil
-}
-
-// controlPSComplete says that this trainer asks nothing more.
-// Once is enough. The reply has the error of a call of a KV for which the program has not waited.
-func controlPSComplete([]byte, work.Interrupt) (any, error) {
-	j, err := psOf("ps_complete")
-	if err == nil && j.client != nil && j.client.Completed("") != nil {
-		return struct{}{}, nil
-	}
-	if err == nil {
-		j, err = psTrainer("ps_complete")
-	}
-	if err != nil {
-		return nil, err
-	}
-	failed, err := j.client.Settle()
-	if err != nil {
-		return nil, err
-	}
-	// Servers that live would take this for a good end if they have not heard of another one's death yet. This
-	// rank may not have heard of it either, so it asks them all.
-	err = j.each(func(ctx context.Context, _ int, c *admin.Client) error {
-		_, err := c.Statistics(ctx)
-		return err
-	})
-	if status.CodeOf(err) == status.PeerDied {
-		return nil, err
-	}
-	if err := j.each(func(ctx context.Context, _ int, c *admin.Client) error { return c.Complete(ctx, j.group.Rank) }); err != nil {
-		return nil, err
-	}
-	j.client.Complete()
-	var e *status.Error
-	if errors.As(failed, &e) {
-		return map[string]any{"failed": map[string]any{"code": e.Code, "message": e.Msg, "ranks": e.Ranks}}, nil
-	}
-	return struct{}{}, nil
-}
-
-// controlPSRefuse fails the step of all trainers.
-func controlPSRefuse([]byte, work.Interrupt) (any, error) {
-	j, err := psTrainer("ps_refuse")
-	if err != nil {
-		return nil, err
-	}
-	return struct{}{}, j.client.Refuse(thread())
-}
-
-// controlPSBarrier waits for all trainers that have not completed.
-func controlPSBarrier(request []byte, _ work.Interrupt) (any, error) {
-	var r struct {
-		Name string `json:"name"`
-	}
-	if err := parse("ps_barrier", request, &r); err != nil {
-		return nil, err
-	}
-	j, err := psTrainer("ps_barrier")
-	if err == nil {
-		err = j.serverLost() // the first server may not know of the death of another one yet
-	}
-	if err != nil {
-		return nil, err
-	}
-	return struct{}{}, j.call(func(ctx context.Context) error { return j.admins[0].Barrier(ctx, j.group.Rank, r.Name) })
-}
-
-// controlPSLearningRate sets the rate of a table on all servers.
-func controlPSLearningRate(request []byte, _ work.Interrupt) (any, error) {
-	var r struct {
-		Name string  `json:"name"`
-		Rate float64 `json:"rate"`
-	}
-	if err := parse("ps_learning_rate", request, &r); err != nil {
-		return nil, err
-	}
-	j, err := psTrainer("ps_learning_rate")
-	if err != nil {
-		return nil, err
-	}
-	return struct{}{}, j.each(func(ctx context.Context, _ int, c *admin.Client) error { return c.SetLearningRate(ctx, r.Name, r.Rate) })
-}
-
-// outcome is how a call ended that one trainer has made for all. The first server keeps the last one for the others.
-type outcome struct {
-	Number  int64           `json:"number"` // of those that this server was told; 0: none
-	Answer  json.RawMessage `json:"answer"` // if there is no error
-	Code    status.Code     `json:"code"`
-	Message string          `json:"message"`
-	Ranks   []int           `json:"ranks"`
 }
 
 func parseReport(report []byte, server int, into any) error {

@@ -1,4 +1,4 @@
-package gocore
+package job
 
 import (
 	"context"
@@ -6,12 +6,13 @@ import (
 	"sync"
 	"time"
 
+	"github.com/paddlempi/paddlempi/gocore/method"
 	"github.com/paddlempi/paddlempi/gocore/ps/admin"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// psServer is what ps_status says of one server.
-type psServer struct {
+// askedServer is what ps_status says of one server.
+type askedServer struct {
 	Rank       int             `json:"rank"`
 	Address    string          `json:"address"`
 	Statistics json.RawMessage `json:"statistics"` // null: there is an error
@@ -21,13 +22,13 @@ type psServer struct {
 // askedAtOnce is how many servers ps_status asks at the same time.
 const askedAtOnce = 64
 
-// controlPSStatus asks the servers of a job, which need not be this process's, for their statistics.
-func controlPSStatus(request []byte, interrupt work.Interrupt) (any, error) {
+// status asks the servers of a job, which need not be this process's, for their statistics.
+func (p *Process) status(request []byte, interrupt work.Interrupt) (any, error) {
 	var r struct {
 		File    string   `json:"file"`
 		Timeout *float64 `json:"timeout"`
 	}
-	if err := parse("ps_status", request, &r); err != nil {
+	if err := method.Parse("ps_status", request, &r); err != nil {
 		return nil, err
 	}
 	job, path, err := admin.ReadJobFile(r.File)
@@ -36,11 +37,11 @@ func controlPSStatus(request []byte, interrupt work.Interrupt) (any, error) {
 	}
 	limit := 10 * time.Second
 	if r.Timeout != nil {
-		limit = seconds(r.Timeout)
+		limit = method.Seconds(r.Timeout)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	servers := make([]psServer, len(job.Servers))
+	servers := make([]askedServer, len(job.Servers))
 	var all sync.WaitGroup
 	free := make(chan struct{}, askedAtOnce)
 	over := make(chan struct{})
@@ -64,8 +65,8 @@ func controlPSStatus(request []byte, interrupt work.Interrupt) (any, error) {
 	return map[string]any{"file": path, "pid": job.PID, "roles": job.Roles, "servers": servers}, nil
 }
 
-func askServer(ctx context.Context, s admin.ServerAddress, job admin.JobFile) psServer {
-	found := psServer{Rank: s.Rank, Address: s.Address}
+func askServer(ctx context.Context, s admin.ServerAddress, job admin.JobFile) askedServer {
+	found := askedServer{Rank: s.Rank, Address: s.Address}
 	c, err := admin.Dial(s.Address, job.Token, job.TLS)
 	if err == nil {
 		defer c.Close()

@@ -1,9 +1,10 @@
-package gocore
+package job
 
 import (
 	"context"
 	"encoding/json"
 	"os"
+	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/ps/admin"
 	"github.com/paddlempi/paddlempi/gocore/ps/server"
@@ -12,7 +13,7 @@ import (
 )
 
 // backend answers the service of a server.
-type backend struct{ *psJob }
+type backend struct{ *job }
 
 func (b backend) Register(m admin.Member) error {
 	return b.server.Register(server.Member{Rank: m.Rank, PID: m.PID, Host: m.Host})
@@ -77,33 +78,17 @@ func (b backend) Checkpoint(ctx context.Context, from int, phase, dir string, st
 	return json.Marshal(answer)
 }
 
-// controlPSStats returns the statistics of all servers, for a trainer, and of this rank.
-func controlPSStats([]byte, work.Interrupt) (any, error) {
-	j, err := psOf("ps_stats")
+// serve returns when all trainers have completed.
+func (p *Process) serve(_ []byte, interrupt work.Interrupt) (any, error) {
+	j, err := p.server("ps_serve")
 	if err != nil {
 		return nil, err
 	}
-	shared, mpi, local := j.links.Bytes()
-	var rpcs, grpc uint64
-	for _, c := range j.admins {
-		t := c.Traffic()
-		rpcs, grpc = rpcs+t.Calls, grpc+t.In+t.Out
+	if interrupt == nil {
+		interrupt = j.interrupt
 	}
-	out := map[string]any{"rank": j.group.Rank, "rpcs": rpcs, "bytes": map[string]uint64{"shared": shared, "mpi": mpi, "local": local, "grpc": grpc}}
-	if j.client == nil {
-		out["servers"] = []json.RawMessage{backend{j}.Statistics()}
-		return out, nil
+	if err := work.Await(j.server.Done(), time.Time{}, interrupt); err != nil { // the end of this rank's part is an end too: close
+		return nil, err
 	}
-	out["staleness"] = j.client.Staleness()
-	all := make([]json.RawMessage, len(j.admins))
-	err = j.each(func(ctx context.Context, i int, c *admin.Client) error {
-		b, err := c.Statistics(ctx)
-		if err == nil && !json.Valid(b) {
-			err = status.New(status.Argument, "server %d answers with statistics that are not JSON", i)
-		}
-		all[i] = b
-		return err
-	})
-	out["servers"] = all
-	return out, err
+	return struct{}{}, j.server.Err()
 }

@@ -1,4 +1,4 @@
-package gocore
+package job
 
 import (
 	"cmp"
@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"sync"
 
+	"github.com/paddlempi/paddlempi/gocore/method"
 	"github.com/paddlempi/paddlempi/gocore/ps/admin"
 	"github.com/paddlempi/paddlempi/gocore/ps/checkpoint"
 	"github.com/paddlempi/paddlempi/gocore/ps/server"
@@ -30,7 +31,7 @@ const (
 	phaseList    = "list"    // the first server says which cuts there are
 	phaseVerify  = "verify"  // every server reads its share of a cut
 	phaseRemove  = "remove"  // the first server removes cuts
-	phaseOutcome = "outcome" // the first server keeps, or tells, how the last call ended that one trainer made for all
+	phaseEnding  = "ending"  // the first server keeps, or tells, how the last call ended that one trainer made for all
 )
 
 // detail is what travels with a phase.
@@ -43,7 +44,7 @@ type detail struct {
 	At      int                     `json:"at,omitempty"`      // add: where the piece begins; commit: where the last one ended
 	Anew    bool                    `json:"anew,omitempty"`    // verify: read it also if it is known to be right
 	Steps   []int64                 `json:"steps,omitempty"`   // remove
-	Outcome *outcome                `json:"outcome,omitempty"` // outcome; nil: tell it
+	Ending  *ending                 `json:"ending,omitempty"`  // ending; nil: tell it
 	Taking  *taking                 `json:"taking,omitempty"`  // restore
 }
 
@@ -65,15 +66,15 @@ type extra struct {
 }
 
 const (
-	// MostExtra is the most bytes that a trainer adds to a cut: the manifest holds them.
-	MostExtra = 8 << 20
+	// mostExtra is the most bytes that a trainer adds to a cut: the manifest holds them.
+	mostExtra = 8 << 20
 	// extraPiece is how much of that travels in a request, well below admin.DefaultLimit.
 	extraPiece = 128 << 10
 )
 
 // checkpoints asks the servers for phases that concern a directory.
 type checkpoints struct {
-	*psJob
+	*job
 	dir string
 }
 
@@ -149,18 +150,18 @@ func (k checkpoints) verify(step int64, anew bool) (damaged, err error) {
 	return nil, err
 }
 
-// controlPSSave writes a cut of all tables. All trainers that have not completed call it.
-func controlPSSave(request []byte, _ work.Interrupt) (any, error) {
+// save writes a cut of all tables. All trainers that have not completed call it.
+func (p *Process) save(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {
 		Dir   string `json:"dir"`
 		Step  int64  `json:"step"`
 		Keep  int    `json:"keep"`
 		Extra []byte `json:"extra"`
 	}
-	if err := parse("ps_save", request, &r); err != nil {
+	if err := method.Parse("ps_save", request, &r); err != nil {
 		return nil, err
 	}
-	j, err := psTrainer("ps_save")
+	j, err := p.trainer("ps_save")
 	if err != nil {
 		return nil, err
 	}
@@ -168,8 +169,8 @@ func controlPSSave(request []byte, _ work.Interrupt) (any, error) {
 		if r.Keep < 0 {
 			return nil, status.New(status.Argument, "ps_save: keep=%d is below 0", r.Keep)
 		}
-		if len(r.Extra) > MostExtra {
-			return nil, status.New(status.Argument, "ps_save: extra has %d bytes, and a cut takes %d; write more into files of your own, and their names into extra", len(r.Extra), MostExtra)
+		if len(r.Extra) > mostExtra {
+			return nil, status.New(status.Argument, "ps_save: extra has %d bytes, and a cut takes %d; write more into files of your own, and their names into extra", len(r.Extra), mostExtra)
 		}
 		return struct{}{}, checkpoints{j, r.Dir}.save(r.Step, r.Keep, r.Extra)
 	})
@@ -212,10 +213,10 @@ func (k checkpoints) save(step int64, keep int, more []byte) error {
 // together lets the first trainer that has not completed do something for all, while the others wait. All get its
 // answer, in JSON, or its error. If they do not all ask for the same, nothing is done, and all get an error. If that
 // trainer dies before it has told how it went, and the servers go on without it, the next one does it.
-func (j *psJob) together(name, asked string, lead func() (any, error)) (answer any, err error) {
+func (j *job) together(name, asked string, lead func() (any, error)) (answer any, err error) {
 	k := checkpoints{j, name}
-	var before outcome
-	if err = k.first(phaseOutcome, 0, detail{}, &before); err == nil {
+	var before ending
+	if err = k.first(phaseEnding, 0, detail{}, &before); err == nil {
 		err = k.first(phaseBegin, 0, detail{Asked: asked}, nil)
 	}
 	for err == nil {
@@ -225,8 +226,8 @@ func (j *psJob) together(name, asked string, lead func() (any, error)) (answer a
 		}
 		if leads {
 			answer, err = lead()
-			told := outcomeOf(answer, err)
-			if missing := k.first(phaseOutcome, 0, detail{Outcome: &told}, nil); err == nil {
+			told := endingOf(answer, err)
+			if missing := k.first(phaseEnding, 0, detail{Ending: &told}, nil); err == nil {
 				err = missing
 			}
 		}
@@ -237,16 +238,25 @@ func (j *psJob) together(name, asked string, lead func() (any, error)) (answer a
 		if err != nil || leads {
 			break
 		}
-		var told outcome
-		if err = k.first(phaseOutcome, 0, detail{}, &told); err == nil && told.Number > before.Number {
+		var told ending
+		if err = k.first(phaseEnding, 0, detail{}, &told); err == nil && told.Number > before.Number {
 			return told.of()
 		}
 	}
 	return answer, err
 }
 
-// outcomeOf returns how a call has ended.
-func outcomeOf(answer any, err error) (told outcome) {
+// ending is how a call ended that one trainer has made for all. The first server keeps the last one for the others.
+type ending struct {
+	Number  int64           `json:"number"` // of those that this server was told; 0: none
+	Answer  json.RawMessage `json:"answer"` // if there is no error
+	Code    status.Code     `json:"code"`
+	Message string          `json:"message"`
+	Ranks   []int           `json:"ranks"`
+}
+
+// endingOf returns how a call has ended.
+func endingOf(answer any, err error) (told ending) {
 	var e *status.Error
 	switch {
 	case errors.As(err, &e):
@@ -260,15 +270,15 @@ func outcomeOf(answer any, err error) (told outcome) {
 }
 
 // of returns what the other trainers get.
-func (o outcome) of() (answer any, err error) {
-	if o.Code != status.OK {
-		return nil, status.New(o.Code, "%s", o.Message).WithRanks(o.Ranks...)
+func (e ending) of() (answer any, err error) {
+	if e.Code != status.OK {
+		return nil, status.New(e.Code, "%s", e.Message).WithRanks(e.Ranks...)
 	}
-	return o.Answer, nil
+	return e.Answer, nil
 }
 
 // leads tells whether this is the first trainer that is active.
-func (j *psJob) leads() (bool, error) {
+func (j *job) leads() (bool, error) {
 	var s admin.Report
 	err := j.call(func(ctx context.Context) error {
 		b, err := j.admins[0].Statistics(ctx)
@@ -318,19 +328,19 @@ func (t taking) String() string {
 	return text
 }
 
-// controlPSRestore reads a complete cut into the tables that were declared. All trainers that have not completed
+// restore reads a complete cut into the tables that were declared. All trainers that have not completed
 // call it.
-func controlPSRestore(request []byte, _ work.Interrupt) (any, error) {
+func (p *Process) restore(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {
 		Dir  string `json:"dir"`
 		Step *int64 `json:"step"` // nil: the newest cut
 		taking
 	}
 	r.Strict = true
-	if err := parse("ps_restore", request, &r); err != nil {
+	if err := method.Parse("ps_restore", request, &r); err != nil {
 		return nil, err
 	}
-	j, err := psTrainer("ps_restore")
+	j, err := p.trainer("ps_restore")
 	if err != nil {
 		return nil, err
 	}
@@ -399,16 +409,16 @@ func (k checkpoints) restore(step int64, what taking) (total restored, err error
 	return total, err
 }
 
-// controlPSLatest returns the step of the newest cut that the first server sees; {} if nothing is saved. A trainer need
+// latest returns the step of the newest cut that the first server sees; {} if nothing is saved. A trainer need
 // not see the folder. It waits for no other trainer.
-func controlPSLatest(request []byte, _ work.Interrupt) (any, error) {
+func (p *Process) latest(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {
 		Dir string `json:"dir"`
 	}
-	if err := parse("ps_latest", request, &r); err != nil {
+	if err := method.Parse("ps_latest", request, &r); err != nil {
 		return nil, err
 	}
-	j, err := psTrainer("ps_latest")
+	j, err := p.trainer("ps_latest")
 	if err != nil {
 		return nil, err
 	}
