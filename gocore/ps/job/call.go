@@ -1,37 +1,22 @@
 package job
 
 import (
-
-
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/ps/client"
 	"github.com/paddlempi/paddlempi/gocore/ps/table"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// Codes of TableOp: what a call does with a table.
-const (
-	tablePull  = 1
-	tablePush  = 2
-	tableRead  = 3
-	tableWrite = 4
-	tableIDs   = 5
-)
+// Code says what a call does with a table or a KV.
+type Code int32
 
-// Codes of TableOp for KVs.
-const (
-	kvPush     = 6
-	kvPull     = 7
-	kvPushPull = 8
-	kvWait     = 9
-	kvTake     = 10
-	kvReply    = 11
-)
+// ofKV tells whether it is for a KV.
+func (c Code) ofKV() bool { return c >= 0 && int(c) < len(codesOfKVs) && codesOfKVs[c] }
 
 // TableOp has the fields of pmpi_table_op in capi/pmpi.h. The pointers are to the caller's memory.
 type TableOp struct {
 	Size     uint32
-	Code     int32
+	Code     Code
 	Table    int64
 	IDs      op.Buf
 	Values   op.Buf
@@ -47,7 +32,7 @@ func (p *Process) Call(ops []TableOp) (count int64, err error) {
 	if err := p.core.Healthy(); err != nil {
 		return 0, err
 	}
-	if len(ops) == 1 && ops[0].Code >= kvPush && ops[0].Code <= kvReply {
+	if len(ops) == 1 && ops[0].Code.ofKV() {
 		return p.callKV(&ops[0])
 	}
 	var far []*client.Table
@@ -86,15 +71,15 @@ func (p *Process) Call(ops []TableOp) (count int64, err error) {
 func callLocal(o *TableOp, t *table.Table) (count int64, err error) {
 	b := table.Batch{IDs: &o.IDs, Values: &o.Values, States: given(&o.States)}
 	switch o.Code {
-	case tablePull:
+	case TablePull:
 		return 0, t.Pull(b)
-	case tablePush:
+	case TablePush:
 		return 0, t.Push(b, o.Rate, o.Step)
-	case tableRead:
+	case TableRead:
 		return 0, t.Read(b)
-	case tableWrite:
+	case TableWrite:
 		return 0, t.Write(b)
-	case tableIDs:
+	case TableIDs:
 		return t.IDs(&o.IDs)
 	}
 	return 0, status.New(status.Argument, "pmpi_table: code %d is none of PMPI_TABLE_*", o.Code)
@@ -117,11 +102,11 @@ func callRemote(ops []TableOp, all []*client.Table) error {
 		rows[i] = client.TableRows{Table: all[i], IDs: &o.IDs, Values: &o.Values, Rate: o.Rate}
 	}
 	switch ops[0].Code {
-	case tablePull:
+	case TablePull:
 		return all[0].Client.Pull(rows)
-	case tablePush:
+	case TablePush:
 		return all[0].Client.Push(rows, thread())
-	case tableWrite:
+	case TableWrite:
 		return all[0].Client.Write(rows)
 	}
 	return status.New(status.Unsupported, "table %q lies on servers: ps.save writes its rows, ps.export reads them", all[0].Name)

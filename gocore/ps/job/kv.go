@@ -93,12 +93,12 @@ func (p *Process) failOfKV(request []byte, _ work.Interrupt) (any, error) {
 func (p *Process) callKV(o *TableOp) (count int64, err error) {
 	rows := given(&o.Values)
 	switch o.Code {
-	case kvTake, kvReply:
+	case KVTake, KVReply:
 		j, err := p.server("pmpi_table")
 		if err != nil {
 			return 0, err
 		}
-		if o.Code == kvTake {
+		if o.Code == KVTake {
 			return 0, j.server.Take(o.Step, &o.IDs, rows)
 		}
 		return 0, j.server.Finish(o.Step, rows, nil)
@@ -109,13 +109,13 @@ func (p *Process) callKV(o *TableOp) (count int64, err error) {
 	}
 	call := client.KVCall{Keys: &o.IDs, Room: given(&o.States), Command: o.Step}
 	switch o.Code {
-	case kvPush:
+	case KVPush:
 		call.Rows = rows
-	case kvPull:
+	case KVPull:
 		call.Pull = true
-	case kvPushPull:
+	case KVPushPull:
 		call.Rows, call.Pull = rows, true
-	default:
+	case KVWait:
 		return 0, kv.Wait(o.Step, rows)
 	}
 	return kv.Start(&call)

@@ -79,7 +79,7 @@ func TestStatusAsksEveryServer(t *testing.T) {
 			File    string            `json:"file"`
 			PID     int               `json:"pid"`
 			Roles   map[string]string `json:"roles"`
-			Servers []askedServer        `json:"servers"`
+			Servers []askedServer     `json:"servers"`
 		}
 		require.NoError(t, json.Unmarshal(reply, &r))
 		assert.Equal(t, path, r.File)

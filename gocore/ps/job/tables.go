@@ -46,7 +46,7 @@ func (t *tables) find(id int64) (entry, error) {
 }
 
 // kv returns a KV, for a call with a code.
-func (t *tables) kv(code int32, id int64) (*client.KV, error) {
+func (t *tables) kv(code Code, id int64) (*client.KV, error) {
 	e, err := t.find(id)
 	if err == nil && e.kv == nil {
 		err = status.New(status.Argument, "pmpi_table: code %d is for a KV, and %d is none", code, id)

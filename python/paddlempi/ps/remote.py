@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .. import _native, memory
+from .._ops import TableCall
 from ..errors import DtypeError, NotInitializedError
 from . import session
 from .config import Configured, TableConfig, checked_ids, length_of, rate_of
@@ -15,8 +16,6 @@ from .prefetch import Prefetched, finish, start
 from .table import rows_of
 
 __all__ = ["RemoteTable", "pull", "push"]
-
-_PULL, _PUSH, _WRITE = 1, 2, 4
 
 
 class RemoteTable(Configured):
@@ -104,7 +103,7 @@ class RemoteTable(Configured):
         if out is None:
             shape = (length_of("pull", ids), self.dim)
             out = memory.empty(shape, framework=memory.framework_of(ids))
-        self._core.table(_PULL, self._number, checked_ids("pull", ids), out)
+        self._core.table(TableCall.PULL, self._number, checked_ids("pull", ids), out)
         return out
 
     def push(self, ids: Any, gradients: Any = None, learning_rate: float | None = None) -> None:
@@ -131,7 +130,9 @@ class RemoteTable(Configured):
         if learning_rate is None:
             learning_rate = self.learning_rate
         rate = rate_of("push", learning_rate)
-        self._core.table(_PUSH, self._number, checked_ids("push", ids), gradients, None, rate, 0)
+        self._core.table(
+            TableCall.PUSH, self._number, checked_ids("push", ids), gradients, None, rate, 0
+        )
 
     def write(self, ids: Any, rows: Any) -> None:
         """Set rows. The states of rows that exist stay as they are. This is no step.
@@ -146,7 +147,7 @@ class RemoteTable(Configured):
             ArgumentError: also if a row is not finite, unless ``non_finite`` is "allow".
             Error: as :meth:`push`.
         """
-        self._core.table(_WRITE, self._number, checked_ids("write", ids), rows)
+        self._core.table(TableCall.WRITE, self._number, checked_ids("write", ids), rows)
 
     def prefetch(self, ids: Any) -> Prefetched:
         """Pull the rows of ids in a thread, while the program computes.
@@ -227,7 +228,7 @@ def pull(requests: Sequence[tuple[RemoteTable, Any]]) -> list[Any]:
         rows = memory.empty(shape, framework=memory.framework_of(ids))
         entries.append((table._number, ids, rows, None))
     if entries:
-        _native.load().tables(_PULL, tuple(entries))
+        _native.load().tables(TableCall.PULL, tuple(entries))
     return [rows for _, _, rows, _ in entries]
 
 
@@ -268,7 +269,7 @@ def push(requests: Sequence[tuple[RemoteTable, Any, Any]]) -> None:
         number, dim = found.empty
         entries = [(number, memory.empty(0, "int64"), memory.empty((0, dim)), None)]
     if entries:
-        _native.load().tables(_PUSH, tuple(entries))
+        _native.load().tables(TableCall.PUSH, tuple(entries))
 
 
 session.before_complete(finish)
