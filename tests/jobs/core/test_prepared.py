@@ -52,7 +52,10 @@ def awaited() -> None:
     rank = start()
     tensors = [np.ones(4), np.ones(4), np.ones(4)]
     late, never = dist.new_group(timeout=0.5), dist.new_group()
-    calls = [dist.prepare("all_reduce", t, group=g) for t, g in zip(tensors, (late, never, None))]
+    calls = [
+        dist.prepare("all_reduce", t, group=g)
+        for t, g in zip(tensors, (late, never, None), strict=True)
+    ]
     if rank == 0:
         with raises(errors.TimeoutError, "all_reduce", least=0.4, most=2.0):
             calls[0]()
