@@ -134,6 +134,12 @@ ROOMS = (
         "heap mem status transport work",
     ),
     Room(
+        "gocore/ps/master",
+        "the queue of a data set: its shards, which trainers have on leases; epochs, failures, "
+        "snapshots",
+        "status",
+    ),
+    Room(
         "gocore/ps/checkpoint",
         "cuts of the tables of servers: parts with checksums, a manifest in a second phase, rows "
         "for any number of servers",
