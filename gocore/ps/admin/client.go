@@ -25,6 +25,7 @@ type Client struct {
 	address string
 	conn    *grpc.ClientConn
 	calls   pspb.AdminClient
+	tasks   pspb.TasksClient // of a master
 	traffic traffic
 }
 
@@ -54,7 +55,7 @@ func Dial(address string, token []byte, files TLS) (*Client, error) {
 	if err != nil {
 		return nil, status.New(status.Argument, "address=%s of a parameter server: %v", quoted(address), err)
 	}
-	c.calls = pspb.NewAdminClient(c.conn)
+	c.calls, c.tasks = pspb.NewAdminClient(c.conn), pspb.NewTasksClient(c.conn)
 	return c, nil
 }
 

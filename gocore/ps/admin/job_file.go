@@ -24,7 +24,8 @@ type JobFile struct {
 	Namespace string          `json:"namespace"` // of process ids
 	Token     []byte          `json:"token"`     // JSON has it in base64
 	Servers   []ServerAddress `json:"servers"`   // in the order of the servers
-	Roles     map[int]string  `json:"roles"`     // by world rank: Trainer, PServer or Both
+	Master    *ServerAddress  `json:"master"`    // nil if there is none
+	Roles     map[int]string  `json:"roles"`     // by world rank, as Member.Role
 	TLS       TLS             `json:"tls"`       // what a client needs; the paths of files
 }
 
@@ -160,18 +161,30 @@ func (e JobFile) check() error {
 		return err
 	}
 	for i, s := range e.Servers {
-		host, port, err := net.SplitHostPort(s.Address)
-		if number, wrong := strconv.ParseUint(port, 10, 16); err != nil || wrong != nil || number == 0 || host == "" || len(host) > maxName || !printable(host) {
-			return fmt.Errorf("address=%s of server %d is no host:port", quoted(s.Address), i)
+		if err := s.check(fmt.Sprintf("server %d", i)); err != nil {
+			return err
 		}
-		if s.Rank < 0 || s.Rank > maxRank {
-			return fmt.Errorf("rank=%d of server %d is no rank", s.Rank, i)
+	}
+	if e.Master != nil {
+		if err := e.Master.check("the master"); err != nil {
+			return err
 		}
 	}
 	for rank, role := range e.Roles {
-		if rank < 0 || rank > maxRank || role != Trainer && role != PServer && role != Both {
-			return fmt.Errorf("role=%s of rank %d is none of %q, %q and %q", quoted(role), rank, Trainer, PServer, Both)
+		if rank < 0 || rank > maxRank || !isRole(role) {
+			return fmt.Errorf("role=%s of rank %d is none of %q, nor several of them", quoted(role), rank, roles)
 		}
+	}
+	return nil
+}
+
+func (s ServerAddress) check(who string) error {
+	host, port, err := net.SplitHostPort(s.Address)
+	if number, wrong := strconv.ParseUint(port, 10, 16); err != nil || wrong != nil || number == 0 || host == "" || len(host) > maxName || !printable(host) {
+		return fmt.Errorf("address=%s of %s is no host:port", quoted(s.Address), who)
+	}
+	if s.Rank < 0 || s.Rank > maxRank {
+		return fmt.Errorf("rank=%d of %s is no rank", s.Rank, who)
 	}
 	return nil
 }

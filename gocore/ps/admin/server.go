@@ -70,6 +70,7 @@ func Serve(o Options, b Backend) (*Server, error) {
 		grpc.WaitForHandlers(true),
 	)
 	pspb.RegisterAdminServer(s.grpc, &service{backend: b})
+	pspb.RegisterTasksServer(s.grpc, &taskService{backend: b})
 	grpc_health_v1.RegisterHealthServer(s.grpc, s.health)
 	s.health.SetServingStatus(pspb.Admin_ServiceDesc.ServiceName, grpc_health_v1.HealthCheckResponse_SERVING)
 	go s.serve(l)

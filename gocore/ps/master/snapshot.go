@@ -14,7 +14,7 @@ type snapshot struct {
 	Data   Data      `json:"data"`
 	Epoch  int64     `json:"epoch"`
 	Fence  uint64    `json:"fence"`
-	Done   []int64   `json:"done"`  // of the epoch
+	Done   []byte    `json:"done"`  // of the epoch: bit k%8 of byte k/8 is shard k
 	Tries  []try     `json:"tries"` // of the shards that are not done
 	Failed []Failure `json:"failed"`
 	Lost   int       `json:"failed_in_all"`
@@ -29,11 +29,11 @@ type try struct {
 func (q *Queue) Save() ([]byte, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	out := snapshot{Data: q.data, Epoch: q.epoch, Fence: q.fence, Failed: q.failed, Lost: q.lost}
+	out := snapshot{Data: q.data, Epoch: q.epoch, Fence: q.fence, Failed: q.failed, Lost: q.lost, Done: make([]byte, (len(q.shards)+7)/8)}
 	for number := range q.shards {
 		switch s := &q.shards[number]; {
 		case s.state == done:
-			out.Done = append(out.Done, int64(number))
+			out.Done[number/8] |= 1 << (number % 8)
 		case s.tries > 0:
 			out.Tries = append(out.Tries, try{int64(number), s.tries})
 		}
@@ -41,9 +41,8 @@ func (q *Queue) Save() ([]byte, error) {
 	return json.Marshal(out)
 }
 
-// Restore makes the queue of a snapshot for some trainers, which may be others than before. instead is the queue that it
-// replaces, nil if there is none: what trainers say of leases of that one does not count.
-func Restore(text []byte, trainers []int, instead *Queue) (*Queue, error) {
+// Restore makes the queue of a snapshot for some trainers, which may be others than before.
+func Restore(text []byte, trainers []int) (*Queue, error) {
 	var in snapshot
 	if err := json.Unmarshal(text, &in); err != nil {
 		return nil, status.New(status.Argument, "the queue of a cut cannot be read: %v", err)
@@ -60,11 +59,6 @@ func Restore(text []byte, trainers []int, instead *Queue) (*Queue, error) {
 	}
 	q.begin(in.Epoch)
 	q.fence, q.failed, q.lost = in.Fence, in.Failed, in.Lost
-	if instead != nil {
-		instead.mu.Lock()
-		q.fence = max(q.fence, instead.fence)
-		instead.mu.Unlock()
-	}
 	end := func(number int64, as state) bool {
 		if number < 0 || number >= in.Data.Shards || q.shards[number].state != queued {
 			return false
@@ -73,8 +67,8 @@ func Restore(text []byte, trainers []int, instead *Queue) (*Queue, error) {
 		q.left--
 		return true
 	}
-	for _, number := range in.Done {
-		if !end(number, done) {
+	for number := range int64(len(in.Done)) * 8 {
+		if in.Done[number/8]>>(number%8)&1 == 1 && !end(number, done) {
 			return bad("done is shard", number)
 		}
 	}
