@@ -1,5 +1,7 @@
 package admin
 
+import "github.com/paddlempi/paddlempi/gocore/ps/master"
+
 // Report is what Statistics says of a server, in JSON. `python -m paddlempi ps status` shows it.
 type Report struct {
 	Rank    int     `json:"rank"`
@@ -29,6 +31,8 @@ type Report struct {
 
 	Tables   []TableReport   `json:"tables"`
 	Trainers []TrainerReport `json:"trainers"`
+
+	Master *master.Report `json:"master,omitempty"` // of a server that is the master too. Of another master it is all
 }
 
 // TableReport says how large a server's part of a table is.

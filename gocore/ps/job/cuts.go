@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"sync"
 
 	"github.com/paddlempi/paddlempi/gocore/method"
@@ -31,6 +32,8 @@ const (
 	phaseList    = "list"    // the first server says which cuts there are
 	phaseVerify  = "verify"  // every server reads its share of a cut
 	phaseRemove  = "remove"  // the first server removes cuts
+	phaseQueues  = "queues"  // the master tells its queues
+	phaseRefill  = "refill"  // the master takes a piece of its queues, or puts them in the place of those that it has
 	phaseEnding  = "ending"  // the first server keeps, or tells, how the last call ended that one trainer made for all
 )
 
@@ -40,8 +43,9 @@ type detail struct {
 	To      *server.Point           `json:"to,omitempty"`      // write, restore: where all servers come to
 	Parts   []checkpoint.ServerPart `json:"parts,omitempty"`   // commit
 	Version int64                   `json:"version,omitempty"` // commit: updates of the first server
-	Extra   []byte                  `json:"extra,omitempty"`   // add: a piece of what the first trainer adds
-	At      int                     `json:"at,omitempty"`      // add: where the piece begins; commit: where the last one ended
+	Extra   []byte                  `json:"extra,omitempty"`   // add, refill: a piece
+	At      int                     `json:"at,omitempty"`      // add, refill: where the piece begins; commit: where the last one ended
+	Queues  *int                    `json:"queues,omitempty"`  // commit: how many bytes at the end are the master's; refill: all have come, so many
 	Anew    bool                    `json:"anew,omitempty"`    // verify: read it also if it is known to be right
 	Steps   []int64                 `json:"steps,omitempty"`   // remove
 	Ending  *ending                 `json:"ending,omitempty"`  // ending; nil: tell it
@@ -63,6 +67,7 @@ type verified struct {
 type extra struct {
 	Version int64  `json:"version"` // updates that the servers had applied
 	User    []byte `json:"user"`    // of the first trainer
+	Queues  []byte `json:"queues"`  // of the master; nil: there was none, or it had none
 }
 
 const (
@@ -80,15 +85,20 @@ type checkpoints struct {
 
 // ask takes a server through a phase.
 func (k checkpoints) ask(ctx context.Context, i int, phase string, step int64, d detail, into any) error {
+	return k.askOf(ctx, k.admins[i], phase, step, d, into)
+}
+
+// askOf takes a server or the master through a phase.
+func (k checkpoints) askOf(ctx context.Context, of *admin.Client, phase string, step int64, d detail, into any) error {
 	text, err := json.Marshal(d)
 	if err != nil {
 		return err
 	}
-	report, err := k.admins[i].Checkpoint(ctx, k.group.Rank, phase, k.dir, step, text)
+	report, err := of.Checkpoint(ctx, k.group.Rank, phase, k.dir, step, text)
 	if err != nil || into == nil {
 		return err
 	}
-	return parseReport(report, i, into)
+	return parseReport(report, into)
 }
 
 // first takes the first server through a phase.
@@ -181,12 +191,18 @@ func (k checkpoints) save(step int64, keep int, more []byte) error {
 	if err := k.whileHeld(phaseWrite, step, detail{}, func(i int) any { return &wrote[i] }); err != nil {
 		return err
 	}
+	queues, err := k.saveQueues(step) // all trainers wait for this one, so none takes or ends a shard
+	if err != nil {
+		return err
+	}
+	more = slices.Concat(more, queues)
 	for at := 0; at < len(more); at += extraPiece {
 		if err := k.first(phaseAdd, step, detail{At: at, Extra: more[at:min(at+extraPiece, len(more))]}, nil); err != nil {
 			return err
 		}
 	}
-	d := detail{Version: wrote[0].Version, At: len(more)}
+	ofQueues := len(queues)
+	d := detail{Version: wrote[0].Version, At: len(more), Queues: &ofQueues}
 	for _, w := range wrote {
 		d.Parts = append(d.Parts, w.ServerPart)
 	}
@@ -285,7 +301,7 @@ func (j *job) leads() (bool, error) {
 		if err != nil {
 			return err
 		}
-		return parseReport(b, 0, &s)
+		return parseReport(b, &s)
 	})
 	for _, t := range s.Trainers {
 		if !t.Completed {
@@ -305,10 +321,12 @@ type described struct {
 // restored is what a restore tells.
 type restored struct {
 	Step    int64               `json:"step"`
-	Extra   []byte              `json:"extra"`   // what the first trainer added to the cut; each trainer asks for it by itself
-	Rows    int64               `json:"rows"`    // of all servers
-	Skipped []checkpoint.Listed `json:"skipped"` // newer cuts, the newest first
-	Tables  []string            `json:"tables"`  // the names of those that were read, in order
+	Extra   []byte              `json:"extra"`            // what the first trainer added to the cut; each trainer asks for it by itself
+	Rows    int64               `json:"rows"`             // of all servers
+	Skipped []checkpoint.Listed `json:"skipped"`          // newer cuts, the newest first
+	Tables  []string            `json:"tables"`           // the names of those that were read, in order
+	Tasks   []string            `json:"tasks"`            // the names of the data sets whose queues were read
+	Queues  []byte              `json:"queues,omitempty"` // of the cut: the first server tells it the trainer that leads
 }
 
 // taking says which tables of a cut a restore reads.
@@ -355,6 +373,10 @@ func (p *Process) restore(request []byte, _ work.Interrupt) (any, error) {
 			return nil, err
 		}
 		total, err := k.restore(step, r.taking)
+		if err == nil {
+			total.Tasks, err = k.giveQueues(step, total.Queues, r.taking)
+		}
+		total.Queues = nil
 		total.Skipped = append([]checkpoint.Listed{}, skipped...)
 		return total, err
 	})
@@ -371,7 +393,7 @@ func (k checkpoints) withExtra(answer any) (told restored, err error) {
 	case restored:
 		told = a
 	case json.RawMessage: // of the trainer that has made the call
-		if err := parseReport(a, 0, &told); err != nil {
+		if err := parseReport(a, &told); err != nil {
 			return told, err
 		}
 	}
@@ -407,6 +429,19 @@ func (k checkpoints) restore(step int64, what taking) (total restored, err error
 		total.Rows += other.Rows
 	}
 	return total, err
+}
+
+// giveQueues has the master take over the queues of a cut. If some tables are chosen, only they are restored.
+func (k checkpoints) giveQueues(step int64, queues []byte, what taking) (names []string, err error) {
+	switch {
+	case what.Tables != nil:
+		return []string{}, nil
+	case k.tasks != nil:
+		names, err = k.restoreQueues(step, queues)
+	case len(queues) > 0 && what.Strict:
+		err = status.New(status.Argument, "ps_restore: the cut of step %d has queues of ps.tasks, and no rank is a master; with strict=False they are left out. The tables are those of the cut", step)
+	}
+	return append([]string{}, names...), err
 }
 
 // latest returns the step of the newest cut that the first server sees; {} if nothing is saved. A trainer need

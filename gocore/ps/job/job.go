@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/group"
@@ -15,6 +16,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/ps/checkpoint"
 	"github.com/paddlempi/paddlempi/gocore/ps/client"
 	"github.com/paddlempi/paddlempi/gocore/ps/link"
+	"github.com/paddlempi/paddlempi/gocore/ps/master"
 	"github.com/paddlempi/paddlempi/gocore/ps/server"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
@@ -30,17 +32,22 @@ type job struct {
 	links     *link.Links
 
 	server  *server.Server // nil on a rank that is no server
-	service *admin.Server
-	file    string     // the job file, on the first server
-	cuts    sync.Mutex // one phase of a checkpoint at a time
-	told    ending     // of the last call that one trainer made for all; guarded by cuts
-	extra   []byte     // what the next cut will have besides rows, as far as it has come; guarded by cuts
-	given   []byte     // what the cut had besides rows that was restored last; guarded by cuts
+	service *admin.Server  // nil on a rank that is neither a server nor the master
+	file    string         // the job file, on the first server
+	cuts    sync.Mutex     // one phase of a checkpoint at a time
+	told    ending         // of the last call that one trainer made for all; guarded by cuts
+	extra   []byte         // what the next cut will have besides rows, as far as it has come; guarded by cuts
+	given   []byte         // what the cut had besides rows that was restored last; guarded by cuts
 
 	verifier checkpoint.Verifier
 
-	client *client.Client // nil on a rank that is no trainer
-	admins []*admin.Client
+	masterRank int            // of the group; -1: there is none
+	master     *master.Master // nil on a rank that is no master
+
+	client   *client.Client // nil on a rank that is no trainer
+	admins   []*admin.Client
+	tasks    *admin.Client // of the master; nil if there is none
+	requests atomic.Uint64 // counts what this trainer asks the master for
 
 	stop         chan struct{} // closed when the job ends
 	watching     sync.WaitGroup
@@ -62,6 +69,11 @@ const (
 func (j *job) call(f func(ctx context.Context) error) error { return j.callWithin(j.timeout, f) }
 
 func (j *job) callWithin(limit time.Duration, f func(ctx context.Context) error) error {
+	return j.callOf(limit, j.serverLost, f)
+}
+
+// callOf calls services until an interrupt, the limit, or some seconds after isLost has told that one of them is gone.
+func (j *job) callOf(limit time.Duration, isLost func() error, f func(ctx context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	result := make(chan error, 1)
@@ -91,7 +103,7 @@ func (j *job) callWithin(limit time.Duration, f func(ctx context.Context) error)
 			}
 		}
 		if lost == nil {
-			if lost = j.serverLost(); lost != nil && gone == nil {
+			if lost = isLost(); lost != nil && gone == nil {
 				until = time.Now().Add(lastAnswer)
 			}
 		}
@@ -120,7 +132,7 @@ func (j *job) late(what string, err error) error {
 				return err
 			}
 			var r admin.Report
-			if err := parseReport(b, i, &r); err != nil {
+			if err := parseReport(b, &r); err != nil {
 				return err
 			}
 			found.Lock()
@@ -162,7 +174,12 @@ func (j *job) serverLost() error {
 	return nil
 }
 
-// watch tells the server of trainers and of other servers that have died, until the job ends.
+// masterLost returns why the master answers no more; nil if it may.
+func (j *job) masterLost() error {
+	return j.group.Trouble(fmt.Sprintf("a call of the master on rank %d", j.group.Ranks[j.masterRank]), j.masterRank)
+}
+
+// watch tells the server and the master of this rank of trainers and servers that have died, until the job ends.
 func (j *job) watch() {
 	defer j.watching.Done()
 	tick := time.NewTicker(200 * time.Millisecond)
@@ -175,13 +192,47 @@ func (j *job) watch() {
 		}
 		// Without the rows of a server nothing can go on. Those who wait for this one learn of it here. It comes
 		// first: trainers end because of it, and all of them may have by now.
-		if err := j.serverLost(); status.CodeOf(err) == status.PeerDied && len(j.server.Active()) > 0 {
-			j.server.Fail(err)
+		if err := j.serverLost(); status.CodeOf(err) == status.PeerDied {
+			j.fail(err)
 		}
-		for _, rank := range j.server.Active() {
-			if err := j.links.Lost(rank); err != nil {
-				j.server.Lost(rank, err)
+		if j.server != nil {
+			for _, rank := range j.server.Active() {
+				if err := j.links.Lost(rank); err != nil {
+					j.server.Lost(rank, err)
+				}
 			}
+		}
+		if j.master != nil {
+			for _, rank := range j.master.Active() {
+				if err := j.group.Trouble("the shards of a trainer", rank); err != nil {
+					j.master.Lost(rank, err)
+				}
+			}
+		}
+	}
+}
+
+// fail ends the waits of trainers here, unless they have all completed.
+func (j *job) fail(why error) {
+	if j.server != nil && len(j.server.Active()) > 0 {
+		j.server.Fail(why)
+	}
+	if j.master != nil && len(j.master.Active()) > 0 {
+		j.master.Fail(why)
+	}
+}
+
+// tick ends the leases of the master in time, until the job ends.
+func (j *job) tick() {
+	defer j.watching.Done()
+	tick := time.NewTicker(master.Interval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-j.stop:
+			return
+		case <-tick.C:
+			j.master.Tick(time.Now())
 		}
 	}
 }
@@ -194,11 +245,17 @@ func (j *job) close(why error) {
 		if j.server != nil {
 			j.server.Fail(why)
 		}
+		if j.master != nil {
+			j.master.Fail(why)
+		}
 		if j.service != nil {
 			j.service.Stop()
 		}
 		for _, c := range j.admins {
 			_ = c.Close()
+		}
+		if j.tasks != nil {
+			_ = j.tasks.Close()
 		}
 		if j.links != nil {
 			_ = j.links.Close()
@@ -242,9 +299,9 @@ func (j *job) ask(f func(server int, c *admin.Client) error) error {
 	return nil
 }
 
-func parseReport(report []byte, server int, into any) error {
+func parseReport(report []byte, into any) error {
 	if err := json.Unmarshal(report, into); err != nil {
-		return status.New(status.Argument, "server %d reports what is no report of a checkpoint: %v", server, err)
+		return status.New(status.Argument, "a server or the master reports what is no report: %v: another version of paddlempi?", err)
 	}
 	return nil
 }

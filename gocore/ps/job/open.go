@@ -15,6 +15,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/ps/admin"
 	"github.com/paddlempi/paddlempi/gocore/ps/client"
 	"github.com/paddlempi/paddlempi/gocore/ps/link"
+	"github.com/paddlempi/paddlempi/gocore/ps/master"
 	"github.com/paddlempi/paddlempi/gocore/ps/server"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
@@ -49,7 +50,7 @@ func (p *Process) begin(request []byte, _ work.Interrupt) (any, error) {
 	if r.Mode != "sync" && r.Mode != "async" {
 		return nil, status.New(status.Argument, "ps_init: mode=%q is neither sync nor async", r.Mode)
 	}
-	j := &job{group: g, timeout: method.Seconds(r.Timeout), interrupt: interrupt, stop: make(chan struct{})}
+	j := &job{group: g, timeout: method.Seconds(r.Timeout), interrupt: interrupt, stop: make(chan struct{}), masterRank: -1}
 	if len(r.Roles) != g.Size {
 		return nil, status.New(status.Argument, "ps_init: roles has %d entries; the group has %d ranks", len(r.Roles), g.Size)
 	}
@@ -60,8 +61,13 @@ func (p *Process) begin(request []byte, _ work.Interrupt) (any, error) {
 				j.trainers = append(j.trainers, rank)
 			case admin.PServer:
 				j.servers = append(j.servers, rank)
+			case admin.Master:
+				if j.masterRank >= 0 {
+					return nil, status.New(status.Argument, "ps_init: ranks %d and %d are masters; there may be one", j.masterRank, rank)
+				}
+				j.masterRank = rank
 			default:
-				return nil, status.New(status.Argument, "ps_init: rank %d has the role %q; roles are %s and %s", rank, role, admin.Trainer, admin.PServer)
+				return nil, status.New(status.Argument, "ps_init: rank %d has the role %q; roles are %s, %s and %s", rank, role, admin.Trainer, admin.PServer, admin.Master)
 			}
 		}
 	}
@@ -129,12 +135,19 @@ func (j *job) open(c server.Config, roles [][]string, o admin.Options) (err erro
 	if index := slices.Index(j.servers, me); index >= 0 {
 		c.Index, c.Servers, c.Trainers = index, len(j.servers), j.trainers
 		j.server = server.New(c)
-		if j.service, mistake = admin.Serve(o, backend{j}); mistake == nil {
-			address = j.service.Address()
-		}
 		j.links.Serve(func(in *link.Incoming) {
 			j.server.Handle(&server.Incoming{From: in.From, Header: in.Header, IDs: in.IDs, Values: in.Values, Answer: in.Answer, Reply: in.Reply})
 		})
+	}
+	if me == j.masterRank {
+		j.master = master.NewMaster(j.trainers, c.Sync)
+		j.watching.Add(1)
+		go j.tick()
+	}
+	if j.server != nil || j.master != nil {
+		if j.service, mistake = admin.Serve(o, backend{j}); mistake == nil {
+			address = j.service.Address()
+		}
 		j.watching.Add(1)
 		go j.watch()
 	}
@@ -145,25 +158,45 @@ func (j *job) open(c server.Config, roles [][]string, o admin.Options) (err erro
 	if mistake != nil {
 		return mistake
 	}
+	addressOf := func(rank int, who string) (at admin.ServerAddress, err error) {
+		at = admin.ServerAddress{Rank: j.group.Ranks[rank], Address: strings.TrimRight(string(all[rank]), "\x00")}
+		if at.Address == "" {
+			err = status.New(status.Refused, "ps_init: the service of %s, rank %d, did not start; its rank has the reason", who, rank).WithRanks(at.Rank)
+		}
+		return at, err
+	}
 	var addresses []admin.ServerAddress
 	for i, rank := range j.servers {
-		address := strings.TrimRight(string(all[rank]), "\x00")
-		if address == "" {
-			return status.New(status.Refused, "ps_init: the service of server %d, rank %d, did not start; its rank has the reason", i, rank).WithRanks(j.group.Ranks[rank])
+		at, err := addressOf(rank, fmt.Sprintf("server %d", i))
+		if err != nil {
+			return err
 		}
-		addresses = append(addresses, admin.ServerAddress{Rank: j.group.Ranks[rank], Address: address})
+		addresses = append(addresses, at)
+	}
+	var ofMaster *admin.ServerAddress
+	if j.masterRank >= 0 {
+		at, err := addressOf(j.masterRank, "the master")
+		if err != nil {
+			return err
+		}
+		ofMaster = &at
 	}
 	if me == j.servers[0] {
 		by := map[int]string{}
 		for rank, r := range roles {
 			by[j.group.Ranks[rank]] = roleOf(r)
 		}
-		if j.file, err = admin.WriteJobFile(admin.JobFile{PID: os.Getpid(), Token: o.Token, Servers: addresses, Roles: by, TLS: o.TLS}); err != nil {
+		if j.file, err = admin.WriteJobFile(admin.JobFile{PID: os.Getpid(), Token: o.Token, Servers: addresses, Master: ofMaster, Roles: by, TLS: o.TLS}); err != nil {
 			return err
 		}
 	}
 	if !slices.Contains(j.trainers, me) {
 		return nil
+	}
+	if ofMaster != nil {
+		if j.tasks, err = admin.Dial(ofMaster.Address, o.Token, o.TLS); err != nil {
+			return err
+		}
 	}
 	host, _ := os.Hostname()
 	for _, e := range addresses {
@@ -185,15 +218,7 @@ func (j *job) open(c server.Config, roles [][]string, o admin.Options) (err erro
 	return nil
 }
 
-func roleOf(roles []string) string {
-	if len(roles) == 2 {
-		return admin.Both
-	}
-	if len(roles) == 1 {
-		return roles[0]
-	}
-	return ""
-}
+func roleOf(roles []string) string { return strings.Join(roles, ",") }
 
 // addressBytes is room for a host name and a port.
 const addressBytes = 300

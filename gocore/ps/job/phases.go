@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/paddlempi/paddlempi/gocore/ps/checkpoint"
+	"github.com/paddlempi/paddlempi/gocore/ps/master"
 	"github.com/paddlempi/paddlempi/gocore/ps/route"
 	"github.com/paddlempi/paddlempi/gocore/ps/server"
 	"github.com/paddlempi/paddlempi/gocore/ps/table"
@@ -95,8 +96,8 @@ func (j *job) add(from int, d detail) error {
 	if d.At == 0 {
 		j.extra = nil
 	}
-	if d.At != len(j.extra) || len(d.Extra) > mostExtra-len(j.extra) {
-		return status.New(status.Argument, "checkpoint: rank %d adds %d bytes at %d; %d have come, of at most %d", from, len(d.Extra), d.At, len(j.extra), mostExtra).WithRanks(from)
+	if d.At != len(j.extra) || len(d.Extra) > mostExtra+master.MostSnapshot-len(j.extra) {
+		return status.New(status.Argument, "checkpoint: rank %d adds %d bytes at %d; %d have come, of at most %d", from, len(d.Extra), d.At, len(j.extra), mostExtra+master.MostSnapshot).WithRanks(from)
 	}
 	j.extra = append(j.extra, d.Extra...)
 	return nil
@@ -109,7 +110,14 @@ func (j *job) commit(ctx context.Context, dir string, step int64, d detail) erro
 	if d.At != len(j.extra) {
 		return status.New(status.Argument, "checkpoint: %d bytes of extra have come, and there were %d", len(j.extra), d.At)
 	}
-	more, err := json.Marshal(extra{d.Version, j.extra})
+	ofUser := len(j.extra)
+	if d.Queues != nil {
+		ofUser -= *d.Queues
+	}
+	if ofUser < 0 || ofUser > len(j.extra) {
+		return status.New(status.Argument, "checkpoint: %d bytes of queues are said to be in %d of extra", *d.Queues, len(j.extra))
+	}
+	more, err := json.Marshal(extra{d.Version, j.extra[:ofUser], j.extra[ofUser:]})
 	j.extra = nil
 	if err != nil {
 		return err
@@ -155,6 +163,9 @@ func (j *job) restore(ctx context.Context, dir string, step int64, take *taking)
 	j.server.SetVersion(e.Version)
 	j.given = e.User
 	told = restored{Step: m.Step, Tables: []string{}}
+	if j.server.Index == 0 {
+		told.Queues = e.Queues
+	}
 	for i := range m.Tables {
 		if name := m.Tables[i].Name; into[name] != nil {
 			j.server.RestoreLearningRate(name, m.Tables[i].LearningRate)

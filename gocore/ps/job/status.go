@@ -3,6 +3,7 @@ package job
 import (
 	"context"
 	"encoding/json"
+	"slices"
 	"sync"
 	"time"
 
@@ -41,13 +42,17 @@ func (p *Process) status(request []byte, interrupt work.Interrupt) (any, error) 
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	servers := make([]askedServer, len(job.Servers))
+	asked := job.Servers
+	if job.Master != nil {
+		asked = append(slices.Clone(asked), *job.Master)
+	}
+	servers := make([]askedServer, len(asked))
 	var all sync.WaitGroup
 	free := make(chan struct{}, askedAtOnce)
 	over := make(chan struct{})
 	go func() {
 		defer close(over)
-		for i, s := range job.Servers {
+		for i, s := range asked {
 			free <- struct{}{}
 			all.Add(1)
 			go func() {
@@ -62,7 +67,7 @@ func (p *Process) status(request []byte, interrupt work.Interrupt) (any, error) 
 		<-over
 		return nil, err
 	}
-	return map[string]any{"file": path, "pid": job.PID, "roles": job.Roles, "servers": servers}, nil
+	return map[string]any{"file": path, "pid": job.PID, "roles": job.Roles, "servers": servers[:len(job.Servers)], "masters": servers[len(job.Servers):]}, nil
 }
 
 func askServer(ctx context.Context, s admin.ServerAddress, job admin.JobFile) askedServer {

@@ -17,6 +17,7 @@ import (
 
 // counting answers statistics, after a wait if it has one.
 type counting struct {
+	admin.Tasks // not asked
 	text string
 	wait chan struct{}
 }
@@ -94,7 +95,7 @@ func TestStatusAsksEveryServer(t *testing.T) {
 
 func TestStatusEndsInTime(t *testing.T) {
 	wait := make(chan struct{})
-	_, _ = serving(t, counting{`{}`, wait})
+	_, _ = serving(t, counting{text: `{}`, wait: wait})
 	t.Cleanup(func() { close(wait) }) // before the servers stop
 	reply, err := ask("ps_status", []byte(`{"timeout": 0.3}`), nil)
 	require.NoError(t, err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 
 	"github.com/paddlempi/paddlempi/gocore/method"
 	"github.com/paddlempi/paddlempi/gocore/ps/admin"
@@ -41,6 +42,11 @@ func (p *Process) complete([]byte, work.Interrupt) (any, error) {
 	}
 	if err := j.each(func(ctx context.Context, _ int, c *admin.Client) error { return c.Complete(ctx, j.group.Rank) }); err != nil {
 		return nil, err
+	}
+	if j.tasks != nil && !slices.Contains(j.servers, j.masterRank) { // one that has tables too knows it now
+		if err := j.ofMaster("complete", func(ctx context.Context) error { return j.tasks.Complete(ctx, j.group.Rank) }); err != nil {
+			return nil, err
+		}
 	}
 	j.client.Complete()
 	var e *status.Error
@@ -121,5 +127,14 @@ func (p *Process) stats([]byte, work.Interrupt) (any, error) {
 		return err
 	})
 	out["servers"] = all
+	if err == nil && j.tasks != nil {
+		var b []byte
+		err = j.ofMaster("stats", func(ctx context.Context) (err error) { b, err = j.tasks.Statistics(ctx); return err })
+		var r admin.Report
+		if err == nil {
+			err = parseReport(b, &r)
+		}
+		out["master"] = r.Master
+	}
 	return out, err
 }

@@ -36,6 +36,7 @@ from .session import (
     init,
     is_trainer,
     latest,
+    master,
     pservers,
     restore,
     role,
@@ -48,6 +49,7 @@ from .session import (
     trainer_group,
     trainers,
 )
+from .shards import Task, Tasks, tasks
 from .stepping import discard, note, step
 from .table import Table
 
@@ -66,6 +68,8 @@ __all__ = [
     "RemoteTable",
     "RowWiseAdagrad",
     "Table",
+    "Task",
+    "Tasks",
     "Uniform",
     "Zeros",
     "barrier",
@@ -76,6 +80,7 @@ __all__ = [
     "is_trainer",
     "latest",
     "load",
+    "master",
     "note",
     "pservers",
     "pull",
@@ -90,6 +95,7 @@ __all__ = [
     "shutdown",
     "stats",
     "step",
+    "tasks",
     "trainer_group",
     "trainers",
 ]

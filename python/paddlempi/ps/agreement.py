@@ -15,13 +15,12 @@ from ..arguments import refuse
 from ..errors import ArgumentError, DtypeError, Error, MismatchError
 from ..group import ProcessGroup, get_local_rank, get_local_size
 from ..group_arguments import to_seconds
-from .role_map import BOTH, PSERVER, TRAINER, RolesArgument, checked, of_node, resolved
+from .role_map import ROLES, RolesArgument, checked, of_node, resolved
 
 __all__ = ["agree", "files"]
 
 _ROLES = "PADDLEMPI_ROLES"
 _TLS = {"cert": "Cert", "key": "Key", "ca": "CA"}
-_CODES = (TRAINER, PSERVER, BOTH)
 _WORDS = 5  # 64-bit words of what a rank tells in init: a digest, and its role
 
 
@@ -66,7 +65,7 @@ def agree(
     arguments += f"timeout={seconds:g} s{encrypted}"
     digest = hashlib.blake2b(arguments.encode(), digest_size=8 * (_WORDS - 1)).digest()
     told = array("q", digest)
-    told.append(_CODES.index(mine))
+    told.append(ROLES.index(mine))
     everyone = array("q", bytes(8 * _WORDS * size))
     _native.submit(Op.ALL_GATHER, world._id, told, everyone)
     lines = [tuple(everyone[i * _WORDS : (i + 1) * _WORDS]) for i in range(size)]
@@ -80,5 +79,5 @@ def agree(
         differ.ranks = ranks[:32]
         raise differ
     if all_roles is None:
-        return checked([_CODES[line[-1]] for line in lines], given)
+        return checked([ROLES[line[-1]] for line in lines], given)
     return all_roles

@@ -13,6 +13,7 @@ from .config import Configured, TableConfig, checked_ids, length_of, rate_of
 from .initializers import Initializer
 from .optimizers import Optimizer
 from .prefetch import Prefetched, finish, start
+from .shards import note_progress
 from .table import rows_of
 
 __all__ = ["RemoteTable", "pull", "push"]
@@ -133,6 +134,7 @@ class RemoteTable(Configured):
         self._core.table(
             TableCall.PUSH, self._number, checked_ids("push", ids), gradients, None, rate, 0
         )
+        note_progress()
 
     def write(self, ids: Any, rows: Any) -> None:
         """Set rows. The states of rows that exist stay as they are. This is no step.
@@ -270,6 +272,7 @@ def push(requests: Sequence[tuple[RemoteTable, Any, Any]]) -> None:
         entries = [(number, memory.empty(0, "int64"), memory.empty((0, dim)), None)]
     if entries:
         _native.load().tables(TableCall.PUSH, tuple(entries))
+    note_progress()
 
 
 session.before_complete(finish)
