@@ -73,8 +73,8 @@ ROOMS = (
         "gocore/ps/job",
         "what one process has of parameter servers: its tables and KVs by number, and its part in "
         "a job of trainers and servers; the calls of rows, the control methods, checkpoints",
-        "group mem method op ps/admin ps/checkpoint ps/client ps/link ps/route ps/server ps/table "
-        "status work",
+        "group mem method op ps/admin ps/checkpoint ps/client ps/link ps/master ps/route ps/server "
+        "ps/table status work",
     ),
     Room(
         "gocore/diagnose",
@@ -134,12 +134,6 @@ ROOMS = (
         "heap mem status transport work",
     ),
     Room(
-        "gocore/ps/master",
-        "the queue of a data set: its shards, which trainers have on leases; epochs, failures, "
-        "snapshots",
-        "status",
-    ),
-    Room(
         "gocore/ps/checkpoint",
         "cuts of the tables of servers: parts with checksums, a manifest in a second phase, rows "
         "for any number of servers",
@@ -160,8 +154,14 @@ ROOMS = (
         "gocore/ps/admin",
         "the administration of a parameter server: a gRPC service, its client, and the file that "
         "tells a user's tools where the servers are",
-        "descriptors dl netif ps/admin/pspb status",
+        "descriptors dl netif ps/admin/pspb ps/master status",
         "google.golang.org/grpc",
+    ),
+    Room(
+        "gocore/ps/master",
+        "the queue of a data set: its shards, which trainers have on leases; epochs, failures, "
+        "snapshots",
+        "status",
     ),
     Room(
         "gocore/ps/admin/pspb",
