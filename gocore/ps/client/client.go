@@ -46,7 +46,7 @@ type TableRows struct {
 
 // Client asks the servers. Its methods may be called from any goroutine; pushes come one after another.
 type Client struct {
-	links     *link.Links
+	links     connections
 	servers   int
 	timeout   time.Duration
 	interrupt work.Interrupt
@@ -73,12 +73,16 @@ type atServer struct {
 	steps       int64 // pushes that were applied
 	version     int64 // of the last pull's rows; -1: nothing was pulled
 	stepsAtPull int64
-	unsure      bool // a push has ended with an error, and the server may have made a step of it
+	unsure      bool // the effect of a push is unknown: the server may have made a step of it
 }
 
 // New makes the client of a trainer. A call ends with an error after timeout. together says that the servers apply a
 // step when the pushes of several trainers are there.
-func New(links *link.Links, servers int, together bool, timeout time.Duration, interrupt work.Interrupt) *Client {
+func New(l *link.Links, servers int, together bool, timeout time.Duration, interrupt work.Interrupt) *Client {
+	return newClient(links{l}, servers, together, timeout, interrupt)
+}
+
+func newClient(links connections, servers int, together bool, timeout time.Duration, interrupt work.Interrupt) *Client {
 	c := &Client{links: links, servers: servers, together: together, timeout: timeout, interrupt: interrupt, pushing: newTurn(), here: make([]atServer, servers)}
 	for i := range c.here {
 		c.here[i].version = -1
@@ -119,15 +123,15 @@ func (c *Client) Pull(tables []TableRows) error {
 			return status.New(status.Type, "pull: out of table %q is of %v; it must be of float32", tables[i].Table.Name, b.DType)
 		}
 	}
-	answers, err := c.ask(request.Pull, t, nil)
+	results, err := c.ask(request.Pull, t, nil)
 	if err != nil {
 		return err
 	}
 	c.made(t)
 	c.mu.Lock()
-	for s, a := range answers {
-		if a != nil {
-			c.here[s].version, c.here[s].stepsAtPull = a.Version, c.here[s].steps
+	for s, r := range results {
+		if r.effect == Applied {
+			c.here[s].version, c.here[s].stepsAtPull = r.answer.Version, c.here[s].steps
 		}
 	}
 	c.mu.Unlock()
@@ -179,16 +183,14 @@ func (c *Client) Push(tables []TableRows, thread int) error {
 		}
 		return err
 	}
-	answers, err := c.ask(request.Push, t, seen)
+	results, err := c.ask(request.Push, t, seen)
 	if err == nil {
 		c.made(t)
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for s, a := range answers {
-		c.stepped(s, a)
-		if a != nil {
-			c.stale.Add(a.Staleness)
+	c.stepped(results)
+	for _, r := range results {
+		if r.effect == Applied {
+			c.stale.Add(r.answer.Staleness)
 			c.updates.Add(1)
 		}
 	}
@@ -207,20 +209,24 @@ func (c *Client) Refuse(thread int) error {
 
 // refuse is Refuse, for a thread whose turn it is.
 func (c *Client) refuse() error {
-	answers, err := c.ask(request.Refuse, &travel{}, nil)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for s, a := range answers {
-		c.stepped(s, a)
-	}
+	results, err := c.ask(request.Refuse, &travel{}, nil)
+	c.stepped(results)
 	return err
 }
 
-// stepped notes what a server has answered to a step; nil: nothing. The caller holds mu.
-func (c *Client) stepped(s int, a *request.Answer) {
-	c.here[s].unsure = a == nil
-	if a != nil {
-		c.here[s].steps = a.Steps
+// stepped notes what has become of a step on each server. One that was not applied leaves all as it was, also that an
+// earlier one is unknown.
+func (c *Client) stepped(results []result) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for s, r := range results {
+		here := &c.here[s]
+		switch r.effect {
+		case Applied:
+			here.steps, here.unsure = r.answer.Steps, false
+		case Unknown:
+			here.unsure = true
+		}
 	}
 }
 
@@ -422,11 +428,11 @@ func check(what string, r *TableRows) error {
 	return nil
 }
 
-// ask sends each server what is for it and returns the answers; nil for a server that was not asked, or that
-// has answered with an error. The error is that of the first server that has one.
-func (c *Client) ask(what request.Op, t *travel, seen []int64) (answers []*request.Answer, err error) {
+// ask sends each server what is for it and returns how that has ended. The error is that of the first server that has
+// one.
+func (c *Client) ask(what request.Op, t *travel, seen []int64) (results []result, err error) {
 	deadline := time.Now().Add(c.timeout)
-	answers = make([]*request.Answer, c.servers)
+	results = make([]result, c.servers)
 	if t.byServer != nil {
 		t.byServer.collect(t, what.Updates())
 	}
@@ -472,19 +478,14 @@ func (c *Client) ask(what request.Op, t *travel, seen []int64) (answers []*reque
 		}
 		requests[s] = r
 	}
-	pending, err := c.send(requests, what.Updates())
-	for s, p := range pending {
+	sent, err := c.send(requests, what.Updates())
+	whole := what != request.Write || len(t.tables) == 1 // a server writes into one table after the other
+	for s, p := range sent {
 		if p == nil {
 			continue
 		}
-		header, mistake := p.Wait(deadline, c.interrupt)
-		if mistake == nil {
-			var a request.Answer
-			if a, mistake = request.DecodeAnswer(header); mistake == nil {
-				answers[s] = &a
-			}
-		}
-		if mistake != nil && err == nil {
+		var mistake error
+		if results[s], mistake = c.resultOf(p, whole, deadline); mistake != nil && err == nil {
 			err = mistake
 		}
 	}
@@ -494,24 +495,24 @@ func (c *Client) ask(what request.Op, t *travel, seen []int64) (answers []*reque
 	if status.CodeOf(err) == status.Timeout && c.Late != nil {
 		err = c.Late(what.String(), err)
 	}
-	return answers, err
+	return results, err
 }
 
 // send sends the requests of a call, where there are some. It waits for free credits at all servers first: if that ends
 // with an error, no server has got any. An update gets its number.
-func (c *Client) send(requests []*link.Request, update bool) (pending []*link.Pending, err error) {
-	pending = make([]*link.Pending, c.servers)
+func (c *Client) send(requests []*link.Request, update bool) (sent []pending, err error) {
+	sent = make([]pending, c.servers)
 	for s, r := range requests {
 		if r == nil {
 			continue
 		}
-		if pending[s], err = c.links.Claim(s, r); err != nil {
-			for _, claimed := range pending[:s] {
+		if sent[s], err = c.links.claim(s, r); err != nil {
+			for _, claimed := range sent[:s] {
 				if claimed != nil {
 					claimed.Drop()
 				}
 			}
-			return make([]*link.Pending, c.servers), err
+			return nil, err
 		}
 	}
 	if update {
@@ -519,7 +520,7 @@ func (c *Client) send(requests []*link.Request, update bool) (pending []*link.Pe
 		defer c.sending.Unlock()
 		c.number++
 	}
-	for s, p := range pending {
+	for s, p := range sent {
 		if p == nil {
 			continue
 		}
@@ -527,13 +528,13 @@ func (c *Client) send(requests []*link.Request, update bool) (pending []*link.Pe
 			request.SetNumber(requests[s].Header, c.number)
 		}
 		if mistake := p.Post(); mistake != nil {
-			pending[s] = nil
+			sent[s] = nil
 			if err == nil {
 				err = mistake
 			}
 		}
 	}
-	return pending, err
+	return sent, err
 }
 
 // regions returns where the ids and the rows of a server lie.

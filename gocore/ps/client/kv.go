@@ -103,7 +103,7 @@ func (kv *KV) Start(a *KVCall) (timestamp int64, err error) {
 		}
 	}
 	deadline := time.Now().Add(c.timeout)
-	var pending []*link.Pending
+	var sent []pending
 	for s := range c.servers {
 		from, to := int64(started.plan.Starts[s]), int64(started.plan.Starts[s+1])
 		if from == to {
@@ -117,19 +117,19 @@ func (kv *KV) Start(a *KVCall) (timestamp int64, err error) {
 		if a.Pull {
 			r.Answer = link.Region{M: started.answer, Offset: from * row, Bytes: (to - from) * row}
 		}
-		var p *link.Pending
-		if p, err = c.links.Start(s, r); err != nil {
+		var p pending
+		if p, err = c.links.start(s, r); err != nil {
 			break
 		}
-		pending = append(pending, p)
+		sent = append(sent, p)
 	}
 	if err != nil { // the other servers' functions are called; memory that they use is freed after that
-		go started.wait(pending, deadline)
+		go started.wait(sent, deadline)
 		return 0, err
 	}
 	timestamp = c.calls.add(started)
 	go func() {
-		started.wait(pending, deadline)
+		started.wait(sent, deadline)
 		free()
 		c.calls.ended(timestamp, started)
 	}()
@@ -137,8 +137,8 @@ func (kv *KV) Start(a *KVCall) (timestamp int64, err error) {
 }
 
 // wait waits for the servers' answers.
-func (s *startedCall) wait(pending []*link.Pending, deadline time.Time) {
-	for _, p := range pending {
+func (s *startedCall) wait(sent []pending, deadline time.Time) {
+	for _, p := range sent {
 		if _, err := p.Wait(deadline, nil); err != nil && s.err == nil {
 			s.err = err
 		}

@@ -194,8 +194,10 @@ func TestADamagedAnswer(t *testing.T) {
 					<-m.probe
 					return
 				}
-				_, err := m.ask(&Request{}).Wait(soon(), nil)
+				p := m.ask(&Request{})
+				_, err := p.Wait(soon(), nil)
 				require.Equal(m, status.GroupBroken, status.CodeOf(err))
+				assert.False(m, p.Answered())
 				assert.ErrorContains(m, err, "a request to the server on rank 0: its answer cannot be: ")
 				assert.ErrorContains(m, err, text)
 				assert.Equal(m, []int{0}, err.(*status.Error).Ranks)
@@ -303,6 +305,7 @@ func TestADamagedAnswerByMPI(t *testing.T) {
 				m.probe <- struct{}{}
 				_, err := p.Wait(soon(), nil)
 				require.Equal(m, status.GroupBroken, status.CodeOf(err), "%v", err)
+				assert.False(m, p.Answered())
 				assert.ErrorContains(m, err, "a request to the server on rank 0: its answer cannot be: ")
 				assert.ErrorContains(m, err, text)
 				assert.Equal(m, []int{0}, err.(*status.Error).Ranks)

@@ -65,6 +65,7 @@ func TestAServerCloses(t *testing.T) {
 				}
 				assert.Equal(m, want, status.CodeOf(err))
 				assert.ErrorContains(m, err, text)
+				assert.False(m, p.Answered())
 				_, err = m.links.Start(0, &Request{})
 				assert.Equal(m, want, status.CodeOf(err))
 				values.Free()

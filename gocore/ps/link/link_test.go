@@ -306,9 +306,11 @@ func TestErrorsTravel(t *testing.T) {
 			for _, size := range []int{10, 100_000} {
 				answer := m.memory(make([]byte, size))
 				for name, e := range want {
-					header, err := m.ask(&Request{Header: []byte(name), Answer: all(answer)}).Wait(soon(), nil)
+					p := m.ask(&Request{Header: []byte(name), Answer: all(answer)})
+					header, err := p.Wait(soon(), nil)
 					assert.Nil(m, header)
 					assert.Equal(m, e, err, name)
+					assert.True(m, p.Answered(), name)
 				}
 				answer.Free()
 			}
@@ -389,6 +391,7 @@ func TestWaitsEnd(t *testing.T) {
 			assert.ErrorContains(m, err, "the server on rank 0: its answer has not come by the deadline")
 			assert.GreaterOrEqual(m, time.Since(began), 250*time.Millisecond)
 			assert.True(m, lingers(answer))
+			assert.False(m, p.Answered())
 			_, err = m.links.Start(0, &Request{Answer: all(answer)})
 			assert.Equal(m, status.NotReady, status.CodeOf(err))
 
@@ -411,6 +414,7 @@ func TestWaitsEnd(t *testing.T) {
 				_, err := m.ask(&Request{}).Wait(soon(), nil)
 				return assert.NoError(m, err) && !lingers(answer) && other.inUse == 0
 			}, 10*time.Second, time.Millisecond)
+			assert.False(m, p.Answered(), "nobody has seen the answer that came after the deadline")
 			_, err = m.ask(&Request{Answer: all(answer)}).Wait(soon(), nil)
 			assert.NoError(m, err)
 			answer.Free()

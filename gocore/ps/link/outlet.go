@@ -123,6 +123,7 @@ type Pending struct {
 	// The outlet's mu guards these.
 	posted   bool // the server can see the request
 	over     bool // the server has let go of it
+	answered bool // it has answered, with a header or an error
 	givenUp  bool // the caller has stopped waiting
 	header   []byte
 	err      error
@@ -228,7 +229,13 @@ func (o *outlet) credit(p *Pending) bool {
 	return false
 }
 
-// settle notes that the server has let go of a request, and what it has answered. The caller holds mu.
+// answer settles a request with what the server has answered. The caller holds mu.
+func (p *Pending) answer(header []byte, err error) {
+	p.answered = true
+	p.settle(header, err)
+}
+
+// settle notes that the server has let go of a request. The caller holds mu.
 func (p *Pending) settle(header []byte, err error) {
 	o := p.o
 	p.over, p.header, p.err = true, header, err
@@ -265,6 +272,13 @@ func (p *Pending) Wait(deadline time.Time, interrupt work.Interrupt) (header []b
 		region.linger()
 	}
 	return nil, why
+}
+
+// Answered tells, after Wait, whether the server has answered: an error is then the server's own.
+func (p *Pending) Answered() bool {
+	p.o.mu.Lock()
+	defer p.o.mu.Unlock()
+	return p.answered && !p.givenUp
 }
 
 func (p *Pending) isOver() bool {

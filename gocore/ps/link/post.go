@@ -397,7 +397,7 @@ func (p *post) reply(in *Incoming, header []byte, err error) {
 	mem.Free(a.block)
 	mem.Free(a.large[regionIDs])
 	mem.Free(a.large[regionValues])
-	b, failed := outcome(header, err)
+	b, failed := packed(header, err)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s.busy[in.credit] = false

@@ -91,12 +91,12 @@ func (s *sharedOutlet) harvest() {
 		switch number := atomic.LoadUint32(s.seen[i]); number {
 		case uint32(p.seq):
 			s.last[i] = number
-			header, err, rot := s.take(i)
-			if rot != nil {
+			if header, err, rot := s.take(i); rot != nil {
 				s.o.damaged(rot)
-				err = s.o.broken
+				p.settle(nil, s.o.broken)
+			} else {
+				p.answer(header, err)
 			}
-			p.settle(header, err)
 		case s.last[i]:
 		default:
 			s.o.damaged(rubbish("answer number %d in the slot of request %d", number, p.seq))
@@ -278,7 +278,7 @@ func (s *sharedInlet) openRing() (ok bool, err error) {
 }
 
 func (s *sharedInlet) reply(in *Incoming, header []byte, err error) {
-	b, failed := outcome(header, err)
+	b, failed := packed(header, err)
 	to := &s.ring.slots[in.credit]
 	copy(s.ring.answers[in.credit][:], b)
 	atomic.StoreUint32(&to.answer, uint32(len(b)))

@@ -8,8 +8,8 @@ import (
 
 // The heads of messages as bytes. Whoever reads them checks every length and number.
 
-// outcome is an answer as it travels: its header, or an error as bytes.
-func outcome(header []byte, err error) (b []byte, failed bool) {
+// packed is an answer as it travels: its header, or an error as bytes.
+func packed(header []byte, err error) (b []byte, failed bool) {
 	if err == nil && len(header) > MaxHeader {
 		err = status.New(status.Argument, "the server's answer has a header of %d bytes, and the most are %d", len(header), MaxHeader)
 	}
