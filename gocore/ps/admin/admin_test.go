@@ -396,8 +396,8 @@ func TestTrafficIsCounted(t *testing.T) {
 	assert.EqualValues(t, 7, mine.Calls)
 	assert.EqualValues(t, 1, theirs.Calls)
 	assert.EqualValues(t, 8, s.Traffic().Calls)
-	// All that one side has sent arrives at the other one. A write is counted when it has returned, which may be after
-	// the answer has arrived.
+	// All that one side has sent arrives at the other one. A write is counted when it has returned,
+	// which may be after the answer has arrived.
 	assert.Eventually(t, func() bool {
 		all := s.Traffic()
 		mine, theirs = c.Traffic(), other.Traffic()

@@ -1,5 +1,5 @@
-// Package client is a trainer's side of the parameter servers: tables whose rows lie on the servers. A call
-// takes several tables and makes one request to each server, with every id once.
+// Package client is a trainer's side of the parameter servers: tables whose rows lie on the
+// servers. A call takes several tables and makes one request to each server, with every id once.
 package client
 
 import (
@@ -36,22 +36,24 @@ type Table struct {
 // Forget frees what the table keeps for its next call. It is called when no more calls will come.
 func (t *Table) Forget() { t.plans.close() }
 
-// TableRows is the rows of one table that a call names. The tensors are contiguous and in host memory: ids
-// of int64 or int32, values a float32 row for each; gradients may be of 16 bits.
+// TableRows is the rows of one table that a call names. The tensors are contiguous and in host
+// memory: ids of int64 or int32, values a float32 row for each; gradients may be of 16 bits.
 type TableRows struct {
 	Table       *Table
 	IDs, Values *op.Buf
 	Rate        float64 // learning rate of a push; NaN: the table's
 }
 
-// Client asks the servers. Its methods may be called from any goroutine; pushes come one after another.
+// Client asks the servers. Its methods may be called from any goroutine; pushes come one after
+// another.
 type Client struct {
 	links     connections
 	servers   int
 	timeout   time.Duration
 	interrupt work.Interrupt
 	together  bool // the pushes of all trainers make a step
-	// Late says more about an error of the deadline: which trainers the servers wait for. nil: nobody knows.
+	// Late says more about an error of the deadline: which trainers the servers wait for. nil:
+	// nobody knows.
 	Late func(what string, err error) error
 
 	pushing   *turn
@@ -76,8 +78,8 @@ type atServer struct {
 	unsure      bool // the effect of a push is unknown: the server may have made a step of it
 }
 
-// New makes the client of a trainer. A call ends with an error after timeout. together says that the servers apply a
-// step when the pushes of several trainers are there.
+// New makes the client of a trainer. A call ends with an error after timeout. together says that
+// the servers apply a step when the pushes of several trainers are there.
 func New(l *link.Links, servers int, together bool, timeout time.Duration, interrupt work.Interrupt) *Client {
 	return newClient(links{l}, servers, together, timeout, interrupt)
 }
@@ -101,7 +103,8 @@ func (c *Client) Completed(what string) error {
 	return status.New(status.Argument, "%s: this trainer has completed (ps.complete); it can ask the servers nothing more", what)
 }
 
-// Staleness returns the mean number of updates by other trainers between this one's pulls and pushes.
+// Staleness returns the mean number of updates by other trainers between this one's pulls and
+// pushes.
 func (c *Client) Staleness() float64 {
 	if n := c.updates.Load(); n > 0 {
 		return float64(c.stale.Load()) / float64(n)
@@ -109,9 +112,9 @@ func (c *Client) Staleness() float64 {
 	return 0
 }
 
-// Pull copies the rows of the ids into Values of each table. After a push that has ended with an error, such as
-// Timeout or Interrupted, they are the rows after its step wherever a server has it: Pull waits for the other
-// trainers as the push would have.
+// Pull copies the rows of the ids into Values of each table. After a push that has ended with an
+// error, such as Timeout or Interrupted, they are the rows after its step wherever a server has it:
+// Pull waits for the other trainers as the push would have.
 func (c *Client) Pull(tables []TableRows) error {
 	t, err := c.plan(request.Pull, tables)
 	if err != nil {
@@ -145,8 +148,8 @@ func (c *Client) Pull(tables []TableRows) error {
 	return nil
 }
 
-// Push is one step: it updates the rows of the ids by the gradients of all tables. Every server learns of
-// it, also one that has none of the ids. thread is that of the caller; see turn.
+// Push is one step: it updates the rows of the ids by the gradients of all tables. Every server
+// learns of it, also one that has none of the ids. thread is that of the caller; see turn.
 func (c *Client) Push(tables []TableRows, thread int) error {
 	if err := c.pushing.take("push", thread, time.Now().Add(c.timeout), c.interrupt); err != nil {
 		return err
@@ -160,7 +163,8 @@ func (c *Client) Push(tables []TableRows, thread int) error {
 	for i, r := range t.tables {
 		if n := int64(len(r.plan.Unique)) * r.table.Dim; n > 0 {
 			sums := unsafe.Slice((*float32)(r.rows), n)
-			// The servers look, too. But here nothing has been sent yet, so no server makes a step of it.
+			// The servers look, too. But here nothing has been sent yet, so no server makes a step
+			// of it.
 			if !r.plan.Sum(sums, tables[i].Values, r.table.Dim) && r.table.Refuse {
 				at := route.NotFinite(sums)
 				return status.New(status.Argument, "push: the gradient of id %d in table %q is not finite: %v at element %d; nothing was pushed. non_finite=\"allow\" lets such gradients through",
@@ -197,8 +201,9 @@ func (c *Client) Push(tables []TableRows, thread int) error {
 	return err
 }
 
-// Refuse is one step, in the place of Push: the pushes of all trainers for this step fail with Refused, and so
-// does Refuse, when they are all there. Nothing is changed. It is for synchronous training.
+// Refuse is one step, in the place of Push: the pushes of all trainers for this step fail with
+// Refused, and so does Refuse, when they are all there. Nothing is changed. It is for synchronous
+// training.
 func (c *Client) Refuse(thread int) error {
 	if err := c.pushing.take("push", thread, time.Now().Add(c.timeout), c.interrupt); err != nil {
 		return err
@@ -214,8 +219,8 @@ func (c *Client) refuse() error {
 	return err
 }
 
-// stepped notes what has become of a step on each server. One that was not applied leaves all as it was, also that an
-// earlier one is unknown.
+// stepped notes what has become of a step on each server. One that was not applied leaves all as it
+// was, also that an earlier one is unknown.
 func (c *Client) stepped(results []result) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -260,8 +265,9 @@ func (c *Client) Write(tables []TableRows) error {
 	return err
 }
 
-// reserve has the servers make the rows of a push or write that one of them might refuse when others have carried it
-// out already: where several servers have tables with a limit, and rows that this trainer did not pull before.
+// reserve has the servers make the rows of a push or write that one of them might refuse when
+// others have carried it out already: where several servers have tables with a limit, and rows that
+// this trainer did not pull before.
 func (c *Client) reserve(t *travel) error {
 	c.mu.Lock()
 	epoch := c.epoch
@@ -297,8 +303,8 @@ func (c *Client) Removed() {
 	c.epoch++
 }
 
-// travel is the rows of a call on their way. In the staging memory lie the ids of all tables, each once and
-// dealt to servers, and their rows in the same order.
+// travel is the rows of a call on their way. In the staging memory lie the ids of all tables, each
+// once and dealt to servers, and their rows in the same order.
 type travel struct {
 	tables      []onTheWay
 	ids, values *link.Memory
@@ -310,7 +316,7 @@ type onTheWay struct {
 	table  *Table
 	rate   float64
 	plan   *route.Plan
-	madeAt int64          // the epoch in which the servers had all of its rows; -1: they may not have them
+	madeAt int64          // the epoch in which the servers had all its rows; -1: they may lack some
 	first  int64          // place of its ids in the staging memory
 	rows   unsafe.Pointer // its rows there
 	at     int64          // where they begin, in bytes
@@ -428,8 +434,8 @@ func check(what string, r *TableRows) error {
 	return nil
 }
 
-// ask sends each server what is for it and returns how that has ended. The error is that of the first server that has
-// one.
+// ask sends each server what is for it and returns how that has ended. The error is that of the
+// first server that has one.
 func (c *Client) ask(what request.Op, t *travel, seen []int64) (results []result, err error) {
 	deadline := time.Now().Add(c.timeout)
 	results = make([]result, c.servers)
@@ -479,7 +485,7 @@ func (c *Client) ask(what request.Op, t *travel, seen []int64) (results []result
 		requests[s] = r
 	}
 	sent, err := c.send(requests, what.Updates())
-	whole := what != request.Write || len(t.tables) == 1 // a server writes into one table after the other
+	whole := what != request.Write || len(t.tables) == 1 // it writes table by table
 	for s, p := range sent {
 		if p == nil {
 			continue
@@ -498,8 +504,8 @@ func (c *Client) ask(what request.Op, t *travel, seen []int64) (results []result
 	return results, err
 }
 
-// send sends the requests of a call, where there are some. It waits for free credits at all servers first: if that ends
-// with an error, no server has got any. An update gets its number.
+// send sends the requests of a call, where there are some. It waits for free credits at all servers
+// first: if that ends with an error, no server has got any. An update gets its number.
 func (c *Client) send(requests []*link.Request, update bool) (sent []pending, err error) {
 	sent = make([]pending, c.servers)
 	for s, r := range requests {

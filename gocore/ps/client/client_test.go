@@ -59,8 +59,9 @@ func TestEachServerGetsOneRequest(t *testing.T) {
 		"a push goes to all servers; update 2 was the write")
 }
 
-// A trainer cannot know whether a request that was sent without an answer was carried out. So its next push does not
-// say which step it is, and a pull waits for the push before it, until a server answers with the number of its step.
+// A trainer cannot know whether a request that was sent without an answer was carried out. So its
+// next push does not say which step it is, and a pull waits for the push before it, until a server
+// answers with the number of its step.
 func TestAnEffectThatIsUnknown(t *testing.T) {
 	for name, c := range map[string]struct {
 		fate  fate
@@ -179,7 +180,8 @@ func TestNoServerGetsWhatOneCannotTake(t *testing.T) {
 	assert.EqualValues(t, 1, one.link.ends[0].last().Number)
 }
 
-// A link that breaks while the others send: those have the push, and the error names the one that has not.
+// A link that breaks while the others send: those have the push, and the error names the one that
+// has not.
 func TestALinkThatBreaks(t *testing.T) {
 	one := newTrainer(t, 0, newServers(t, false, 0), nil)
 	one.link.ends[0].next(broken)

@@ -11,9 +11,11 @@ import (
 type Effect uint8
 
 const (
-	// NotApplied: nothing. The server never got the request, or has answered that it has refused it.
+	// NotApplied: nothing. The server never got the request, or has answered that it has refused
+	// it.
 	NotApplied Effect = iota
-	// Unknown: the server may have carried it out, or may do so yet. It was sent, and no answer has come.
+	// Unknown: the server may have carried it out, or may do so yet. It was sent, and no answer has
+	// come.
 	Unknown
 	// Applied: the server has answered that it has carried it out.
 	Applied
@@ -31,13 +33,15 @@ func (e Effect) String() string {
 	return "Effect(" + strconv.Itoa(int(e)) + ")"
 }
 
-// result is how a request to one server has ended. The zero result is that of a server that was not asked.
+// result is how a request to one server has ended. The zero result is that of a server that was not
+// asked.
 type result struct {
 	effect Effect
 	answer request.Answer // if it was applied
 }
 
-// resultOf waits for the answer to a request that was sent. whole says that a server which refuses it has changed nothing.
+// resultOf waits for the answer to a request that was sent. whole says that a server which refuses
+// it has changed nothing.
 func (c *Client) resultOf(p pending, whole bool, deadline time.Time) (r result, err error) {
 	header, err := p.Wait(deadline, c.interrupt)
 	if err == nil {

@@ -34,7 +34,8 @@ const (
 	rotten       // the header of the answer is damaged
 )
 
-// fakeLinks are the links of one trainer to servers of this process. They do to requests what a test says.
+// fakeLinks are the links of one trainer to servers of this process. They do to requests what a
+// test says.
 type fakeLinks struct {
 	link.Links // its Memory is ordinary memory
 	t          *testing.T
@@ -141,8 +142,8 @@ func (p *fakePending) Post() error {
 	return nil
 }
 
-// deliver hands the server a copy of the request: the memory of one that is given up may be freed before the server
-// is done.
+// deliver hands the server a copy of the request: the memory of one that is given up may be freed
+// before the server is done.
 func (p *fakePending) deliver() {
 	in := &server.Incoming{From: p.l.from, Header: slices.Clone(p.r.Header), Values: p.l.copy(p.r.Values), Answer: p.l.copy(p.r.Answer)}
 	if ids := p.l.copy(p.r.IDs); len(ids) > 0 {
@@ -231,8 +232,8 @@ const (
 	short    = 200 * time.Millisecond
 )
 
-// newServers makes two servers, of ranks 10 and 11, with tables t and u of rows of zeros, whose optimizer subtracts the
-// gradients, and with a KV.
+// newServers makes two servers, of ranks 10 and 11, with tables t and u of rows of zeros, whose
+// optimizer subtracts the gradients, and with a KV.
 func newServers(t *testing.T, synchronous bool, trainers ...int) (all []*server.Server) {
 	for i := range 2 {
 		s := server.New(server.Config{Index: i, Servers: 2, Trainers: trainers, Sync: synchronous, Functions: []string{"kv"}})

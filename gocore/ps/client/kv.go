@@ -18,7 +18,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// KV is rows by key that functions of the servers' programs keep. Keys are dealt to servers by hash.
+// KV is rows by key that functions of the servers' programs keep. Keys are dealt to servers by
+// hash.
 type KV struct {
 	Client *Client
 	IDs    []uint32 // its number on each server
@@ -45,8 +46,8 @@ type startedCall struct {
 	err    error         // before over is closed, only its own goroutine uses it
 }
 
-// KVCall is what a call of a KV takes. The tensors are contiguous, in host memory, and free again when Start
-// returns.
+// KVCall is what a call of a KV takes. The tensors are contiguous, in host memory, and free again
+// when Start returns.
 type KVCall struct {
 	Keys    *op.Buf // int64 or int32
 	Rows    *op.Buf // a row for each key, each of which then appears once; nil: nothing is pushed
@@ -55,8 +56,8 @@ type KVCall struct {
 	Command int64
 }
 
-// Start sends each server the keys that it owns, and the rows, and returns a timestamp for Wait. It waits only
-// while too many requests to a server are under way.
+// Start sends each server the keys that it owns, and the rows, and returns a timestamp for Wait. It
+// waits only while too many requests to a server are under way.
 func (kv *KV) Start(a *KVCall) (timestamp int64, err error) {
 	c, row := kv.Client, kv.rowBytes()
 	if err := kv.check(a); err != nil {
@@ -163,9 +164,9 @@ func (s *startedCall) free() {
 	}
 }
 
-// Wait waits until all servers have answered to a call, and copies the rows of a pull to out. The error is that
-// of the first server that has one. Who waits again for a call without rows gets nil, as for one that nobody
-// has waited for.
+// Wait waits until all servers have answered to a call, and copies the rows of a pull to out. The
+// error is that of the first server that has one. Who waits again for a call without rows gets nil,
+// as for one that nobody has waited for.
 func (kv *KV) Wait(timestamp int64, out *op.Buf) error {
 	c := kv.Client
 	s, err := c.calls.get(kv, timestamp)
@@ -248,8 +249,9 @@ func (c *startedCalls) take(timestamp int64) bool {
 	return there
 }
 
-// Settle waits until every call of a KV that was started has ended. failed is the error of the first one that has
-// failed and for which nobody has waited. It stays for those who still wait. err is an interrupt's.
+// Settle waits until every call of a KV that was started has ended. failed is the error of the
+// first one that has failed and for which nobody has waited. It stays for those who still wait. err
+// is an interrupt's.
 func (c *Client) Settle() (failed, err error) {
 	c.calls.mu.Lock()
 	all := maps.Clone(c.calls.of)

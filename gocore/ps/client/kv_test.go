@@ -13,8 +13,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// counting answers the calls of a KV on a server until the test ends: it adds rows up, and gives them. Command 13 is an
-// error.
+// counting answers the calls of a KV on a server until the test ends: it adds rows up, and gives
+// them. Command 13 is an error.
 func counting(t *testing.T, s *server.Server) {
 	sums, stop, over := map[int64]float32{}, make(chan struct{}), make(chan struct{})
 	t.Cleanup(func() {
@@ -100,7 +100,7 @@ func TestACallOfAKVThatFails(t *testing.T) {
 		"the request is lost":    {lost, 0, status.Timeout, "its answer has not come by the deadline"},
 		"the answer is lost":     {unheard, 0, status.Timeout, "its answer has not come by the deadline"},
 		"the answer comes later": {late, 0, status.OK, ""},
-		"it comes twice":         {twice, 0, status.OK, ""}, // a function has no numbers of steps: it is called twice
+		"it comes twice":         {twice, 0, status.OK, ""}, // the function is called twice
 	} {
 		t.Run(name, func(t *testing.T) {
 			one := newKV(t)
@@ -133,8 +133,8 @@ func TestACallOfAKVThatFails(t *testing.T) {
 	}
 }
 
-// If one server cannot take its part, the caller gets the error. What others have got keeps its memory until they are
-// done.
+// If one server cannot take its part, the caller gets the error. What others have got keeps its
+// memory until they are done.
 func TestACallOfAKVThatCannotBeSent(t *testing.T) {
 	for _, f := range []fate{full, broken} {
 		one := newKV(t)

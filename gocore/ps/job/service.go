@@ -63,7 +63,8 @@ func (b backend) Statistics() []byte {
 	return text
 }
 
-// Checkpoint carries out a phase on a server, until ctx is done: the trainer that asked has given up.
+// Checkpoint carries out a phase on a server, until ctx is done: the trainer that asked has given
+// up.
 func (b backend) Checkpoint(ctx context.Context, from int, phase, dir string, step int64, text []byte) (report []byte, err error) {
 	var d detail
 	if len(text) > 0 {
@@ -87,7 +88,8 @@ func (p *Process) serve(_ []byte, interrupt work.Interrupt) (any, error) {
 	if interrupt == nil {
 		interrupt = j.interrupt
 	}
-	if err := work.Await(j.server.Done(), time.Time{}, interrupt); err != nil { // the end of this rank's part is an end too: close
+	// The end of this rank's part is an end, too: see job.close.
+	if err := work.Await(j.server.Done(), time.Time{}, interrupt); err != nil {
 		return nil, err
 	}
 	return struct{}{}, j.server.Err()

@@ -36,8 +36,8 @@ type member struct {
 	settles bool // MPI has nothing under way at the end
 }
 
-// ranks runs f on every rank of a fake world with these nodes, after Open. It closes the links unless f
-// has, and looks whether all memory was given back.
+// ranks runs f on every rank of a fake world with these nodes, after Open. It closes the links
+// unless f has, and looks whether all memory was given back.
 func ranks(t *testing.T, nodes, servers []int, f func(m *member)) {
 	t.Helper()
 	var wg sync.WaitGroup
@@ -86,8 +86,8 @@ func all(m *Memory) Region { return Region{m, 0, m.n} }
 
 func soon() time.Time { return time.Now().Add(15 * time.Second) }
 
-// worlds are one node, two nodes, and both ways of remote next to shared. Rank 0 and the last one are
-// servers, and all are trainers.
+// worlds are one node, two nodes, and both ways of remote next to shared. Rank 0 and the last one
+// are servers, and all are trainers.
 var worlds = map[string][]int{
 	"alone":     {0},
 	"one node":  {0, 0, 0},
@@ -102,8 +102,8 @@ func bothEnds(n int) []int {
 	return []int{n - 1, 0}
 }
 
-// echo answers with what it has got: the header in reverse, and in Answer values and ids, as often as they
-// fit.
+// echo answers with what it has got: the header in reverse, and in Answer values and ids, as often
+// as they fit.
 func echo(in *Incoming) {
 	header := bytes.Clone(in.Header)
 	for i, j := 0, len(header)-1; i < j; i, j = i+1, j-1 {

@@ -8,7 +8,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// localOutlet is the trainer's side of a pair within this process. The server gets the regions themselves.
+// localOutlet is the trainer's side of a pair within this process. The server gets the regions
+// themselves.
 type localOutlet struct {
 	words
 	count uint32 // of answers

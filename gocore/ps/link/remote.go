@@ -251,7 +251,8 @@ func (x *remoteRequest) Poll() bool {
 	return true
 }
 
-// read returns what the server has answered: a header or an error, failed. err says that it has not.
+// read returns what the server has answered: a header or an error, failed. err says that it has
+// not.
 func (x *remoteRequest) read() (header []byte, failed, err error) {
 	o, p := x.by.o, x.p
 	rot := func(err error) error {
@@ -349,8 +350,8 @@ func (s *remoteOutlet) bye() *status.Error {
 	return s.o.broken
 }
 
-// died makes the requests give their receives up. MPI may keep the sends for ever, and then their memory
-// stays.
+// died makes the requests give their receives up. MPI may keep the sends for ever, and then their
+// memory stays.
 func (s *remoteOutlet) died(err error) { s.why.CompareAndSwap(nil, status.Plain(err)) }
 
 func (s *remoteOutlet) await(done func() bool, deadline time.Time, interrupt work.Interrupt) error {
@@ -411,8 +412,8 @@ func (s *remoteOutlet) reclaim(deadline time.Time) bool {
 	s.o.posting.Lock()
 	defer s.o.posting.Unlock()
 	idle := func() bool { return s.under.Load() == 0 && (len(s.last.list) == 0 || s.last.poll()) }
-	// The server answers the last message with its own. A later communicator may get the number of this
-	// one, and would get it.
+	// The server answers the last message with its own. A later communicator may get the number of
+	// this one, and would get it.
 	if err := s.o.l.g.Engine().Wait(func() bool { return idle() && (len(s.last.list) == 0 || s.hears()) }, deadline, nil); err != nil && !idle() {
 		return false
 	}

@@ -174,8 +174,8 @@ func (s *sharedOutlet) reclaim(deadline time.Time) bool {
 	return true
 }
 
-// settle ends the use of door and ring if the server uses them no more, and tells whether it does. dead says
-// that the server has died.
+// settle ends the use of door and ring if the server uses them no more, and tells whether it does.
+// dead says that the server has died.
 func (s *sharedOutlet) settle(dead bool) bool {
 	s.o.mu.Lock()
 	defer s.o.mu.Unlock()
@@ -218,8 +218,8 @@ func openDoor(v *heap.View, p place) (*sharedInlet, error) {
 	return &sharedInlet{view: v, doorRef: ref, door: (*door)(ref.Data()), next: 1, uses: 1}, nil
 }
 
-// take takes the next request; nil if there is none. An error says that the trainer has written what it
-// never writes.
+// take takes the next request; nil if there is none. An error says that the trainer has written
+// what it never writes.
 func (s *sharedInlet) take(i *inlet) (*Incoming, error) {
 	if s.ring == nil {
 		if ok, err := s.openRing(); !ok {
@@ -349,7 +349,8 @@ func (s *sharedInlet) serve(i *inlet) {
 	}
 }
 
-// wake wakes the thread, if door and ring are still in use: else the trainer has other things there.
+// wake wakes the thread, if door and ring are still in use: else the trainer has other things
+// there.
 func (s *sharedInlet) wake() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

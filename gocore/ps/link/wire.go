@@ -33,8 +33,8 @@ const (
 	kindBye    // of a server: it takes no more; the header is an error that says why
 )
 
-// head is the beginning of a message. Its ids, values and answer follow it if the message is small, and then
-// its header.
+// head is the beginning of a message. Its ids, values and answer follow it if the message is small,
+// and then its header.
 type head struct {
 	kind   kind
 	credit uint32
@@ -101,8 +101,8 @@ func (h *head) inline() int64 {
 	return 0
 }
 
-// mostInline is the most bytes of regions that lie in the message itself. More go by themselves, straight
-// from and into their regions.
+// mostInline is the most bytes of regions that lie in the message itself. More go by themselves,
+// straight from and into their regions.
 const mostInline = 16 << 10
 
 // mostMessage is the longest message with a head.
