@@ -292,8 +292,8 @@ type coreInfo struct {
 	CUDA        *diagnose.CUDA   `json:"cuda"`         // nil unless the request asked for it
 }
 
-// helperInfo says whether the progress thread may do the work of collectives for which no thread waits
-// yet.
+// helperInfo says whether the progress thread may do the work of collectives for which no thread
+// waits yet.
 type helperInfo struct {
 	CPUs  int      `json:"cpus"`  // CPUs on which this rank may run
 	Ranks int      `json:"ranks"` // ranks of the node that may run on some of them, this one included

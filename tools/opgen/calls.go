@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// call is one thing that pmpi_table does, with a table of embeddings or with a KV. Its code is part of the C ABI, and
-// counts up over both.
+// call is one thing that pmpi_table does, with a table of embeddings or with a KV. Its code is part
+// of the C ABI, and counts up over both.
 type call struct {
 	Code   int
 	KV     bool     // of a KV; else of a table

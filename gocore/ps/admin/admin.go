@@ -1,6 +1,6 @@
 // Package admin carries the administration of a parameter server: who takes part, which tables
-// there are, barriers, checkpoints, the learning rate, statistics, and the shards of a master. It is a gRPC service; the rows
-// and gradients of a step never travel here (see package link).
+// there are, barriers, checkpoints, the learning rate, statistics, and the shards of a master. It
+// is a gRPC service; the rows and gradients of a step never travel here (see package link).
 //
 // A server starts only when Serve is called and a client only when Dial is: a process without a
 // parameter server has none of gRPC's goroutines. Neither works in a fork of its process; capi's
@@ -72,12 +72,12 @@ type Tasks interface {
 type Backend interface {
 	Register(from Member) error
 	Declare(from int, meta Meta) (id uint32, err error)
-	// Barrier returns when all active trainers are in the barrier of this name, or with the error of
-	// ctx.
+	// Barrier returns when all active trainers are in the barrier of this name, or with the error
+	// of ctx.
 	Barrier(ctx context.Context, from int, name string) error
 	Complete(from int) error
-	// Checkpoint takes the server through a phase of a checkpoint, or stops in it when ctx is done; detail is what
-	// the phase needs besides.
+	// Checkpoint takes the server through a phase of a checkpoint, or stops in it when ctx is done;
+	// detail is what the phase needs besides.
 	Checkpoint(ctx context.Context, from int, phase string, dir string, step int64, detail []byte) (report []byte, err error)
 	SetLearningRate(name string, rate float64) error
 	Statistics() []byte // JSON

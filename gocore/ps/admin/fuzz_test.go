@@ -242,8 +242,8 @@ func conversation(f *testing.F, address string, token []byte) []byte {
 	return append([]byte(nil), all...)
 }
 
-// FuzzConnection sends a server anything. It goes on, and asks the Backend nothing without the token:
-// the seeds with the right one are of another server.
+// FuzzConnection sends a server anything. It goes on, and asks the Backend nothing without the
+// token: the seeds with the right one are of another server.
 func FuzzConnection(f *testing.F) {
 	b := &backend{}
 	s, err := Serve(Options{OneHost: true, Token: append([]byte("right"), token...)}, b)

@@ -15,8 +15,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// JobFile is what a job tells the tools of its user in a file: where its servers are, and the token.
-// PID, Started and Namespace say which process wrote it; WriteJobFile fills them in.
+// JobFile is what a job tells the tools of its user in a file: where its servers are, and the
+// token. PID, Started and Namespace say which process wrote it; WriteJobFile fills them in.
 type JobFile struct {
 	Version   int             `json:"version"`
 	PID       int             `json:"pid"`
@@ -233,8 +233,8 @@ func private(info os.FileInfo, kind os.FileMode) error {
 	return nil
 }
 
-// filesIn returns the files of a folder whose processes run, and those whose processes have ended. Of
-// processes in other containers nobody knows.
+// filesIn returns the files of a folder whose processes run, and those whose processes have ended.
+// Of processes in other containers nobody knows.
 func filesIn(folder string) (running, ended []string) {
 	found, _ := os.ReadDir(folder) // in the order of the names
 	for _, entry := range found {

@@ -21,7 +21,8 @@ func sample() JobFile {
 		TLS: TLS{CA: "/etc/ca.pem"}}
 }
 
-// runtime has XDG_RUNTIME_DIR be a new folder with a mode. The environment of C is the one that is read.
+// runtime has XDG_RUNTIME_DIR be a new folder with a mode. The environment of C is the one that is
+// read.
 func runtime(t *testing.T, mode os.FileMode) string {
 	folder := t.TempDir()
 	require.NoError(t, os.Chmod(folder, mode))

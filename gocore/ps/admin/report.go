@@ -20,12 +20,13 @@ type Report struct {
 	BytesIn    uint64 `json:"bytes_in"`
 	BytesOut   uint64 `json:"bytes_out"`
 
-	// What the administration took: calls of gRPC, and the bytes on its connections. A step makes no call.
+	// What the administration took: calls of gRPC, and the bytes on its connections. A step makes
+	// no call.
 	RPCs    uint64 `json:"rpcs"`
 	GRPCIn  uint64 `json:"grpc_in"`
 	GRPCOut uint64 `json:"grpc_out"`
 
-	Staleness float64 `json:"staleness"`  // mean number of steps of others between a trainer's pull and its push
+	Staleness float64 `json:"staleness"`  // mean number of steps of others between a pull and its push
 	MostStale int64   `json:"most_stale"` // the greatest
 	Failed    string  `json:"failed,omitempty"`
 

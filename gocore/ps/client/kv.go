@@ -18,7 +18,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// KV is rows by key that functions of the servers' programs keep. Keys are dealt to servers by hash.
+// KV is rows by key that functions of the servers' programs keep. Keys are dealt to servers by
+// hash.
 type KV struct {
 	Client *Client
 	IDs    []uint32 // its number on each server
@@ -45,8 +46,8 @@ type startedCall struct {
 	err    error         // before over is closed, only its own goroutine uses it
 }
 
-// KVCall is what a call of a KV takes. The tensors are contiguous, in host memory, and free again when Start
-// returns.
+// KVCall is what a call of a KV takes. The tensors are contiguous, in host memory, and free again
+// when Start returns.
 type KVCall struct {
 	Keys    *op.Buf // int64 or int32
 	Rows    *op.Buf // a row for each key, each of which then appears once; nil: nothing is pushed
@@ -55,8 +56,8 @@ type KVCall struct {
 	Command int64
 }
 
-// Start sends each server the keys that it owns, and the rows, and returns a timestamp for Wait. It waits only
-// while too many requests to a server are under way.
+// Start sends each server the keys that it owns, and the rows, and returns a timestamp for Wait. It
+// waits only while too many requests to a server are under way.
 func (kv *KV) Start(a *KVCall) (timestamp int64, err error) {
 	c, row := kv.Client, kv.rowBytes()
 	if err := kv.check(a); err != nil {
@@ -103,7 +104,7 @@ func (kv *KV) Start(a *KVCall) (timestamp int64, err error) {
 		}
 	}
 	deadline := time.Now().Add(c.timeout)
-	var pending []*link.Pending
+	var sent []pending
 	for s := range c.servers {
 		from, to := int64(started.plan.Starts[s]), int64(started.plan.Starts[s+1])
 		if from == to {
@@ -117,19 +118,19 @@ func (kv *KV) Start(a *KVCall) (timestamp int64, err error) {
 		if a.Pull {
 			r.Answer = link.Region{M: started.answer, Offset: from * row, Bytes: (to - from) * row}
 		}
-		var p *link.Pending
-		if p, err = c.links.Start(s, r); err != nil {
+		var p pending
+		if p, err = c.links.start(s, r); err != nil {
 			break
 		}
-		pending = append(pending, p)
+		sent = append(sent, p)
 	}
 	if err != nil { // the other servers' functions are called; memory that they use is freed after that
-		go started.wait(pending, deadline)
+		go started.wait(sent, deadline)
 		return 0, err
 	}
 	timestamp = c.calls.add(started)
 	go func() {
-		started.wait(pending, deadline)
+		started.wait(sent, deadline)
 		free()
 		c.calls.ended(timestamp, started)
 	}()
@@ -137,8 +138,8 @@ func (kv *KV) Start(a *KVCall) (timestamp int64, err error) {
 }
 
 // wait waits for the servers' answers.
-func (s *startedCall) wait(pending []*link.Pending, deadline time.Time) {
-	for _, p := range pending {
+func (s *startedCall) wait(sent []pending, deadline time.Time) {
+	for _, p := range sent {
 		if _, err := p.Wait(deadline, nil); err != nil && s.err == nil {
 			s.err = err
 		}
@@ -163,9 +164,9 @@ func (s *startedCall) free() {
 	}
 }
 
-// Wait waits until all servers have answered to a call, and copies the rows of a pull to out. The error is that
-// of the first server that has one. Who waits again for a call without rows gets nil, as for one that nobody
-// has waited for.
+// Wait waits until all servers have answered to a call, and copies the rows of a pull to out. The
+// error is that of the first server that has one. Who waits again for a call without rows gets nil,
+// as for one that nobody has waited for.
 func (kv *KV) Wait(timestamp int64, out *op.Buf) error {
 	c := kv.Client
 	s, err := c.calls.get(kv, timestamp)
@@ -248,8 +249,9 @@ func (c *startedCalls) take(timestamp int64) bool {
 	return there
 }
 
-// Settle waits until every call of a KV that was started has ended. failed is the error of the first one that has
-// failed and for which nobody has waited. It stays for those who still wait. err is an interrupt's.
+// Settle waits until every call of a KV that was started has ended. failed is the error of the
+// first one that has failed and for which nobody has waited. It stays for those who still wait. err
+// is an interrupt's.
 func (c *Client) Settle() (failed, err error) {
 	c.calls.mu.Lock()
 	all := maps.Clone(c.calls.of)

@@ -26,8 +26,9 @@ type TableOp struct {
 	Reserved uint64
 }
 
-// Call carries out one call on several tables: all of this process, or all on servers; or a call of one KV. count
-// is the number of rows that an IDs call found, in the last table, or a KV's timestamp.
+// Call carries out one call on several tables: all of this process, or all on servers; or a call of
+// one KV. count is the number of rows that an IDs call found, in the last table, or a KV's
+// timestamp.
 func (p *Process) Call(ops []TableOp) (count int64, err error) {
 	if err := p.core.Healthy(); err != nil {
 		return 0, err

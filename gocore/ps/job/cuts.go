@@ -24,29 +24,29 @@ const (
 	phaseBegin   = "begin"   // all trainers have come, and ask for the same: the first server
 	phaseHold    = "hold"    // every server holds updates, and says how far it has come
 	phaseWrite   = "write"   // every server comes to the same point, writes its part, and goes on
-	phaseRestore = "restore" // every server comes to the same point, reads the rows that are its own, and goes on
+	phaseRestore = "restore" // every server comes to the same point, reads its rows, and goes on
 	phaseRelease = "release" // every server goes on, because the trainer that has held it fails
 	phaseAdd     = "add"     // the first server takes a piece of what the cut will have besides rows
 	phaseCommit  = "commit"  // the first server makes the cut complete
-	phaseExtra   = "extra"   // the first server tells what the cut has besides rows that was restored last
+	phaseExtra   = "extra"   // the first server tells what the restored cut has besides rows
 	phaseList    = "list"    // the first server says which cuts there are
 	phaseVerify  = "verify"  // every server reads its share of a cut
 	phaseRemove  = "remove"  // the first server removes cuts
 	phaseQueues  = "queues"  // the master tells its queues
-	phaseRefill  = "refill"  // the master takes a piece of its queues, or puts them in the place of those that it has
-	phaseEnding  = "ending"  // the first server keeps, or tells, how the last call ended that one trainer made for all
+	phaseRefill  = "refill"  // the master takes a piece of its queues, or begins with those that came
+	phaseEnding  = "ending"  // the first server keeps, or tells, the last ending
 )
 
 // detail is what travels with a phase.
 type detail struct {
 	Asked   string                  `json:"asked,omitempty"`   // begin: for what
-	To      *server.Point           `json:"to,omitempty"`      // write, restore: where all servers come to
+	To      *server.Point           `json:"to,omitempty"`      // write, restore: where all come to
 	Parts   []checkpoint.ServerPart `json:"parts,omitempty"`   // commit
 	Version int64                   `json:"version,omitempty"` // commit: updates of the first server
 	Extra   []byte                  `json:"extra,omitempty"`   // add, refill: a piece
-	At      int                     `json:"at,omitempty"`      // add, refill: where the piece begins; commit: where the last one ended
-	Queues  *int                    `json:"queues,omitempty"`  // commit: how many bytes at the end are the master's; refill: all have come, so many
-	Anew    bool                    `json:"anew,omitempty"`    // verify: read it also if it is known to be right
+	At      int                     `json:"at,omitempty"`      // add, refill: where the piece begins; commit: the end
+	Queues  *int                    `json:"queues,omitempty"`  // commit: bytes at the end that are queues; refill: of all
+	Anew    bool                    `json:"anew,omitempty"`    // verify: even if it was read before
 	Steps   []int64                 `json:"steps,omitempty"`   // remove
 	Ending  *ending                 `json:"ending,omitempty"`  // ending; nil: tell it
 	Taking  *taking                 `json:"taking,omitempty"`  // restore
@@ -106,7 +106,8 @@ func (k checkpoints) first(phase string, step int64, d detail, into any) error {
 	return k.call(func(ctx context.Context) error { return k.ask(ctx, 0, phase, step, d, into) })
 }
 
-// whileHeld holds the updates of all servers, and takes them through a phase at the point that they all come to.
+// whileHeld holds the updates of all servers, and takes them through a phase at the point that they
+// all come to.
 func (k checkpoints) whileHeld(phase string, step int64, d detail, into func(server int) any) (err error) {
 	points := make([]server.Point, len(k.admins))
 	defer func() {
@@ -131,7 +132,8 @@ func (k checkpoints) whileHeld(phase string, step int64, d detail, into func(ser
 	})
 }
 
-// release ends the holds of this trainer. A server that does not hear of it ends its hold by itself.
+// release ends the holds of this trainer. A server that does not hear of it ends its hold by
+// itself.
 func (k checkpoints) release() {
 	ctx, cancel := context.WithTimeout(context.Background(), lastAnswer)
 	defer cancel()
@@ -226,9 +228,10 @@ func (k checkpoints) save(step int64, keep int, more []byte) error {
 	return err
 }
 
-// together lets the first trainer that has not completed do something for all, while the others wait. All get its
-// answer, in JSON, or its error. If they do not all ask for the same, nothing is done, and all get an error. If that
-// trainer dies before it has told how it went, and the servers go on without it, the next one does it.
+// together lets the first trainer that has not completed do something for all, while the others
+// wait. All get its answer, in JSON, or its error. If they do not all ask for the same, nothing is
+// done, and all get an error. If that trainer dies before it has told how it went, and the servers
+// go on without it, the next one does it.
 func (j *job) together(name, asked string, lead func() (any, error)) (answer any, err error) {
 	k := checkpoints{j, name}
 	var before ending
@@ -262,7 +265,8 @@ func (j *job) together(name, asked string, lead func() (any, error)) (answer any
 	return answer, err
 }
 
-// ending is how a call ended that one trainer has made for all. The first server keeps the last one for the others.
+// ending is how a call ended that one trainer has made for all. The first server keeps the last one
+// for the others.
 type ending struct {
 	Number  int64           `json:"number"` // of those that this server was told; 0: none
 	Answer  json.RawMessage `json:"answer"` // if there is no error
@@ -321,18 +325,18 @@ type described struct {
 // restored is what a restore tells.
 type restored struct {
 	Step    int64               `json:"step"`
-	Extra   []byte              `json:"extra"`            // what the first trainer added to the cut; each trainer asks for it by itself
+	Extra   []byte              `json:"extra"`            // of the first trainer; each trainer asks for it itself
 	Rows    int64               `json:"rows"`             // of all servers
 	Skipped []checkpoint.Listed `json:"skipped"`          // newer cuts, the newest first
 	Tables  []string            `json:"tables"`           // the names of those that were read, in order
 	Tasks   []string            `json:"tasks"`            // the names of the data sets whose queues were read
-	Queues  []byte              `json:"queues,omitempty"` // of the cut: the first server tells it the trainer that leads
+	Queues  []byte              `json:"queues,omitempty"` // of the cut; the first server tells them who leads
 }
 
 // taking says which tables of a cut a restore reads.
 type taking struct {
 	Tables []string `json:"tables"` // their names; nil: all
-	Strict bool     `json:"strict"` // a table that only the cut has, or that it does not have, is an error
+	Strict bool     `json:"strict"` // a table that only the cut has, or lacks, is an error
 }
 
 func (t taking) String() string {
@@ -346,8 +350,8 @@ func (t taking) String() string {
 	return text
 }
 
-// restore reads a complete cut into the tables that were declared. All trainers that have not completed
-// call it.
+// restore reads a complete cut into the tables that were declared. All trainers that have not
+// completed call it.
 func (p *Process) restore(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {
 		Dir  string `json:"dir"`
@@ -400,8 +404,8 @@ func (k checkpoints) withExtra(answer any) (told restored, err error) {
 	return told, k.first(phaseExtra, told.Step, detail{}, &told.Extra)
 }
 
-// choose returns the step of the cut that is restored, which the servers have read whole, and which newer ones are not
-// whole.
+// choose returns the step of the cut that is restored, which the servers have read whole, and which
+// newer ones are not whole.
 func (k checkpoints) choose(step *int64) (int64, []checkpoint.Listed, error) {
 	if step != nil {
 		if *step < 0 {
@@ -431,7 +435,7 @@ func (k checkpoints) restore(step int64, what taking) (total restored, err error
 	return total, err
 }
 
-// giveQueues has the master take over the queues of a cut. If some tables are chosen, only they are restored.
+// giveQueues has the master take over the queues of a cut, unless some tables are chosen.
 func (k checkpoints) giveQueues(step int64, queues []byte, what taking) (names []string, err error) {
 	switch {
 	case what.Tables != nil:
@@ -439,13 +443,14 @@ func (k checkpoints) giveQueues(step int64, queues []byte, what taking) (names [
 	case k.tasks != nil:
 		names, err = k.restoreQueues(step, queues)
 	case len(queues) > 0 && what.Strict:
-		err = status.New(status.Argument, "ps_restore: the cut of step %d has queues of ps.tasks, and no rank is a master; with strict=False they are left out. The tables are those of the cut", step)
+		err = status.New(status.Argument, "ps_restore: the cut of step %d has queues of ps.tasks, and no rank is a master; "+
+			"with strict=False they are left out. The tables are those of the cut", step)
 	}
 	return append([]string{}, names...), err
 }
 
-// latest returns the step of the newest cut that the first server sees; {} if nothing is saved. A trainer need
-// not see the folder. It waits for no other trainer.
+// latest returns the step of the newest cut that the first server sees; {} if nothing is saved. A
+// trainer need not see the folder. It waits for no other trainer.
 func (p *Process) latest(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {
 		Dir string `json:"dir"`
@@ -461,7 +466,8 @@ func (p *Process) latest(request []byte, _ work.Interrupt) (any, error) {
 	if err := (checkpoints{j, r.Dir}).first(phaseList, 0, detail{}, &list); err != nil {
 		return nil, err
 	}
-	step, _, err := checkpoint.NewestWhole(r.Dir, list, func(int64) (damaged, err error) { return nil, nil }) // by the sizes
+	bySizes := func(int64) (damaged, err error) { return nil, nil }
+	step, _, err := checkpoint.NewestWhole(r.Dir, list, bySizes)
 	if err != nil || step < 0 {
 		return struct{}{}, err
 	}

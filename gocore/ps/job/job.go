@@ -36,7 +36,7 @@ type job struct {
 	file    string         // the job file, on the first server
 	cuts    sync.Mutex     // one phase of a checkpoint at a time
 	told    ending         // of the last call that one trainer made for all; guarded by cuts
-	extra   []byte         // what the next cut will have besides rows, as far as it has come; guarded by cuts
+	extra   []byte         // what has come of what the next cut has besides rows; guarded by cuts
 	given   []byte         // what the cut had besides rows that was restored last; guarded by cuts
 
 	verifier checkpoint.Verifier
@@ -55,8 +55,8 @@ type job struct {
 	end          sync.Once
 }
 
-// A call waits for lastAnswer for what the servers that live say of one that has died, and for whyGone to find
-// out why one has ended a connection: another host knows of a death within seconds.
+// A call waits for lastAnswer for what the servers that live say of one that has died, and for
+// whyGone to find out why one has ended a connection: another host knows of a death within seconds.
 //
 // After the timeout of a request the servers have whoIsLate to say for which trainers they wait.
 const (
@@ -87,8 +87,8 @@ func (j *job) callOf(limit time.Duration, isLost func() error, f func(ctx contex
 		select {
 		case err := <-result:
 			var e *status.Error
-			if !errors.As(err, &e) || e.Code != status.PeerLeft || len(e.Ranks) > 0 { // it is the server's own answer
-				return err
+			if !errors.As(err, &e) || e.Code != status.PeerLeft || len(e.Ranks) > 0 {
+				return err // it is the server's own answer
 			}
 			gone, until, result = err, time.Now().Add(whyGone), nil
 		case <-tick.C:
@@ -120,8 +120,9 @@ func (j *job) callOf(limit time.Duration, isLost func() error, f func(ctx contex
 	}
 }
 
-// late returns the error of a request of a synchronous step that has timed out: it names the trainers for whose pushes
-// the servers wait. If they wait for none, or do not answer, it is err, which names a server.
+// late returns the error of a request of a synchronous step that has timed out: it names the
+// trainers for whose pushes the servers wait. If they wait for none, or do not answer, it is err,
+// which names a server.
 func (j *job) late(what string, err error) error {
 	missing, at := map[int]bool{}, map[int]string{}
 	var found sync.Mutex
@@ -164,7 +165,8 @@ func (j *job) late(what string, err error) error {
 		"what this trainer has pushed stays a part of the step", what, ranks, j.timeout, elsewhere).WithRanks(ranks...)
 }
 
-// serverLost returns why a server answers no more: its process or its host has died, or it has left. nil if all may.
+// serverLost returns why a server answers no more: its process or its host has died, or it has
+// left. nil if all may.
 func (j *job) serverLost() error {
 	for _, rank := range j.servers {
 		if err := j.group.Trouble(fmt.Sprintf("a call of the server on rank %d", j.group.Ranks[rank]), rank); err != nil {
@@ -190,8 +192,8 @@ func (j *job) watch() {
 			return
 		case <-tick.C:
 		}
-		// Without the rows of a server nothing can go on. Those who wait for this one learn of it here. It comes
-		// first: trainers end because of it, and all of them may have by now.
+		// Without the rows of a server nothing can go on. Those who wait for this one learn of it
+		// here. It comes first: trainers end because of it, and all of them may have by now.
 		if err := j.serverLost(); status.CodeOf(err) == status.PeerDied {
 			j.fail(err)
 		}
@@ -272,14 +274,16 @@ func (j *job) close(why error) {
 	})
 }
 
-// each calls every server's service at the same time and returns the first error by the order of servers.
+// each calls every server's service at the same time and returns the first error by the order of
+// servers.
 func (j *job) each(f func(ctx context.Context, server int, c *admin.Client) error) error {
 	return j.call(func(ctx context.Context) error {
 		return j.ask(func(i int, c *admin.Client) error { return f(ctx, i, c) })
 	})
 }
 
-// ask calls f for every server at the same time and returns the first error by the order of servers.
+// ask calls f for every server at the same time and returns the first error by the order of
+// servers.
 func (j *job) ask(f func(server int, c *admin.Client) error) error {
 	errs := make([]error, len(j.admins))
 	var all sync.WaitGroup

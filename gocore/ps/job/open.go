@@ -23,9 +23,10 @@ import (
 
 // This file begins and ends a job with parameter servers.
 
-// processors is how many Go processors a process with parameter servers has at least: eight for threads that wait in
-// MPI, and four for gRPC. Such a thread keeps its processor until the runtime's timer thread takes it away, and that
-// sleeps with a slack of 10 ms (capi/slack.c). With four in all, a call waited 10 ms for each of its steps.
+// processors is how many Go processors a process with parameter servers has at least: eight for
+// threads that wait in MPI, and four for gRPC. Such a thread keeps its processor until the
+// runtime's timer thread takes it away, and that sleeps with a slack of 10 ms (capi/slack.c). With
+// four in all, a call waited 10 ms for each of its steps.
 const processors = 12
 
 // begin connects trainers and servers. It is collective over all ranks of a group.
@@ -89,8 +90,8 @@ func (p *Process) begin(request []byte, _ work.Interrupt) (any, error) {
 	return map[string]any{"endpoints": j.file}, nil
 }
 
-// beginOpening lets one thread make the job. Others get an error until endOpening, and so does a signal handler that
-// has interrupted the wait for the other ranks.
+// beginOpening lets one thread make the job. Others get an error until endOpening, and so does a
+// signal handler that has interrupted the wait for the other ranks.
 func (p *Process) beginOpening() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -23,7 +23,8 @@ func (j *job) phase(ctx context.Context, from int, phase, dir string, step int64
 		j.server.Release(from)
 		return struct{}{}, nil
 	}
-	// The others wait for each other, because one of a trainer that has died may be under way still.
+	// The others wait for each other, because one of a trainer that has died may be under way
+	// still.
 	j.cuts.Lock()
 	defer j.cuts.Unlock()
 	switch phase {
@@ -91,7 +92,8 @@ func (j *job) keepEnding(e ending) {
 	j.told = e
 }
 
-// add takes a piece of what the next cut will have besides rows. The first piece begins anew. The caller holds cuts.
+// add takes a piece of what the next cut will have besides rows. The first piece begins anew. The
+// caller holds cuts.
 func (j *job) add(from int, d detail) error {
 	if d.At == 0 {
 		j.extra = nil

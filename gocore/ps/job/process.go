@@ -1,11 +1,12 @@
-// Package job is what one process has of parameter servers: its tables and KVs by number, and its part in a
-// job of trainers and servers.
+// Package job is what one process has of parameter servers: its tables and KVs by number, and its
+// part in a job of trainers and servers.
 //
-// A call of the program comes in by one of two doors. Process.Call is for rows (call.go): it finds the tables or
-// the KV by number and has them carry the call out, here (package table) or by the client of this rank's job.
-// Methods are for what happens a few times in a job: open.go makes this rank's links, server, service and client;
-// trainer.go asks the servers' services; cuts.go leads a checkpoint. On the other side of those, service.go
-// answers what trainers ask, and phases.go carries the phases of a checkpoint out.
+// A call of the program comes in by one of two doors. Process.Call is for rows (call.go): it finds
+// the tables or the KV by number and has them carry the call out, here (package table) or by the
+// client of this rank's job. Methods are for what happens a few times in a job: open.go makes this
+// rank's links, server, service and client; trainer.go asks the servers' services; cuts.go leads a
+// checkpoint. On the other side of those, service.go answers what trainers ask, and phases.go
+// carries the phases of a checkpoint out.
 package job
 
 import (
@@ -24,20 +25,21 @@ type Core struct {
 	Healthy func() error
 	// Group returns a group by its id, and the interrupt of the program's world.
 	Group func(id int64) (*group.Group, work.Interrupt, error)
-	// AtEnd has a function called before MPI is finalized or the process ends. remove takes it back.
+	// AtEnd has a function called before MPI is finalized or the process ends. remove takes it
+	// back.
 	AtEnd func(end func(finalizing bool)) (remove func())
 	// Poison notes a panic, after which the core takes no calls.
 	Poison func(why string)
 }
 
-// Process has the tables and KVs of one process, and its job with parameter servers. All methods may be called
-// from any goroutine.
+// Process has the tables and KVs of one process, and its job with parameter servers. All methods
+// may be called from any goroutine.
 type Process struct {
 	core   Core
 	tables tables
 
-	// mu guards the rest. Nobody waits for another process while he holds it: a signal handler that runs in
-	// such a wait may call a function that takes it.
+	// mu guards the rest. Nobody waits for another process while he holds it: a signal handler that
+	// runs in such a wait may call a function that takes it.
 	mu      sync.Mutex
 	job     *job // nil before ps_init and after ps_close
 	opening int  // the thread of a ps_init that is under way; 0: none is
@@ -75,8 +77,8 @@ func (p *Process) Methods() map[string]method.Func {
 	}
 }
 
-// Told notes that the program gets an error of the core. One that has caught the error of a death is not told
-// of it again at its end.
+// Told notes that the program gets an error of the core. One that has caught the error of a death
+// is not told of it again at its end.
 func (p *Process) Told(err error) {
 	if status.CodeOf(err) == status.PeerDied {
 		p.mu.Lock()
@@ -119,5 +121,6 @@ func (p *Process) server(what string) (*job, error) {
 	return j, err
 }
 
-// thread is the number of the thread that calls. A call from C, and every call that its interrupts make, is on one.
+// thread is the number of the thread that calls. A call from C, and every call that its interrupts
+// make, is on one.
 func thread() int { return syscall.Gettid() }

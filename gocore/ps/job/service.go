@@ -104,7 +104,8 @@ func (b backend) Statistics() []byte {
 	return text
 }
 
-// Checkpoint carries out a phase on a server, until ctx is done: the trainer that asked has given up.
+// Checkpoint carries out a phase on a server, until ctx is done: the trainer that asked has given
+// up.
 func (b backend) Checkpoint(ctx context.Context, from int, phase, dir string, step int64, text []byte) (report []byte, err error) {
 	var d detail
 	if len(text) > 0 {

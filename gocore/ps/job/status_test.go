@@ -18,8 +18,8 @@ import (
 // counting answers statistics, after a wait if it has one.
 type counting struct {
 	admin.Tasks // not asked
-	text string
-	wait chan struct{}
+	text        string
+	wait        chan struct{}
 }
 
 func (c counting) Register(admin.Member) error                { return nil }

@@ -91,7 +91,8 @@ func (p *Process) tableNew(request []byte, _ work.Interrupt) (any, error) {
 	return map[string]any{"table": p.tables.add(entry{local: t})}, nil
 }
 
-// tableInfo says how large a table is. It first sets the number of its last step, if the request has one.
+// tableInfo says how large a table is. It first sets the number of its last step, if the request
+// has one.
 func (p *Process) tableInfo(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {
 		Table int64  `json:"table"`

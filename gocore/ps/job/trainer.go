@@ -31,8 +31,8 @@ func (p *Process) complete([]byte, work.Interrupt) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Servers that live would take this for a good end if they have not heard of another one's death yet. This
-	// rank may not have heard of it either, so it asks them all.
+	// Servers that live would take this for a good end if they have not heard of another one's
+	// death yet. This rank may not have heard of it either, so it asks them all.
 	err = j.each(func(ctx context.Context, _ int, c *admin.Client) error {
 		_, err := c.Statistics(ctx)
 		return err

@@ -14,7 +14,8 @@ type staleness struct {
 	n, sum, most int64
 }
 
-// note adds a push that comes at a version and was computed from the rows of version seen; -1: of none.
+// note adds a push that comes at a version and was computed from the rows of version seen; -1: of
+// none.
 func (s *staleness) note(version, seen int64) int64 {
 	if seen < 0 {
 		return 0
@@ -54,11 +55,11 @@ type Statistics struct {
 	Mode                   string
 	Seconds                float64 // since the server was made
 	Version                int64   // updates applied
-	Queue                  int     // pushes that wait for other trainers' or for a cut, and calls that wait for a function
+	Queue                  int     // pushes and writes that wait, and calls of KVs
 	Pulls, Pushes          uint64  // requests
 	PulledRows, PushedRows uint64
 	BytesIn, BytesOut      uint64  // ids, gradients and rows
-	Staleness              float64 // mean number of updates of others between a trainer's pull and its push
+	Staleness              float64 // mean number of updates of others between a pull and its push
 	MostStale              int64
 	Failed                 string // why the server takes no requests; "" if it does
 	Trainers               []TrainerStatistics

@@ -18,6 +18,8 @@ from .table import rows_of
 
 __all__ = ["RemoteTable", "pull", "push"]
 
+_PULL, _PUSH = TableCall.PULL, TableCall.PUSH  # to ask an enum each time costs 70 ns
+
 
 class RemoteTable(Configured):
     """Rows of ``dim`` floats by int64 id, with the state of their optimizer, on the servers.
@@ -104,7 +106,7 @@ class RemoteTable(Configured):
         if out is None:
             shape = (length_of("pull", ids), self.dim)
             out = memory.empty(shape, framework=memory.framework_of(ids))
-        self._core.table(TableCall.PULL, self._number, checked_ids("pull", ids), out)
+        self._core.table(_PULL, self._number, checked_ids("pull", ids), out)
         return out
 
     def push(self, ids: Any, gradients: Any = None, learning_rate: float | None = None) -> None:
@@ -131,9 +133,7 @@ class RemoteTable(Configured):
         if learning_rate is None:
             learning_rate = self.learning_rate
         rate = rate_of("push", learning_rate)
-        self._core.table(
-            TableCall.PUSH, self._number, checked_ids("push", ids), gradients, None, rate, 0
-        )
+        self._core.table(_PUSH, self._number, checked_ids("push", ids), gradients, None, rate, 0)
         note_progress()
 
     def write(self, ids: Any, rows: Any) -> None:
@@ -230,7 +230,7 @@ def pull(requests: Sequence[tuple[RemoteTable, Any]]) -> list[Any]:
         rows = memory.empty(shape, framework=memory.framework_of(ids))
         entries.append((table._number, ids, rows, None))
     if entries:
-        _native.load().tables(TableCall.PULL, tuple(entries))
+        _native.load().tables(_PULL, tuple(entries))
     return [rows for _, _, rows, _ in entries]
 
 
@@ -271,7 +271,7 @@ def push(requests: Sequence[tuple[RemoteTable, Any, Any]]) -> None:
         number, dim = found.empty
         entries = [(number, memory.empty(0, "int64"), memory.empty((0, dim)), None)]
     if entries:
-        _native.load().tables(TableCall.PUSH, tuple(entries))
+        _native.load().tables(_PUSH, tuple(entries))
     note_progress()
 
 
