@@ -448,8 +448,8 @@ func TestTrafficIsCounted(t *testing.T) {
 	assert.EqualValues(t, 12, mine.Calls)
 	assert.EqualValues(t, 1, theirs.Calls)
 	assert.EqualValues(t, 13, s.Traffic().Calls)
-	// All that one side has sent arrives at the other one. A write is counted when it has returned, which may be after
-	// the answer has arrived.
+	// All that one side has sent arrives at the other one. A write is counted when it has returned,
+	// which may be after the answer has arrived.
 	assert.Eventually(t, func() bool {
 		all := s.Traffic()
 		mine, theirs = c.Traffic(), other.Traffic()

@@ -76,7 +76,8 @@ func (s *taskService) Return(_ context.Context, r *pspb.LeaseRequest) (*pspb.Lea
 	return answer(r, s.backend.Return)
 }
 
-// Open makes the queue of a data set on the master, or finds the one of the same description, and returns its epoch.
+// Open makes the queue of a data set on the master, or finds the one of the same description, and
+// returns its epoch.
 func (c *Client) Open(ctx context.Context, from int, d master.Data) (epoch int64, err error) {
 	if err := checkData(from, &d); err != nil {
 		return 0, err
@@ -86,7 +87,8 @@ func (c *Client) Open(ctx context.Context, from int, d master.Data) (epoch int64
 	return reply.GetEpoch(), fromGRPC("tasks", c.address, err)
 }
 
-// Ask asks the master for a shard of an epoch. It waits for so long, and for 10 s at the most, while there is none.
+// Ask asks the master for a shard of an epoch. It waits for so long, and for 10 s at the most,
+// while there is none.
 func (c *Client) Ask(ctx context.Context, from int, name string, request uint64, epoch int64, wait time.Duration) (master.Grant, error) {
 	if err := checkTasks("tasks", from, name); err != nil {
 		return master.Grant{}, err

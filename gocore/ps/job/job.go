@@ -72,7 +72,8 @@ func (j *job) callWithin(limit time.Duration, f func(ctx context.Context) error)
 	return j.callOf(limit, j.serverLost, f)
 }
 
-// callOf calls services until an interrupt, the limit, or some seconds after isLost has told that one of them is gone.
+// callOf calls services until an interrupt, the limit, or some seconds after isLost has told that
+// one of them is gone.
 func (j *job) callOf(limit time.Duration, isLost func() error, f func(ctx context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
@@ -181,7 +182,8 @@ func (j *job) masterLost() error {
 	return j.group.Trouble(fmt.Sprintf("a call of the master on rank %d", j.group.Ranks[j.masterRank]), j.masterRank)
 }
 
-// watch tells the server and the master of this rank of trainers and servers that have died, until the job ends.
+// watch tells the server and the master of this rank of trainers and servers that have died, until
+// the job ends.
 func (j *job) watch() {
 	defer j.watching.Done()
 	tick := time.NewTicker(200 * time.Millisecond)

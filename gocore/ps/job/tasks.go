@@ -11,10 +11,11 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// This file has the shards of data sets: what a trainer asks the master for, and what the master answers.
+// This file has the shards of data sets: what a trainer asks the master for, and what the master
+// answers.
 
-// askFor is how long the master waits for a shard before it answers that there is none yet. The trainer asks again: how long
-// others have their shards is no question of a deadline.
+// askFor is how long the master waits for a shard before it answers that there is none yet. The
+// trainer asks again: how long others have their shards is no question of a deadline.
 const askFor = 2 * time.Second
 
 // ofMaster calls the master's service.
@@ -25,7 +26,8 @@ func (j *job) ofMaster(what string, f func(ctx context.Context) error) error {
 	return j.callOf(j.timeout, j.masterLost, f)
 }
 
-// tasksOpen makes the queue of a data set on the master, unless another trainer has, and returns its epoch.
+// tasksOpen makes the queue of a data set on the master, unless another trainer has, and returns
+// its epoch.
 func (p *Process) tasksOpen(request []byte, _ work.Interrupt) (any, error) {
 	var d struct {
 		Name    string  `json:"name"`
@@ -52,7 +54,8 @@ func (p *Process) tasksOpen(request []byte, _ work.Interrupt) (any, error) {
 	return map[string]any{"epoch": epoch}, err
 }
 
-// tasksNext gets a shard of an epoch. It waits until there is one, or the epoch is over for this trainer.
+// tasksNext gets a shard of an epoch. It waits until there is one, or the epoch is over for this
+// trainer.
 func (p *Process) tasksNext(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {
 		Name  string `json:"name"`
@@ -81,7 +84,8 @@ func (p *Process) tasksNext(request []byte, _ work.Interrupt) (any, error) {
 	return map[string]any{"over": false, "shard": g.Shard, "fence": g.Fence, "lease": g.Lease.Seconds()}, nil
 }
 
-// tasksSay tells the master of a shard: that this trainer makes progress with it, has done it, or gives it back.
+// tasksSay tells the master of a shard: that this trainer makes progress with it, has done it, or
+// gives it back.
 func (p *Process) tasksSay(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {
 		Name   string `json:"name"`

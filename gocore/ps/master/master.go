@@ -17,7 +17,8 @@ const MostQueues = 64
 // MostSnapshot is the most bytes of a snapshot of all queues.
 const MostSnapshot = 8 << 20
 
-// Master has the queues of a job, and knows which trainers take part. All methods are safe for concurrent use.
+// Master has the queues of a job, and knows which trainers take part. All methods are safe for
+// concurrent use.
 type Master struct {
 	mu       sync.Mutex
 	dealt    bool // in sync mode
@@ -43,7 +44,8 @@ const (
 
 func (s standing) String() string { return [...]string{"active", "completed", "lost"}[s] }
 
-// NewMaster returns a master without queues. dealt says that shards are dealt to trainers by rank and round.
+// NewMaster returns a master without queues. dealt says that shards are dealt to trainers by rank
+// and round.
 func NewMaster(trainers []int, dealt bool) *Master {
 	m := &Master{dealt: dealt, order: slices.Clone(trainers), trainers: map[int]standing{}, queues: map[string]*Queue{}, done: make(chan struct{})}
 	for _, rank := range trainers {
@@ -119,7 +121,8 @@ func (m *Master) queue(from int, name string) (*Queue, error) {
 	return q, nil
 }
 
-// Ask answers a trainer that asks for a shard of an epoch (see Queue.Ask). While the answer is Waiting it waits, until ctx is done.
+// Ask answers a trainer that asks for a shard of an epoch (see Queue.Ask). While the answer is
+// Waiting it waits, until ctx is done.
 func (m *Master) Ask(ctx context.Context, from int, name string, request uint64, epoch int64) (Grant, error) {
 	for {
 		q, err := m.queue(from, name) // another one after Restore
@@ -224,7 +227,8 @@ func (m *Master) endLocked() {
 // Ended is closed when no trainer is active any more, or after Fail.
 func (m *Master) Ended() <-chan struct{} { return m.done }
 
-// Err returns how the work of the master has ended: nil if the trainers have completed. In async mode one that has is enough.
+// Err returns how the work of the master has ended: nil if the trainers have completed. In async
+// mode one that has is enough.
 func (m *Master) Err() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -285,8 +289,8 @@ func (m *Master) Add(from, at int, piece []byte) error {
 	return nil
 }
 
-// Restore replaces the queues by those of the snapshot of which all bytes have come, and returns their names. Queues that the
-// snapshot does not have are removed: at the cut they were not begun.
+// Restore replaces the queues by those of the snapshot of which all bytes have come, and returns
+// their names. Queues that the snapshot does not have are removed: at the cut they were not begun.
 func (m *Master) Restore(bytes int) (names []string, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

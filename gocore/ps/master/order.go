@@ -2,9 +2,9 @@ package master
 
 import "math/rand/v2"
 
-// order returns the shards of an epoch in their order: a function of the seed and the epoch alone, the same in every run
-// and on every machine. It is the shuffle of Fisher and Yates (Knuth, The Art of Computer Programming, volume 2, 3.4.2,
-// algorithm P) with the bits of PCG.
+// order returns the shards of an epoch in their order: a function of the seed and the epoch alone,
+// the same in every run and on every machine. It is the shuffle of Fisher and Yates (Knuth, The Art
+// of Computer Programming, volume 2, 3.4.2, algorithm P) with the bits of PCG.
 func (d *Data) order(epoch int64) []int64 {
 	list := make([]int64, d.Shards)
 	for i := range list {

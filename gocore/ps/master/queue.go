@@ -1,16 +1,17 @@
-// Package master deals the shards of a data set out to the trainers of a job: by leases, so that a shard whose trainer
-// dies or stops goes to another one. It knows a shard by its number only; what the number means, a file or a range of
-// records, is the trainers' matter.
+// Package master deals the shards of a data set out to the trainers of a job: by leases, so that a
+// shard whose trainer dies or stops goes to another one. It knows a shard by its number only; what
+// the number means, a file or a range of records, is the trainers' matter.
 //
-// Each shard of an epoch is done at least once or is on the list of failed ones. It is done exactly once if no trainer
-// dies, or makes no progress for longer than a lease.
+// Each shard of an epoch is done at least once or is on the list of failed ones. It is done exactly
+// once if no trainer dies, or makes no progress for longer than a lease.
 //
-// A lease has a number, which fences it: what a trainer says of a shard counts as long as the shard was not leased again,
-// also when the lease has run out (M. Kleppmann, "How to do distributed locking", 2016; the idea of leases is of Gray and
-// Cheriton, "Leases: An Efficient Fault-Tolerant Mechanism for Distributed File Cache Consistency", SOSP 1989).
+// A lease has a number, which fences it: what a trainer says of a shard counts as long as the shard
+// was not leased again, also when the lease has run out (M. Kleppmann, "How to do distributed
+// locking", 2016; the idea of leases is of Gray and Cheriton, "Leases: An Efficient Fault-Tolerant
+// Mechanism for Distributed File Cache Consistency", SOSP 1989).
 //
-// Time is given to the methods, so that a test can choose it. A lease runs out in Tick alone, which first sees whether
-// this process has been stopped: then all leases last so much longer.
+// Time is given to the methods, so that a test can choose it. A lease runs out in Tick alone, which
+// first sees whether this process has been stopped: then all leases last so much longer.
 package master
 
 import (
@@ -32,7 +33,8 @@ const (
 	MostRetries = 1000
 	// MostReason is the most bytes that are kept of the reason of a failure.
 	MostReason = 500
-	// mostTold is the most failures of earlier epochs that are kept, and the most leases and failures that Status tells of.
+	// mostTold is the most failures of earlier epochs that are kept, and the most leases and
+	// failures that Status tells of.
 	mostTold = 1000
 )
 
@@ -44,8 +46,9 @@ type Data struct {
 	Digest  string `json:"digest"`
 	Shuffle bool   `json:"shuffle"`
 	Seed    uint64 `json:"seed"`
-	// Dealt says that each trainer gets the shards of its own turns, in the order of ranks: shard k of an epoch is for
-	// trainer k modulo the number of trainers. Else whoever asks first gets the next one.
+	// Dealt says that each trainer gets the shards of its own turns, in the order of ranks: shard k
+	// of an epoch is for trainer k modulo the number of trainers. Else whoever asks first gets the
+	// next one.
 	Dealt bool          `json:"dealt"`
 	Lease time.Duration `json:"lease_ns"` // how long a trainer may be without progress
 	// Retries is how often a shard is leased again after a failure, or after a lease that has run out.
@@ -162,7 +165,8 @@ type asked struct {
 	grant   Grant
 }
 
-// said is the latest shard that a trainer has said to be done, and whether that counted: one that is repeated gets the same.
+// said is the latest shard that a trainer has said to be done, and whether that counted: one that
+// is repeated gets the same.
 type said struct {
 	epoch, number int64
 	fence         uint64
@@ -222,7 +226,8 @@ func (q *Queue) wake() {
 	q.changed()
 }
 
-// fenceAbove has all leases numbered above those of another queue, so that what is said of those does not count.
+// fenceAbove has all leases numbered above those of another queue, so that what is said of those
+// does not count.
 func (q *Queue) fenceAbove(other *Queue) {
 	other.mu.Lock()
 	defer other.mu.Unlock()
@@ -242,8 +247,8 @@ func (q *Queue) Change() <-chan struct{} {
 	return q.change
 }
 
-// Ask answers a trainer that asks for a shard of an epoch. request counts the requests of the trainer: one with the number of
-// the one before gets its answer again, if that was a lease.
+// Ask answers a trainer that asks for a shard of an epoch. request counts the requests of the
+// trainer: one with the number of the one before gets its answer again, if that was a lease.
 func (q *Queue) Ask(now time.Time, from int, request uint64, epoch int64) (Grant, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -294,7 +299,8 @@ func (q *Queue) handOf(rank int) *hand {
 	return &q.hands[max(0, slices.Index(q.turns, rank))]
 }
 
-// Renew notes that a trainer has made progress with a shard. It returns false if the lease counts no more.
+// Renew notes that a trainer has made progress with a shard. It returns false if the lease counts
+// no more.
 func (q *Queue) Renew(now time.Time, from int, number int64, fence uint64) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -313,8 +319,8 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// Done notes that a trainer has done a shard. It counts if the shard was not leased again, and returns whether it does. Said
-// again, it returns the same.
+// Done notes that a trainer has done a shard. It counts if the shard was not leased again, and
+// returns whether it does. Said again, it returns the same.
 func (q *Queue) Done(from int, epoch, number int64, fence uint64) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -332,8 +338,9 @@ func (q *Queue) Done(from int, epoch, number int64, fence uint64) bool {
 	return counts
 }
 
-// Return takes a shard back that a trainer has not done: another trainer gets it. A reason counts as a failure; "" says that
-// the trainer could not go on with it for reasons that are not the shard's. It returns whether that counts.
+// Return takes a shard back that a trainer has not done: another trainer gets it. A reason counts
+// as a failure; "" says that the trainer could not go on with it for reasons that are not the
+// shard's. It returns whether that counts.
 func (q *Queue) Return(epoch, number int64, fence uint64, reason string) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -306,9 +306,9 @@ func TestAllTrainersDescribeTheSame(t *testing.T) {
 	}
 }
 
-// TestAnyHistory lets trainers ask, work, fail, stop for long, say things twice, leave and die at random, and saves and
-// restores the queue. Each shard of each epoch is done or has failed at the end, and is done once unless somebody died,
-// stopped, or the queue was restored.
+// TestAnyHistory lets trainers ask, work, fail, stop for long, say things twice, leave and die at
+// random, and saves and restores the queue. Each shard of each epoch is done or has failed at the
+// end, and is done once unless somebody died, stopped, or the queue was restored.
 func TestAnyHistory(t *testing.T) {
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 1))

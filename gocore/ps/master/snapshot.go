@@ -9,7 +9,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// snapshot is a queue in a cut of the job. What is leased in it counts as queued: what a trainer did after the cut is lost.
+// snapshot is a queue in a cut of the job. What is leased in it counts as queued: what a trainer
+// did after the cut is lost.
 type snapshot struct {
 	Data   Data      `json:"data"`
 	Epoch  int64     `json:"epoch"`
