@@ -28,6 +28,7 @@ from .functions import KVRequest, server_function
 from .initializers import Initializer, Normal, Uniform, Zeros
 from .kv import KV
 from .optimizers import SGD, Adagrad, Adam, AdamW, Momentum, Optimizer, RowWiseAdagrad
+from .plan import Placed, Plan, transpile
 from .prefetch import Prefetched
 from .remote import RemoteTable, pull, push
 from .session import (
@@ -64,6 +65,8 @@ __all__ = [
     "Momentum",
     "Normal",
     "Optimizer",
+    "Placed",
+    "Plan",
     "Prefetched",
     "RemoteTable",
     "RowWiseAdagrad",
@@ -98,6 +101,7 @@ __all__ = [
     "tasks",
     "trainer_group",
     "trainers",
+    "transpile",
 ]
 
 # The layers are in the front of their framework, which is imported when one is first used.
