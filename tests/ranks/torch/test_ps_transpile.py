@@ -210,7 +210,12 @@ def test_what_cannot_be(rank: int) -> None:
     tied[1].weight = tied[0].weight
     refused(tied, sgd_of(tied.parameters()), errors.UnsupportedError, "'0.weight'.*'1' too")
     rows = torch.nn.Embedding(4, 2, sparse=True)
-    refused(rows, torch.optim.Adamax(rows.parameters()), errors.UnsupportedError, "no Adamax")
+    for one, text in (
+        (torch.optim.Adam(rows.parameters()), "not Adam: give"),
+        (torch.optim.SGD(rows.parameters(), 0.1, momentum=0.9), "SGD with momentum"),
+        (torch.optim.SGD(rows.parameters(), 0.1, weight_decay=0.9), "SGD with weight_decay"),
+    ):
+        refused(rows, one, errors.UnsupportedError, text)
     dense = torch.nn.Linear(2, 2)
     refused(
         dense,
