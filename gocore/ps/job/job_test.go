@@ -208,9 +208,9 @@ func TestAKVOfAJob(t *testing.T) {
 			assert.EqualValues(m, 20+float32(id), *(*float32)(room.Data), "command times value plus key")
 		}
 		keys, values := oneID(m.T, 3, 5)
-		timestamp, err := call(TableOp{Code: KVPush, IDs: keys, Values: values, Step: -1})
+		_, err = call(TableOp{Code: KVPush, IDs: keys, Values: values, Step: -1})
 		require.NoError(m, err)
-		timestamp, err = call(TableOp{Code: KVPull, IDs: keys, Step: -1})
+		timestamp, err := call(TableOp{Code: KVPull, IDs: keys, Step: -1})
 		require.NoError(m, err)
 		_, err = call(TableOp{Code: KVWait, Values: values, Step: timestamp})
 		assert.Equal(m, status.Refused, status.CodeOf(err))
