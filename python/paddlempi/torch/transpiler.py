@@ -80,6 +80,7 @@ class _Optimizer(DistributedOptimizer):
         for layer, group in self._tables:
             layer.table.learning_rate = float(group["lr"])
         super()._step_of_all()
+        self.optim._opt_called = True  # else a schedule of it warns that there was no step
 
     def refresh(self) -> None:
         """Set the parameters to those on the servers, as ``step`` does; after ``ps.restore``."""
