@@ -41,6 +41,9 @@ type job struct {
 
 	verifier checkpoint.Verifier
 
+	bounded bool  // a trainer waits for those that are more than slack steps behind
+	slack   int64 // of mode ssp
+
 	masterRank int            // of the group; -1: there is none
 	master     *master.Master // nil on a rank that is no master
 
@@ -121,9 +124,9 @@ func (j *job) callOf(limit time.Duration, isLost func() error, f func(ctx contex
 	}
 }
 
-// late returns the error of a request of a synchronous step that has timed out: it names the
-// trainers for whose pushes the servers wait. If they wait for none, or do not answer, it is err,
-// which names a server.
+// late returns the error of a request that has timed out where servers wait for other trainers: for
+// a step of all, or with bounded staleness. It names those trainers. If the servers wait for none,
+// or do not answer, it is err, which names a server.
 func (j *job) late(what string, err error) error {
 	missing, at := map[int]bool{}, map[int]string{}
 	var found sync.Mutex
@@ -139,9 +142,13 @@ func (j *job) late(what string, err error) error {
 			}
 			found.Lock()
 			defer found.Unlock()
-			mine := slices.ContainsFunc(r.Trainers, func(t admin.TrainerReport) bool { return t.Rank == j.group.Rank && t.Queue > 0 })
+			mine := slices.IndexFunc(r.Trainers, func(t admin.TrainerReport) bool { return t.Rank == j.group.Rank && t.Queue > 0 })
 			for _, t := range r.Trainers {
-				if mine && !t.Completed && t.Queue == 0 && t.Rank >= 0 && t.Rank < j.group.Size {
+				awaited := t.Queue == 0
+				if mine >= 0 && j.bounded {
+					awaited = r.Trainers[mine].Step-t.Step > j.slack
+				}
+				if mine >= 0 && awaited && !t.Completed && t.Rank >= 0 && t.Rank < j.group.Size {
 					missing[j.group.Ranks[t.Rank]], at[j.group.Ranks[t.Rank]] = true, t.At
 				}
 			}
@@ -161,6 +168,10 @@ func (j *job) late(what string, err error) error {
 		if at[rank] != "" {
 			elsewhere += fmt.Sprintf("; rank %d waits at %q", rank, at[rank])
 		}
+	}
+	if j.bounded {
+		return status.New(status.Timeout, "%s: trainers of ranks %v are more than %d steps behind this one at the deadline of %v%s. "+
+			"In mode ssp a trainer waits for them before it pulls", what, ranks, j.slack, j.timeout, elsewhere).WithRanks(ranks...)
 	}
 	return status.New(status.Timeout, "%s: trainers of ranks %v have not pushed this step by the deadline of %v%s. In mode sync a step is one of all trainers that have not completed; "+
 		"what this trainer has pushed stays a part of the step", what, ranks, j.timeout, elsewhere).WithRanks(ranks...)

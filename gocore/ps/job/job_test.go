@@ -169,9 +169,11 @@ func TestAJob(t *testing.T) {
 func TestAJobThatCannotBe(t *testing.T) {
 	ranks(t, 2, func(m *member) {
 		for text, request := range map[string]string{
-			`mode="ssp" is neither sync nor async`:       `{"roles":[["pserver"],["trainer"]],"mode":"ssp"}`,
+			`mode="geo" is none of`:                      `{"roles":[["pserver"],["trainer"]],"mode":"geo"}`,
+			"staleness=-1; it is from 0":                 `{"roles":[["pserver"],["trainer"]],"mode":"ssp","staleness":-1}`,
 			"roles has 1 entries; the group has 2 ranks": `{"roles":[["pserver"]],"mode":"sync"}`,
-			`rank 1 has the role "master"`:               `{"roles":[["pserver"],["master"]],"mode":"sync"}`,
+			`rank 1 has the role "king"`:                 `{"roles":[["pserver"],["king"]],"mode":"sync"}`,
+			"ranks 0 and 1 are masters":                  `{"roles":[["pserver","master"],["trainer","master"]],"mode":"sync"}`,
 			"there are 2 trainers and 0 servers":         `{"roles":[["trainer"],["trainer"]],"mode":"sync"}`,
 		} {
 			_, err := m.reply("ps_init", request)
@@ -276,7 +278,7 @@ func TestACutOfAJob(t *testing.T) {
 		_, err = m.reply("ps_save", fmt.Sprintf(`{"dir":%q,"step":6,"keep":-1}`, dir))
 		assert.ErrorContains(m, err, "ps_save: keep=-1 is below 0")
 		assert.Equal(m, map[string]any{"step": 5.0}, m.ask("ps_latest", fmt.Sprintf(`{"dir":%q}`, dir)))
-		assert.Equal(m, map[string]any{"step": 5.0, "extra": "bW9kZWw=", "rows": 1.0, "tables": []any{"t"}, "skipped": []any{}},
+		assert.Equal(m, map[string]any{"step": 5.0, "extra": "bW9kZWw=", "rows": 1.0, "tables": []any{"t"}, "tasks": []any{}, "skipped": []any{}},
 			m.ask("ps_restore", fmt.Sprintf(`{"dir":%q}`, dir)))
 		assert.EqualValues(m, -2, m.row(TablePull, table, 7, 0))
 		_, err = m.reply("ps_restore", fmt.Sprintf(`{"dir":%q,"step":4}`, dir))

@@ -23,6 +23,15 @@ import (
 
 // This file begins and ends a job with parameter servers.
 
+// The modes: when servers apply what trainers push.
+const (
+	modeSync  = "sync"  // a step of all trainers at once
+	modeAsync = "async" // each push as it comes
+	modeSSP   = "ssp"   // the same, and trainers that are far ahead wait
+)
+
+var modes = []string{modeSync, modeAsync, modeSSP}
+
 // processors is how many Go processors a process with parameter servers has at least: eight for
 // threads that wait in MPI, and four for gRPC. Such a thread keeps its processor until the
 // runtime's timer thread takes it away, and that sleeps with a slack of 10 ms (capi/slack.c). With
@@ -35,6 +44,7 @@ func (p *Process) begin(request []byte, _ work.Interrupt) (any, error) {
 		Group   int64      `json:"group"`
 		Roles   [][]string `json:"roles"` // of each rank
 		Mode    string     `json:"mode"`
+		Slack   int64      `json:"staleness"` // of mode ssp
 		Timeout *float64   `json:"timeout"`
 		Address string     `json:"address"` // where the service of this rank listens; "": the core chooses
 		TLS     admin.TLS  `json:"tls"`
@@ -48,10 +58,14 @@ func (p *Process) begin(request []byte, _ work.Interrupt) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if r.Mode != "sync" && r.Mode != "async" {
-		return nil, status.New(status.Argument, "ps_init: mode=%q is neither sync nor async", r.Mode)
+	if !slices.Contains(modes, r.Mode) {
+		return nil, status.New(status.Argument, "ps_init: mode=%q is none of %q", r.Mode, modes)
 	}
-	j := &job{group: g, timeout: method.Seconds(r.Timeout), interrupt: interrupt, stop: make(chan struct{}), masterRank: -1}
+	if err := server.CheckSlack(r.Slack); err != nil {
+		return nil, err
+	}
+	j := &job{group: g, timeout: method.Seconds(r.Timeout), interrupt: interrupt, stop: make(chan struct{}), masterRank: -1,
+		bounded: r.Mode == modeSSP, slack: r.Slack}
 	if len(r.Roles) != g.Size {
 		return nil, status.New(status.Argument, "ps_init: roles has %d entries; the group has %d ranks", len(r.Roles), g.Size)
 	}
@@ -81,7 +95,8 @@ func (p *Process) begin(request []byte, _ work.Interrupt) (any, error) {
 	}
 	var opened *job
 	defer func() { p.endOpening(opened) }()
-	if err := j.open(server.Config{Sync: r.Mode == "sync", Functions: r.Functions}, r.Roles, admin.Options{Address: r.Address, OneHost: g.Local(), TLS: r.TLS, Panicked: func(why any) { p.core.Poison(fmt.Sprint(why)) }}); err != nil {
+	c := server.Config{Sync: r.Mode == modeSync, Bounded: j.bounded, Slack: j.slack, Functions: r.Functions}
+	if err := j.open(c, r.Roles, admin.Options{Address: r.Address, OneHost: g.Local(), TLS: r.TLS, Panicked: func(why any) { p.core.Poison(fmt.Sprint(why)) }}); err != nil {
 		j.close(err)
 		return nil, err
 	}
@@ -213,7 +228,7 @@ func (j *job) open(c server.Config, roles [][]string, o admin.Options) (err erro
 		return err
 	}
 	j.client = client.New(j.links, len(j.servers), c.Sync && len(j.trainers) > 1, j.timeout, j.interrupt)
-	if c.Sync {
+	if c.Sync || c.Bounded {
 		j.client.Late = j.late
 	}
 	return nil

@@ -66,7 +66,7 @@ func (s *Server) Handle(in *Incoming) {
 	case u.op.IsStep():
 		s.counted.pushes.Add(1)
 		s.push(u, head.Step)
-	case s.waits(u, head):
+	case s.waits(u, head), s.keepsAhead(u):
 	case u.op.Updates():
 		s.mu.Lock()
 		s.carryOutLocked(u)

@@ -96,7 +96,9 @@ func (s *Server) now(u *update) (answer request.Answer, err error) {
 		t.number = max(t.number, u.number)
 	}
 	s.endedLocked()
+	closer := s.closerLocked()
 	s.mu.Unlock()
+	s.pullAll(closer)
 	if version > 0 {
 		answer.Staleness = t.staleness.note(version-1, u.seen)
 	}

@@ -4,7 +4,8 @@
 // A step of a trainer is one push of all its tables. In synchronous mode an update is applied when
 // the same step of every active trainer is there: the gradients of an id are added in the order of
 // the trainers' ranks, so the result does not depend on who came first. In asynchronous mode every
-// push is applied at once. A trainer that has completed no longer counts.
+// push is applied at once. With bounded staleness (bounded.go) a trainer that is far ahead of another
+// one also waits before it pulls. A trainer that has completed no longer counts.
 //
 // # Cuts
 //
@@ -70,6 +71,10 @@ type Config struct {
 	Servers  int   // how many there are
 	Trainers []int // their ranks, in ascending order
 	Sync     bool
+	// Bounded says that a trainer may not pull while it is more than Slack steps ahead of another
+	// one (bounded.go). It is for asynchronous training.
+	Bounded bool
+	Slack   int64
 	// Functions are the names of the program's functions for KVs.
 	Functions []string
 }
@@ -91,6 +96,7 @@ type Server struct {
 	applying bool          // one of them is applied
 	running  int           // what is carried out at this moment: updates, and a step of all trainers
 	hold     *hold         // nil: updates are carried out as they come
+	ahead    []*update     // pulls of trainers that are too many steps ahead, in their order
 
 	kvs     []*kv
 	waiting waiting
@@ -366,8 +372,9 @@ func (s *Server) someLeft() {
 		s.openIfAll(name, b)
 	}
 	s.movedLocked()
-	ready := s.readyLocked()
+	ready, closer := s.readyLocked(), s.closerLocked()
 	s.mu.Unlock()
+	s.pullAll(closer)
 	s.apply(ready) // before the end: the last step may be of trainers that have all completed
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -391,6 +398,8 @@ func (s *Server) Fail(why error) {
 			t.waiting = nil
 		}
 	}
+	waiting = append(waiting, s.ahead...)
+	s.ahead = nil
 	for name, b := range s.barriers {
 		close(b.open)
 		delete(s.barriers, name)

@@ -67,7 +67,7 @@ class Session:
 
     Attributes:
         roles: the roles of all ranks, by rank.
-        mode: "sync" or "async".
+        mode: "sync", "async" or "ssp".
         trainer_group: the group of the trainers.
         completed: this trainer has said that it asks nothing more.
         empty: the number and the dim of a table; a step without gradients names it.
@@ -126,6 +126,7 @@ def init(
     roles: RolesArgument = None,
     *,
     mode: str = "sync",
+    staleness: int = 3,
     timeout: timedelta | float = DEFAULT_TIMEOUT,
     tls: Mapping[str, str | os.PathLike[str]] | None = None,
 ) -> None:
@@ -146,7 +147,10 @@ def init(
             * a map of ranks to roles, or a function of a rank.
             * None: the value of ``PADDLEMPI_ROLES``; if it is not set, every rank has both roles.
         mode: "sync": a step is applied when the pushes of all trainers are there, so all trainers
-            see the same rows. "async": a push is applied at once, and nobody waits.
+            see the same rows. "async": a push is applied at once, and nobody waits. "ssp": the
+            same, but a trainer that is more than ``staleness`` steps ahead of another one waits
+            before it pulls (stale synchronous parallel: Ho et al., NIPS 2013).
+        staleness: the bound of mode "ssp", in steps, from 0. Other modes do not read it.
         timeout: how long a request to a server may take, in sync mode with the wait for the other
             trainers: a timedelta or seconds.
         tls: files in PEM that encrypt the administration (``docs/ps-admin.md``): ``cert`` and
@@ -173,7 +177,7 @@ def init(
         raise AlreadyInitializedError("ps.init: another thread is in it")
     _state.beginning = threading.get_ident()
     try:
-        _begin(roles, mode, timeout, tls)
+        _begin(roles, mode, staleness, timeout, tls)
     finally:
         _state.beginning = 0
     if functions.names() and serves(role()):
@@ -190,6 +194,7 @@ def init(
 def _begin(
     roles: RolesArgument,
     mode: str,
+    staleness: int,
     timeout: timedelta | float,
     tls: Mapping[str, str | os.PathLike[str]] | None,
 ) -> None:
@@ -197,7 +202,7 @@ def _begin(
     if not is_initialized():
         init_process_group()
     world = members(None)
-    found = agree(roles, mode, timeout, tls, world)
+    found = agree(roles, mode, staleness, timeout, tls, world)
     session = Session(found, world._rank, mode)
     if session.trainers == list(world._ranks):
         session.trainer_group = world
@@ -210,6 +215,7 @@ def _begin(
         mode=mode,
         timeout=to_seconds(timeout, "ps.init"),
         functions=functions.names(),
+        **({"staleness": int(staleness)} if mode == "ssp" else {}),
         **files(tls),
     )
     _state.session = session
