@@ -113,21 +113,22 @@ type Failure struct {
 
 // Queue is the queue of a data set. All methods are safe for concurrent use.
 type Queue struct {
-	mu     sync.Mutex
-	data   Data
-	turns  []int // the ranks among which shards are dealt; one entry if they are not
-	epoch  int64
-	hands  []hand
-	shards []shard
-	leases map[int64]*lease // by shard
-	left   int64            // shards of the epoch that are neither done nor failed
-	failed []Failure        // all of this epoch, and the latest of those before
-	lost   int              // how many have failed in all
-	fence  uint64
-	gone   map[int]bool // trainers that have left or died
-	last   map[int]asked
-	said   map[int]said
-	change chan struct{} // closed when a Grant may be another one than before
+	mu       sync.Mutex
+	data     Data
+	turns    []int // the ranks among which shards are dealt; one entry if they are not
+	epoch    int64
+	hands    []hand
+	shards   []shard
+	leases   map[int64]*lease // by shard
+	left     int64            // shards of the epoch that are neither done nor failed
+	failed   []Failure        // all of this epoch, and the latest of those before
+	lost     int              // how many have failed in all
+	fence    uint64
+	gone     map[int]bool // trainers that have left or died
+	last     map[int]asked
+	said     map[int]said
+	restored bool          // from a cut, and nobody has opened it since
+	change   chan struct{} // closed when a Grant may be another one than before
 }
 
 // hand has the shards that are to be leased, those of one trainer or of all.
@@ -186,8 +187,15 @@ func New(data Data, trainers []int) (*Queue, error) {
 	return q, nil
 }
 
-// Same returns an error if a trainer describes the data set differently.
+// Same returns an error if a trainer describes the data set differently. A queue of a cut takes lease
+// and retries of the first trainer that asks: the program may have changed them.
 func (q *Queue) Same(from int, data *Data) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.restored {
+		q.restored = false
+		q.data.Lease, q.data.Retries = data.Lease, data.Retries
+	}
 	if text := q.data.differs(data); text != "" {
 		return status.New(status.Mismatch, "tasks %q: rank %d gives another value of %s: give the same on all trainers", q.data.Name, from, text).WithRanks(from)
 	}

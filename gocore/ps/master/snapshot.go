@@ -59,6 +59,7 @@ func Restore(text []byte, trainers []int) (*Queue, error) {
 		return bad("epoch", in.Epoch)
 	}
 	q.begin(in.Epoch)
+	q.restored = true
 	q.fence, q.failed, q.lost = in.Fence, in.Failed, in.Lost
 	end := func(number int64, as state) bool {
 		if number < 0 || number >= in.Data.Shards || q.shards[number].state != queued {
