@@ -28,9 +28,11 @@ const (
 	modeSync  = "sync"  // a step of all trainers at once
 	modeAsync = "async" // each push as it comes
 	modeSSP   = "ssp"   // the same, and trainers that are far ahead wait
+	// modeHalfAsync is modeAsync to servers: trainers merge their pushes.
+	modeHalfAsync = "half_async"
 )
 
-var modes = []string{modeSync, modeAsync, modeSSP}
+var modes = []string{modeSync, modeAsync, modeSSP, modeHalfAsync}
 
 // processors is how many Go processors a process with parameter servers has at least: eight for
 // threads that wait in MPI, and four for gRPC. Such a thread keeps its processor until the
@@ -95,7 +97,7 @@ func (p *Process) begin(request []byte, _ work.Interrupt) (any, error) {
 	}
 	var opened *job
 	defer func() { p.endOpening(opened) }()
-	c := server.Config{Sync: r.Mode == modeSync, Bounded: j.bounded, Slack: j.slack, Functions: r.Functions}
+	c := server.Config{Mode: r.Mode, Sync: r.Mode == modeSync, Bounded: j.bounded, Slack: j.slack, Functions: r.Functions}
 	if err := j.open(c, r.Roles, admin.Options{Address: r.Address, OneHost: g.Local(), TLS: r.TLS, Panicked: func(why any) { p.core.Poison(fmt.Sprint(why)) }}); err != nil {
 		j.close(err)
 		return nil, err

@@ -67,9 +67,10 @@ const (
 
 // Config says what a server is.
 type Config struct {
-	Index    int   // among the servers
-	Servers  int   // how many there are
-	Trainers []int // their ranks, in ascending order
+	Index    int    // among the servers
+	Servers  int    // how many there are
+	Trainers []int  // their ranks, in ascending order
+	Mode     string // as Statistics tells it
 	Sync     bool
 	// Bounded says that a trainer may not pull while it is more than Slack steps ahead of another
 	// one (bounded.go). It is for asynchronous training.

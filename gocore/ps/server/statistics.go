@@ -88,13 +88,7 @@ type TableStatistics struct {
 
 // Statistics returns what the server has and did.
 func (s *Server) Statistics() Statistics {
-	mode := "async"
-	if s.Sync {
-		mode = "sync"
-	} else if s.Bounded {
-		mode = "ssp"
-	}
-	out := Statistics{Mode: mode, Seconds: time.Since(s.began).Seconds(), Version: s.version.Load(), Pulls: s.counted.pulls.Load(),
+	out := Statistics{Mode: s.Mode, Seconds: time.Since(s.began).Seconds(), Version: s.version.Load(), Pulls: s.counted.pulls.Load(),
 		Pushes: s.counted.pushes.Load(), BytesIn: s.counted.bytesIn.Load(), BytesOut: s.counted.bytesOut.Load()}
 	s.mu.Lock()
 	if s.failed != nil {

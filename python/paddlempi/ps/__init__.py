@@ -34,6 +34,7 @@ from .remote import RemoteTable, pull, push
 from .session import (
     barrier,
     complete,
+    flush,
     init,
     is_trainer,
     latest,
@@ -79,6 +80,7 @@ __all__ = [
     "complete",
     "discard",
     "export",
+    "flush",
     "init",
     "is_trainer",
     "latest",

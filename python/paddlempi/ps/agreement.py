@@ -7,7 +7,7 @@ import os
 from array import array
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import _native
 from .._ops import Op
@@ -18,10 +18,12 @@ from ..group_arguments import to_seconds
 from .config import from_zero
 from .role_map import ROLES, RolesArgument, checked, of_node, resolved
 
-__all__ = ["agree", "files"]
+__all__ = ["Mode", "agree", "files"]
 
 _ROLES = "PADDLEMPI_ROLES"
 _TLS = {"cert": "Cert", "key": "Key", "ca": "CA"}
+_MODES = ("sync", "async", "ssp", "half_async")
+_MOST = 1 << 30
 _WORDS = 5  # 64-bit words of what a rank tells in init: a digest, and its role
 
 
@@ -43,21 +45,49 @@ def files(tls: Mapping[str, str | os.PathLike[str]] | None) -> dict[str, Any]:
     return {"tls": {_TLS[name]: os.fspath(path) for name, path in tls.items()}}
 
 
+class Mode(NamedTuple):
+    """When servers apply what trainers push: the arguments of ``ps.init``."""
+
+    name: str
+    staleness: int
+    send_queue: int
+    merge: int
+
+    def checked(self) -> str:
+        """Return what counts of it, as a text.
+
+        Raises:
+            ArgumentError: there is no such mode, or a number is out of its limits.
+            DtypeError: a number is no integer.
+        """
+        if self.name not in _MODES:
+            raise ArgumentError(
+                f"ps.init: mode={self.name!r} is none of {', '.join(map(repr, _MODES))}"
+            )
+        text = f"mode={self.name!r}"
+        for name, value, least in (
+            *((("staleness", self.staleness, 0),) if self.name == "ssp" else ()),
+            *(
+                (("send_queue", self.send_queue, 1), ("merge", self.merge, 1))
+                if self.name == "half_async"
+                else ()
+            ),
+        ):
+            if not least <= from_zero("ps.init", name, value) <= _MOST:
+                raise ArgumentError(f"ps.init: {name}={value}; it is from {least} to {_MOST}")
+            text += f", {name}={value}"
+        return text
+
+
 def agree(
-    given: RolesArgument, mode: str, staleness: Any, timeout: Any, tls: Any, world: ProcessGroup
+    given: RolesArgument, mode: Mode, timeout: Any, tls: Any, world: ProcessGroup
 ) -> tuple[str, ...]:
     """Return the roles of all ranks, if all ranks have given the same arguments."""
     if given is None:
         given = os.environ.get(_ROLES) or None
     size = len(world._ranks)
     try:
-        if mode not in ("sync", "async", "ssp"):
-            raise ArgumentError(f"ps.init: mode={mode!r} is none of 'sync', 'async' and 'ssp'")
-        bound = ""
-        if mode == "ssp":
-            if from_zero("ps.init", "staleness", staleness) > 1 << 30:
-                raise ArgumentError(f"ps.init: staleness={staleness} is above {1 << 30}")
-            bound = f"staleness={staleness}, "
+        how = mode.checked()
         seconds = to_seconds(timeout, "ps.init")
         encrypted = ", with tls" if files(tls) else ""
         all_roles = resolved(given, size)
@@ -67,7 +97,7 @@ def agree(
             mine = all_roles[world._rank]
     except Error as error:
         refuse(Op.ALL_GATHER, None, error)
-    arguments = f"roles={given if all_roles is None else list(all_roles)}, mode={mode!r}, {bound}"
+    arguments = f"roles={given if all_roles is None else list(all_roles)}, {how}, "
     arguments += f"timeout={seconds:g} s{encrypted}"
     digest = hashlib.blake2b(arguments.encode(), digest_size=8 * (_WORDS - 1)).digest()
     told = array("q", digest)

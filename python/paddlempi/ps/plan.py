@@ -233,6 +233,8 @@ def transpile(
     *,
     mode: str = "sync",
     staleness: int = 3,
+    send_queue: int = 20,
+    merge: int = 20,
     timeout: timedelta | float = DEFAULT_TIMEOUT,
     tls: Any = None,
     average: bool = True,
@@ -266,7 +268,8 @@ def transpile(
     Args:
         model: a ``torch.nn.Module`` or ``paddle.nn.Layer``. Its embeddings are replaced in it.
         optimizer: the optimizer of all its parameters, or a list of optimizers.
-        roles, mode, staleness, timeout, tls: of :func:`init`, if it was not called.
+        roles, mode, staleness, send_queue, merge, timeout, tls: of :func:`init`, if it was not
+            called.
         average: whether gradients are divided by the number of trainers in sync mode.
         placement: how blocks are dealt to servers: "round_robin" or "hash_name".
         name: what the names of its tables begin with: another one for a second plan of a program.
@@ -299,7 +302,15 @@ def transpile(
         raise DtypeError(f"ps.transpile: name={name!r} is no text")
     front.check(model, optimizer)  # before ranks talk to each other
     if not session.is_begun():
-        session.init(roles, mode=mode, staleness=staleness, timeout=timeout, tls=tls)
+        session.init(
+            roles,
+            mode=mode,
+            staleness=staleness,
+            send_queue=send_queue,
+            merge=merge,
+            timeout=timeout,
+            tls=tls,
+        )
     elif roles is not None:
         raise ArgumentError("ps.transpile: roles were given to ps.init, which was called before")
     if not session.is_trainer():

@@ -133,7 +133,12 @@ class RemoteTable(Configured):
         if learning_rate is None:
             learning_rate = self.learning_rate
         rate = rate_of("push", learning_rate)
-        self._core.table(_PUSH, self._number, checked_ids("push", ids), gradients, None, rate, 0)
+        sender = session.sender()
+        if sender is not None:
+            sender.push([(self._number, checked_ids("push", ids), gradients, rate)])
+        else:
+            kept = checked_ids("push", ids)
+            self._core.table(_PUSH, self._number, kept, gradients, None, rate, 0)
         note_progress()
 
     def write(self, ids: Any, rows: Any) -> None:
@@ -149,6 +154,8 @@ class RemoteTable(Configured):
             ArgumentError: also if a row is not finite, unless ``non_finite`` is "allow".
             Error: as :meth:`push`.
         """
+        if session.sender() is not None:
+            session.flush()  # what was pushed before comes before
         self._core.table(TableCall.WRITE, self._number, checked_ids("write", ids), rows)
 
     def prefetch(self, ids: Any) -> Prefetched:
@@ -270,7 +277,9 @@ def push(requests: Sequence[tuple[RemoteTable, Any, Any]]) -> None:
     if not entries and found.empty is not None:
         number, dim = found.empty
         entries = [(number, memory.empty(0, "int64"), memory.empty((0, dim)), None)]
-    if entries:
+    if entries and found.sender is not None:
+        found.sender.push(entries)
+    elif entries:
         _native.load().tables(_PUSH, tuple(entries))
     note_progress()
 

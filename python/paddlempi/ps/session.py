@@ -36,14 +36,16 @@ from ..group import (
 )
 from ..group_arguments import to_seconds
 from . import functions
-from .agreement import agree, files
+from .agreement import Mode, agree, files
 from .config import from_zero, rate_of
 from .cuts import newest, warn_of_skipped
 from .role_map import RolesArgument, deals, serves, trains
+from .sender import Sender
 
 __all__ = [
     "barrier",
     "complete",
+    "flush",
     "init",
     "is_trainer",
     "latest",
@@ -67,7 +69,7 @@ class Session:
 
     Attributes:
         roles: the roles of all ranks, by rank.
-        mode: "sync", "async" or "ssp".
+        mode: "sync", "async", "ssp" or "half_async".
         trainer_group: the group of the trainers.
         completed: this trainer has said that it asks nothing more.
         empty: the number and the dim of a table; a step without gradients names it.
@@ -75,6 +77,7 @@ class Session:
             how many blocks were dealt before theirs.
         names: those of the optimizers whose dense parameters are on the servers.
         restores: how often :func:`restore` has been called.
+        sender: the queue of this trainer's pushes in mode "half_async"; else None.
     """
 
     def __init__(self, roles: tuple[str, ...], rank: int, mode: str) -> None:
@@ -88,6 +91,7 @@ class Session:
         self.dealt: dict[str, int] = {}
         self.names: set[str] = set()
         self.restores = 0
+        self.sender: Sender | None = None
         self._blocks = 0
         self.lock = threading.RLock()  # a signal handler may interrupt who holds it
 
@@ -127,6 +131,8 @@ def init(
     *,
     mode: str = "sync",
     staleness: int = 3,
+    send_queue: int = 20,
+    merge: int = 20,
     timeout: timedelta | float = DEFAULT_TIMEOUT,
     tls: Mapping[str, str | os.PathLike[str]] | None = None,
 ) -> None:
@@ -149,8 +155,13 @@ def init(
         mode: "sync": a step is applied when the pushes of all trainers are there, so all trainers
             see the same rows. "async": a push is applied at once, and nobody waits. "ssp": the
             same, but a trainer that is more than ``staleness`` steps ahead of another one waits
-            before it pulls (stale synchronous parallel: Ho et al., NIPS 2013).
+            before it pulls (stale synchronous parallel: Ho et al., NIPS 2013). "half_async": a push
+            is queued, and a thread merges what has come and sends it, so a trainer waits for no
+            server either, unless its queue is full (Fluid's AsyncCommunicator).
         staleness: the bound of mode "ssp", in steps, from 0. Other modes do not read it.
+        send_queue: of mode "half_async": how many pushes wait in a trainer at most, from 1.
+        merge: of mode "half_async": how many of them are sent as one at most, from 1. The gradients
+            of a row are added up.
         timeout: how long a request to a server may take, in sync mode with the wait for the other
             trainers: a timedelta or seconds.
         tls: files in PEM that encrypt the administration (``docs/ps-admin.md``): ``cert`` and
@@ -177,7 +188,7 @@ def init(
         raise AlreadyInitializedError("ps.init: another thread is in it")
     _state.beginning = threading.get_ident()
     try:
-        _begin(roles, mode, staleness, timeout, tls)
+        _begin(roles, Mode(mode, staleness, send_queue, merge), timeout, tls)
     finally:
         _state.beginning = 0
     if functions.names() and serves(role()):
@@ -193,8 +204,7 @@ def init(
 
 def _begin(
     roles: RolesArgument,
-    mode: str,
-    staleness: int,
+    mode: Mode,
     timeout: timedelta | float,
     tls: Mapping[str, str | os.PathLike[str]] | None,
 ) -> None:
@@ -202,8 +212,8 @@ def _begin(
     if not is_initialized():
         init_process_group()
     world = members(None)
-    found = agree(roles, mode, staleness, timeout, tls, world)
-    session = Session(found, world._rank, mode)
+    found = agree(roles, mode, timeout, tls, world)
+    session = Session(found, world._rank, mode.name)
     if session.trainers == list(world._ranks):
         session.trainer_group = world
     elif world._rank in session.trainers:
@@ -212,13 +222,36 @@ def _begin(
         "ps_init",
         group=world._id,
         roles=[role.split("+") for role in found],
-        mode=mode,
+        mode=mode.name,
         timeout=to_seconds(timeout, "ps.init"),
         functions=functions.names(),
-        **({"staleness": int(staleness)} if mode == "ssp" else {}),
+        **({"staleness": int(mode.staleness)} if mode.name == "ssp" else {}),
         **files(tls),
     )
+    if mode.name == "half_async" and world._rank in session.trainers:
+        session.sender = Sender(int(mode.send_queue), int(mode.merge))
     _state.session = session
+
+
+def flush() -> None:
+    """In mode "half_async", wait until the servers have applied all pushes of this trainer.
+
+    :func:`barrier`, :func:`save`, :func:`restore`, :func:`complete`, :func:`set_learning_rate` and
+    ``write`` of a table do so. In other modes a push has been applied when it returns.
+
+    Raises:
+        NotInitializedError: before :func:`init`.
+        ArgumentError: this rank does not train.
+        Error: what a push has failed with since the last call that said so. It is lost.
+    """
+    sender = as_trainer("ps.flush").sender
+    if sender is not None:
+        sender.flush()
+
+
+def sender() -> Sender | None:
+    """The queue of this trainer's pushes; None in other modes, or without a session."""
+    return None if _state.session is None else _state.session.sender
 
 
 def servers_end_in_init() -> None:
@@ -361,7 +394,7 @@ def barrier(name: str = "barrier") -> None:
         DtypeError: ``name`` is no text.
         TimeoutError: a trainer did not come.
     """
-    as_trainer("ps.barrier")
+    flush()
     _text("ps.barrier", name)
     _native.control("ps_barrier", name=name)
 
@@ -406,7 +439,7 @@ def save(folder: str | os.PathLike[str], step: int, *, keep: int = 2, extra: byt
         DtypeError: ``step`` or ``keep`` is no integer, or ``extra`` has no bytes.
         TimeoutError: it took longer than the timeout of :func:`init`.
     """
-    as_trainer("ps.save")
+    flush()
     number, kept = from_zero("ps.save", "step", step), from_zero("ps.save", "keep", keep)
     try:
         text = base64.b64encode(extra).decode()
@@ -492,7 +525,7 @@ def restore(
         TimeoutError: it took longer than the timeout of :func:`init`. Then, and after Ctrl-C, the
             tables have some rows of the cut: restore again.
     """
-    as_trainer("ps.restore")
+    flush()
     if step is not None:
         step = from_zero("ps.restore", "step", step)
     taking: dict[str, Any] = {} if strict else {"strict": False}
@@ -514,7 +547,7 @@ def set_learning_rate(name: str, rate: float) -> None:
             negative or not finite.
         DtypeError: ``name`` is no text, or ``rate`` no number.
     """
-    as_trainer("ps.set_learning_rate")
+    flush()
     _text("ps.set_learning_rate", name)
     number = rate_of("ps.set_learning_rate", rate)
     if number is None:
@@ -556,13 +589,19 @@ def complete() -> None:
             trainer has not waited. The trainer has completed, and its servers are told.
         TimeoutError: a server did not answer in time.
         PeerDiedError: a server has died. The others do not count this trainer as completed.
+        Error: in mode "half_async", what a queued push has failed with. The trainer has completed.
     """
     session = as_trainer("ps.complete")
     with session.lock:
         if session.completed:
             return
         session.completed = True
+    lost: Error | None = None  # what a queued push has failed with
     try:
+        try:
+            flush()
+        except Error as error:
+            lost = error
         for end in _state.before_complete:
             end()
         answer = _native.control("ps_complete")
@@ -574,6 +613,8 @@ def complete() -> None:
         error = BY_CODE.get(failed["code"], Error)(failed["message"])
         error.ranks = tuple(failed["ranks"] or ())
         raise error
+    if lost is not None:
+        raise lost
 
 
 def shutdown() -> None:
@@ -602,6 +643,8 @@ def shutdown() -> None:
         if _answers(role):
             serve()
     finally:
+        if session.sender is not None:
+            session.sender.end()
         _state.session = None
         _state.deaths = _native.control("ps_close").get("deaths", 0)
     if failed is not None:
