@@ -600,8 +600,8 @@ def complete() -> None:
     try:
         try:
             flush()
-        except Error as error:
-            lost = error
+        except Error as told:
+            lost = told
         for end in _state.before_complete:
             end()
         answer = _native.control("ps_complete")

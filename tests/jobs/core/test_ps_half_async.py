@@ -38,6 +38,7 @@ def all_pushes_count() -> None:
     found = sums.pull(ids)
     wanted = -2.0 * np.array([41 if i < 10 else 41 - (i - 9) for i in ids])
     assert (found == wanted[:, None]).all(), found[:, 0]
+    ps.barrier("counted")
     told = ps.stats()["servers"]
     assert [one["mode"] for one in told] == ["half_async"] * 2
     # 41 pushes of each trainer, of which at most two are sent as one.
