@@ -17,7 +17,7 @@ import fcntl
 import os
 import re
 import secrets
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from ..errors import ArgumentError
@@ -25,7 +25,7 @@ from ..together import flush
 from . import layout
 from .header import Header, length, parse
 
-__all__ = ["STATE", "Names", "Save", "opened", "read_header"]
+__all__ = ["STATE", "Names", "Save", "read_header"]
 
 _MODEL = "model.safetensors"
 _INDEX = ".index.json"
@@ -249,31 +249,3 @@ def read_header(descriptor: int) -> Header:
             raise OSError(errno.EIO, "the file has become shorter")
         text += more
     return parse(text, size)
-
-
-def opened(path: str, flags: int, made: bool, stack: ExitStack) -> int:
-    """Open a file until the stack is closed, and return the descriptor.
-
-    Args:
-        path: of the file.
-        flags: of ``os.open``.
-        made: whether another rank has just made it.
-        stack: closes it.
-
-    Raises:
-        FileNotFoundError: this rank does not see it.
-        OSError: it cannot be opened.
-    """
-    try:
-        descriptor = os.open(path, flags | os.O_CLOEXEC)
-    except FileNotFoundError as error:
-        if not made:
-            raise
-        raise FileNotFoundError(
-            error.errno,
-            "this rank does not see the file that rank 0 has made; give a path on a file system "
-            "that all hosts share",
-            path,
-        ) from None
-    stack.callback(os.close, descriptor)
-    return descriptor

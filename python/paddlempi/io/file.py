@@ -18,12 +18,13 @@ from ..group import ProcessGroup
 from ..memory import name_of_dtype
 from ..together import leads, rank_in, size_of, together, world_rank
 from . import tiles
-from .commit import Names, Save, opened
+from .commit import Names, Save
 from .elements import Elements, new
+from .opened import opened
 from .places import Place, box, runs, whole
 from .reader import read_place
 from .tiles import Box, Piece
-from .writer import Target, flush_all, put, write
+from .writer import Target, write
 
 __all__ = ["File", "View"]
 
@@ -90,7 +91,9 @@ class File:
             if step.told[0] is not None:
                 self._path = self._path.with_name(step.told[0])
             with together(self._what, group):
-                self._descriptor = opened(str(self._path), _MODES[mode], mode == "w", stack)
+                self._file = opened(
+                    str(self._path), _MODES[mode], stack, made=mode == "w", ahead=atomic
+                )
             self._stack = stack.pop_all()
 
     def _made(self, mode: str, atomic: bool) -> str | None:
@@ -122,7 +125,7 @@ class File:
 
     def size(self) -> int:
         """Return how many bytes the file has."""
-        return os.fstat(self._descriptor).st_size
+        return os.fstat(self._file.descriptor).st_size
 
     def write_at(self, offset: int, tensor: Any) -> int:
         """Write a tensor at an offset.
@@ -137,7 +140,7 @@ class File:
         """
         at, elements = _offset(offset), Elements(tensor)
         for _, array in elements.parts():
-            put(self._descriptor, array.reshape(-1).view("u1"), at, self.path)
+            self._file.put(array.reshape(-1).view("u1"), at)
             at += array.nbytes
         return elements.nbytes
 
@@ -156,7 +159,7 @@ class File:
         elements = Elements(out)
         elements.check_writable()
         place = whole(elements.shape)
-        read_place(self._descriptor, self.path, _offset(offset), place, elements, _quiet)
+        read_place(self._file, _offset(offset), place, elements, _quiet)
         elements.written()
         return elements.nbytes
 
@@ -244,21 +247,21 @@ class File:
         """
         with together(self._what, self._group):
             if leads(self._group) and _offset(size):
-                os.posix_fallocate(self._descriptor, 0, size)
+                os.posix_fallocate(self._file.descriptor, 0, size)
 
     def sync(self) -> None:
         """Return when what all ranks have written is on the disk. Collective."""
         with together(self._what, self._group):
-            flush_all([(self._descriptor, self.path)])
+            self._file.flush()
 
     def close(self) -> None:
         """Close the file; with ``atomic`` also flush it and give it its name. Collective."""
-        if self._descriptor < 0:
+        if self._file.descriptor < 0:
             return
         try:
             with together(self._what, self._group):
                 if self._atomic:
-                    flush_all([(self._descriptor, self.path)])
+                    self._file.flush()
             with together(self._what, self._group):
                 if self._save is not None:
                     self._save.commit()
@@ -266,7 +269,6 @@ class File:
             self._end()
 
     def _end(self) -> None:
-        self._descriptor = -1
         self._stack.close()
 
     def _abandon(self) -> None:
@@ -285,7 +287,7 @@ class File:
         if error is None:
             self.close()
             return
-        if isinstance(error, Exception) and self._descriptor >= 0:
+        if isinstance(error, Exception) and self._file.descriptor >= 0:
             with suppress(Exception), together(self._what, self._group):
                 raise error  # the others are in close()
         self._end()
@@ -334,7 +336,7 @@ class View:
         elements = self._checked(out)
         elements.check_writable()
         file = self._file
-        read_place(file._descriptor, file.path, self._start, self._place, elements, _quiet)
+        read_place(file._file, self._start, self._place, elements, _quiet)
         elements.written()
         return out
 
@@ -357,7 +359,7 @@ class View:
             data, step = memoryview(array.reshape(-1).view("u1")), there.elements * size
             for number, first in enumerate(there.begins.tolist()):
                 run = data[number * step : (number + 1) * step]
-                put(file._descriptor, run, self._start + first * size, file.path)
+                file._file.put(run, self._start + first * size)
 
     def read_all(self, out: Any = None, framework: str = "numpy") -> Any:
         """Read on all ranks; see :meth:`read`. Collective."""
@@ -387,14 +389,13 @@ class View:
         bounds, mine = self._part  # type: ignore[misc]
         pieces = [Piece(0, rank, one) for rank, one in enumerate(boxes) if prod(one.lengths)]
         target = Target(0, self._start, bounds, elements.itemsize)
-        files = [(file._descriptor, file.path)]
         with together(file._what, file._group):
             try:
                 tiles.check("view", bounds, np.array(boxes, np.int64).reshape(len(boxes), 2, -1))
                 holes = False
             except Error:
                 holes = True
-            write([(elements, mine)], pieces, [target], files, file._group, _quiet, holes)
+            write([(elements, mine)], pieces, [target], [file._file], file._group, _quiet, holes)
 
     def _checked(self, tensor: Any) -> Elements:
         elements = Elements(tensor)

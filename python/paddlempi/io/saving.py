@@ -15,13 +15,14 @@ from ..errors import ArgumentError, DtypeError, Error, MismatchError
 from ..group import ProcessGroup, is_initialized, warn_nonmember
 from ..together import leads, size_of, together, world_rank
 from . import layout, shards, tiles
-from .commit import Names, Save, opened
+from .commit import Names, Save
 from .dtypes import code_of
 from .elements import Elements
 from .layout import Whole
+from .opened import opened
 from .progress import Bar
 from .tiles import Box
-from .writer import Target, flush_all, write
+from .writer import Target, write
 
 __all__ = ["Content", "agreed", "save_file", "saved"]
 
@@ -248,8 +249,7 @@ def saved(
     """
     total = sum(one.nbytes for one in content.wholes.values())
     is_set = most is not None and total > most
-    with together(what, group):  # a header that is too long
-        files = _files(content, most if is_set else None)
+    files = _files(content, most if is_set else None)  # the same on all ranks, as its error
     numbers = {name: number for number, file in enumerate(files) for name in file.layout.begins}
     targets = [
         Target(
@@ -275,12 +275,13 @@ def saved(
             # A rank that cannot open takes no part in the exchange of what is written.
             with together(what, group):
                 paths = [str(names.one.parent / name) for name in there]
-                here = [(opened(path, os.O_RDWR, True, stack), path) for path in paths]
+                here = [opened(path, os.O_RDWR, stack, made=True, ahead=True) for path in paths]
                 mine = _bytes_of_lead(pieces, targets)
                 bar = stack.enter_context(Bar(what, mine, progress and leads(group)))
             with together(what, group):
                 write(content.held(), pieces, targets, here, group, bar.add)
-                flush_all(here)
+                for one in here:
+                    one.flush()
         with together(what, group):
             if save is not None:
                 if is_set:

@@ -8,7 +8,6 @@ of 32 MiB a rank at the most.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
@@ -17,13 +16,14 @@ import numpy as np
 
 from .. import collectives, memory
 from ..group import ProcessGroup, is_initialized
-from ..together import rank_in, size_of, world_rank
+from ..together import rank_in, size_of
 from .elements import STAGED, Elements
+from .opened import Opened
 from .places import box as place_of_box
 from .places import runs, slabs, span, whole
 from .tiles import Box, Piece
 
-__all__ = ["MANY", "SHORT", "Target", "exchanged", "flush_all", "put", "write", "write_piece"]
+__all__ = ["MANY", "SHORT", "Target", "exchanged", "write", "write_piece"]
 
 SHORT = 64 << 10
 """A run of fewer bytes is short."""
@@ -48,41 +48,6 @@ class Target(NamedTuple):
     itemsize: int
 
 
-def put(descriptor: int, data: Any, at: int, path: str) -> None:
-    """Write bytes at an offset.
-
-    Raises:
-        OSError: the text has the rank, the offset and the path.
-    """
-    view = memoryview(data).cast("B")
-    while len(view):
-        try:
-            written = os.pwrite(descriptor, view, at)
-        except OSError as error:
-            raise _told(error, "write", at, path) from error
-        view = view[written:]
-        at += written
-
-
-def _told(error: OSError, verb: str, at: int, path: str) -> OSError:
-    rank = world_rank(rank_in())
-    return OSError(
-        error.errno, f"{error.strerror}: rank {rank} could not {verb} at byte {at}", path
-    )
-
-
-def flush_all(descriptors: Iterable[tuple[int, str]]) -> None:
-    """Write what the system has of files to the disk."""
-    for descriptor, path in descriptors:
-        try:
-            os.fsync(descriptor)
-        except OSError as error:
-            rank = world_rank(rank_in())
-            raise OSError(
-                error.errno, f"{error.strerror}: rank {rank} could not flush it", path
-            ) from error
-
-
 def exchanged(pieces: Iterable[Piece], targets: Sequence[Target]) -> set[int]:
     """Return the tensors that have many short runs. The same on all ranks."""
     found = set()
@@ -100,7 +65,7 @@ def write(
     parts: Sequence[tuple[Elements, Box]],
     pieces: Sequence[Piece],
     targets: Sequence[Target],
-    files: Sequence[tuple[int, str]],
+    files: Sequence[Opened],
     group: ProcessGroup | None,
     progress: Callable[[int], object],
     holes: bool = False,
@@ -113,7 +78,7 @@ def write(
         parts: what this rank holds of each tensor.
         pieces: who writes what, of all ranks.
         targets: where each tensor goes.
-        files: descriptors and paths.
+        files: where they go.
         group: the ranks.
         progress: is told the bytes of this rank's that were written.
         holes: whether the pieces may not tile the tensors. What is in the file stays there.
@@ -149,19 +114,18 @@ def write_piece(
     part: tuple[Elements, Box],
     box: Box,
     target: Target,
-    files: Sequence[tuple[int, str]] | Mapping[int, tuple[int, str]],
+    files: Sequence[Opened] | Mapping[int, Opened],
     progress: Callable[[int], object],
 ) -> None:
     """Write a box of a tensor, of which this rank holds ``part``, run by run."""
     elements, held = part
-    descriptor, path = files[target.file]
     for index, array in elements.parts(_index(held, box)):
         offsets = [one.start + begin for one, begin in zip(index, held.offsets, strict=True)]
         there = runs(place_of_box(target.shape, offsets, array.shape))
         data, size = memoryview(array.reshape(-1).view("u1")), there.elements * target.itemsize
         for number, begin in enumerate(there.begins.tolist()):
             run = data[number * size : (number + 1) * size]
-            put(descriptor, run, target.begin + begin * target.itemsize, path)
+            files[target.file].put(run, target.begin + begin * target.itemsize)
         progress(array.nbytes)
 
 
@@ -180,7 +144,7 @@ class _Exchange:
         parts: Sequence[tuple[Elements, Box]],
         pieces: Sequence[Piece],
         targets: Sequence[Target],
-        files: Sequence[tuple[int, str]],
+        files: Sequence[Opened],
         group: ProcessGroup | None,
         progress: Callable[[int], object],
         holes: bool,
@@ -268,7 +232,7 @@ class _Exchange:
         target, common = self._targets[slab.tensor], self._common(slab)
         if not common:
             return
-        size, (descriptor, path) = target.itemsize, self._files[target.file]
+        size, file = target.itemsize, self._files[target.file]
         begin = target.begin + place_of_box(target.shape, *slab.box).offset * size
         rows = np.empty(slab.box.lengths, self._parts[slab.tensor][0].raw)
         flat = rows.reshape(-1).view("u1")
@@ -277,14 +241,14 @@ class _Exchange:
             places = [place_of_box(slab.box.lengths, *_moved(slab.box, box)) for _, box in common]
             first = min(place.offset for place in places) * size
             end = max(place.offset + span(place) for place in places) * size
-            _get_old(descriptor, flat[first:end], begin + first)
+            file.get_old(flat[first:end], begin + first)
         read = [0] * self._size
         for rank, box in common:
             until = read[rank] + prod(box.lengths) * size
             data = taken[rank][read[rank] : until].view(rows.dtype).reshape(box.lengths)
             rows[_index(slab.box, box)] = data
             read[rank] = until
-        put(descriptor, flat[first:end], begin + first, path)
+        file.put(flat[first:end], begin + first)
         self._progress(end - first)
 
 
@@ -292,17 +256,6 @@ def _moved(outer: Box, box: Box) -> Box:
     """Return a box as it lies in another one."""
     offsets = (o - begin for o, begin in zip(box.offsets, outer.offsets, strict=True))
     return Box(tuple(offsets), box.lengths)
-
-
-def _get_old(descriptor: int, out: Any, at: int) -> None:
-    """Read what a file has; zeros behind its end."""
-    view = memoryview(out)
-    while len(view):
-        read = os.preadv(descriptor, [view], at)
-        if not read:
-            view[:] = bytes(len(view))
-            return
-        view, at = view[read:], at + read
 
 
 def _intersection(one: Box, two: Box) -> Box | None:

@@ -47,15 +47,16 @@ from torch.futures import Future
 from ..errors import ArgumentError, DtypeError
 from ..group_arguments import to_seconds
 from ..io import layout, tiles
-from ..io.commit import STATE, Names, Save, opened
+from ..io.commit import STATE, Names, Save
 from ..io.dtypes import code_of
 from ..io.elements import Elements
 from ..io.layout import Whole
+from ..io.opened import Opened, opened
 from ..io.reader import OpenFile
 from ..io.shards import Part
 from ..io.tiles import Box
 from ..io.values import decoded, encoded
-from ..io.writer import Target, flush_all, write_piece
+from ..io.writer import Target, write_piece
 from .snapshots import Snapshots
 
 __all__ = ["StorageReader", "StorageWriter"]
@@ -321,7 +322,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):  # type: ignore[misc]
         planned: _Planned = plan.storage_data
         results = []
         with ExitStack() as stack:
-            files: dict[int, tuple[int, str]] = {}
+            files: dict[int, Opened] = {}
             for item in plan.items:
                 name = item.index.fqn
                 if item.type is WriteItemType.BYTE_IO:
@@ -331,13 +332,14 @@ class StorageWriter(storage.StorageWriter, AsyncStager):  # type: ignore[misc]
                 target = planned.targets[name]
                 if target.file not in files:
                     path = os.path.join(planned.folder, planned.files[target.file])
-                    files[target.file] = (opened(path, os.O_RDWR, True, stack), path)
+                    files[target.file] = opened(path, os.O_RDWR, stack, made=True, ahead=True)
                 elements = Elements(planner.resolve_data(item).detach())
                 data = item.tensor_data
                 box = Box(tuple(data.chunk.offsets), tuple(data.chunk.sizes))
                 write_piece((elements, box), box, target, files, self._snapshots.progress)
                 results.append(storage.WriteResult(item.index, elements.nbytes, None))
-            flush_all(files.values())
+            for file in files.values():
+                file.flush()
         return results
 
     def _write_values(self, texts: dict[str, str]) -> None:

@@ -16,6 +16,7 @@ import pytest
 import safetensors
 import safetensors.numpy
 from paddlempi import errors, io
+from paddlempi.io import opened
 from paddlempi.io.dtypes import BY_NAME
 
 RNG = np.random.default_rng(3)
@@ -382,3 +383,24 @@ def test_a_bar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     io.load_file(tmp_path / "m", progress=True)
     shown = capsys.readouterr().err
     assert "save_file: 100%" in shown and "load_file: 100%" in shown and "800/800" in shown
+
+
+def test_the_disk_begins_while_a_save_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, int]] = []
+
+    class System:
+        def sync_file_range(self, descriptor: int, begin: int, length: int, flags: int) -> int:
+            told.append((begin, length))
+            return -1  # an error of it changes nothing
+
+    monkeypatch.setattr(opened, "_c", System())
+    tensors = {name: np.full((5 << 20) >> 1, n, np.uint8) for n, name in enumerate("abcde")}
+    io.save_file(tensors, tmp_path / "a")
+    begin = (tmp_path / "a").stat().st_size - (25 << 19)
+    assert told == [(begin, 5 << 20), (begin + (5 << 20), 5 << 20)]  # 2.5 MiB are left to the flush
+    with io.File(tmp_path / "b", "w") as file:
+        file.write_at(0, tensors["a"])
+        file.write_at(5 << 20, np.zeros(9 << 20, np.uint8))
+    assert len(told) == 2  # nothing was to be flushed
