@@ -24,6 +24,7 @@ from ..errors import ArgumentError
 from ..together import flush
 from . import layout
 from .header import Header, length, parse
+from .opened import created
 
 __all__ = ["STATE", "Names", "Save", "read_header"]
 
@@ -170,7 +171,7 @@ class Save:
         self._close()
 
     def _make(self, path: Path) -> int:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        descriptor = created(str(path))
         self._made.append(path)
         return descriptor
 

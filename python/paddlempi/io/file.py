@@ -20,7 +20,7 @@ from ..together import leads, rank_in, size_of, together, world_rank
 from . import tiles
 from .commit import Names, Save
 from .elements import Elements, new
-from .opened import opened
+from .opened import created, opened
 from .places import Place, box, runs, whole
 from .reader import read_place
 from .tiles import Box, Piece
@@ -103,8 +103,7 @@ class File:
         if atomic:
             self._save = Save(self._what, Names(self._path, plain=True), None)
             return self._save.partial.name
-        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        os.close(os.open(self._path, flags, 0o666))
+        os.close(created(str(self._path), os.O_TRUNC))
         return None
 
     def _same(self, name: str, told: Sequence[Any]) -> None:

@@ -1,134 +1,19 @@
-"""Files that one rank reads and writes at offsets."""
+"""How files are opened and made: by calls of the system, or through MPI-IO."""
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import os
 from contextlib import ExitStack
-from typing import Any
 
-from ..together import rank_in, world_rank
+from . import by_mpi
+from .posix import PosixFile
 
-__all__ = ["Opened", "opened"]
-
-_BATCH = 4 << 20
-"""After so many bytes the disk is told to begin. Less makes the requests to it short."""
-_WRITE = 2  # SYNC_FILE_RANGE_WRITE of linux/fs.h: begin, and do not wait
-
-
-class Opened:
-    """An open file. An error has the path, the rank and the offset.
-
-    Args:
-        descriptor: of the file.
-        path: of the file.
-        ahead: whether what is written will be flushed. The disk then begins while more is written,
-            so that the flush has less to wait for. This halves the time of a save (measured).
-    """
-
-    __slots__ = ("_ahead", "_begin", "_bytes", "_end", "descriptor", "path")
-
-    def __init__(self, descriptor: int, path: str, ahead: bool = False) -> None:
-        self.descriptor, self.path, self._ahead = descriptor, path, ahead
-        self._begin = self._end = self._bytes = 0
-
-    def put(self, data: Any, at: int) -> None:
-        """Write bytes at an offset.
-
-        Raises:
-            OSError: they cannot be written.
-        """
-        view, begin = memoryview(data).cast("B"), at
-        while len(view):
-            try:
-                written = os.pwrite(self.descriptor, view, at)
-            except OSError as error:
-                raise self._told(error, f"write at byte {at}") from error
-            view = view[written:]
-            at += written
-        if self._ahead:
-            self._start(begin, at)
-
-    def _start(self, begin: int, end: int) -> None:
-        """Let the disk begin with what was written, when it has become enough."""
-        self._begin = min(self._begin, begin) if self._bytes else begin
-        self._end = max(self._end, end) if self._bytes else end
-        self._bytes += end - begin
-        if self._bytes >= _BATCH:
-            # It may fail: the flush tells what is wrong with the disk.
-            _system().sync_file_range(self.descriptor, self._begin, self._end - self._begin, _WRITE)
-            self._bytes = 0
-
-    def get(self, out: Any, at: int) -> None:
-        """Read bytes at an offset, as many as ``out`` has.
-
-        Raises:
-            OSError: they cannot be read, or the file ends before.
-        """
-        view, end = memoryview(out).cast("B"), self._get(out, at)
-        if end < len(view):
-            raise OSError(
-                errno.EIO, f"the file ends at byte {at + end}: it has become shorter", self.path
-            )
-
-    def get_old(self, out: Any, at: int) -> None:
-        """Read what the file has; zeros behind its end."""
-        view, end = memoryview(out).cast("B"), self._get(out, at)
-        view[end:] = bytes(len(view) - end)
-
-    def _get(self, out: Any, at: int) -> int:
-        """Read bytes. Return how many there are before the file ends."""
-        view, done = memoryview(out).cast("B"), 0
-        while done < len(view):
-            try:
-                read = os.preadv(self.descriptor, [view[done:]], at + done)
-            except OSError as error:
-                raise self._told(error, f"read at byte {at + done}") from error
-            if not read:
-                break
-            done += read
-        return done
-
-    def flush(self) -> None:
-        """Return when what this rank has written is on the disk."""
-        self._bytes = 0
-        try:
-            os.fsync(self.descriptor)
-        except OSError as error:
-            raise self._told(error, "flush it") from error
-
-    def close(self) -> None:
-        """Close the file."""
-        descriptor, self.descriptor = self.descriptor, -1
-        os.close(descriptor)
-
-    def _told(self, error: OSError, what: str) -> OSError:
-        rank = world_rank(rank_in())
-        return OSError(error.errno, f"{error.strerror}: rank {rank} could not {what}", self.path)
-
-
-def _system() -> Any:
-    """Return the C library, with sync_file_range."""
-    global _c
-    if _c is None:
-        found = ctypes.CDLL(None)
-        found.sync_file_range.argtypes = (
-            ctypes.c_int,
-            ctypes.c_int64,
-            ctypes.c_int64,
-            ctypes.c_uint,
-        )
-        _c = found
-    return _c
-
-
-_c: Any = None
+__all__ = ["created", "opened"]
 
 
 def opened(
     path: str, flags: int, stack: ExitStack, *, made: bool = False, ahead: bool = False
-) -> Opened:
+) -> PosixFile:
     """Open a file until the stack is closed.
 
     Args:
@@ -136,9 +21,10 @@ def opened(
         flags: of ``os.open``.
         stack: closes it.
         made: whether another rank has just made it.
-        ahead: see :class:`Opened`.
+        ahead: see :class:`PosixFile`.
 
     Raises:
+        ArgumentError: a setting is wrong.
         FileNotFoundError: this rank does not see it.
         OSError: it cannot be opened.
     """
@@ -153,6 +39,32 @@ def opened(
             "that all hosts share",
             path,
         ) from None
-    file = Opened(descriptor, path, ahead)
+    file = PosixFile(descriptor, path, ahead)
     stack.callback(file.close)
+    writes = bool(flags & os.O_RDWR)
+    if through := by_mpi.tried(path, lambda: by_mpi.MPIFile(descriptor, path, writes)):
+        file = through
+        stack.callback(file.close)
     return file
+
+
+def created(path: str, flags: int = os.O_EXCL) -> int:
+    """Make a file on the rank that leads, with the layout that hints to MPI say.
+
+    Args:
+        path: of the file.
+        flags: ``os.O_EXCL``: it must not exist; ``os.O_TRUNC``: it may.
+
+    Returns:
+        A descriptor that reads and writes.
+
+    Raises:
+        ArgumentError: a setting is wrong.
+        OSError: it cannot be made.
+    """
+    access = os.O_RDWR | os.O_CLOEXEC
+    if by_mpi.hints() and not os.path.lexists(path):
+        folder = os.path.dirname(path) or "."
+        if by_mpi.tried(folder, lambda: by_mpi.made(path)):
+            return os.open(path, access)
+    return os.open(path, access | os.O_CREAT | flags, 0o666)

@@ -18,8 +18,9 @@ from . import layout, shards
 from .commit import Names, read_header
 from .elements import STAGED, Elements, new, raw
 from .header import Entry, Header
-from .opened import Opened, opened
+from .opened import opened
 from .places import Place, Slab, box, flipped, runs, slabs, span, whole
+from .posix import PosixFile
 from .progress import Bar
 from .tiles import Box, within
 
@@ -31,7 +32,7 @@ _FRAMEWORKS = ("numpy", "torch", "paddle")
 
 
 def read_place(
-    file: Opened,
+    file: PosixFile,
     begin: int,
     place: Place,
     out: Elements,
@@ -63,13 +64,13 @@ def read_place(
         progress(int(np.prod(slab.place.shape, dtype=np.int64)) * size)
 
 
-def _get_runs(file: Opened, begin: int, there: Any, out: Any, size: int) -> None:
+def _get_runs(file: PosixFile, begin: int, there: Any, out: Any, size: int) -> None:
     data, step = memoryview(out.reshape(-1).view("u1")), there.elements * size
     for number, first in enumerate(there.begins.tolist()):
         file.get(data[number * step : (number + 1) * step], begin + first * size)
 
 
-def _sieve(file: Opened, begin: int, slab: Slab, out: Elements) -> None:
+def _sieve(file: PosixFile, begin: int, slab: Slab, out: Elements) -> None:
     """Read a slab with the gaps between its runs, and copy what it has."""
     staged = np.empty(span(slab.place), out.raw)
     file.get(staged.view("u1"), begin + slab.place.offset * out.itemsize)
@@ -85,7 +86,7 @@ class _Source(NamedTuple):
         header: what its header says.
     """
 
-    file: Opened
+    file: PosixFile
     header: Header
 
 

@@ -18,9 +18,9 @@ from .. import collectives, memory
 from ..group import ProcessGroup, is_initialized
 from ..together import rank_in, size_of
 from .elements import STAGED, Elements
-from .opened import Opened
 from .places import box as place_of_box
 from .places import runs, slabs, span, whole
+from .posix import PosixFile
 from .tiles import Box, Piece
 
 __all__ = ["MANY", "SHORT", "Target", "exchanged", "write", "write_piece"]
@@ -65,7 +65,7 @@ def write(
     parts: Sequence[tuple[Elements, Box]],
     pieces: Sequence[Piece],
     targets: Sequence[Target],
-    files: Sequence[Opened],
+    files: Sequence[PosixFile],
     group: ProcessGroup | None,
     progress: Callable[[int], object],
     holes: bool = False,
@@ -114,7 +114,7 @@ def write_piece(
     part: tuple[Elements, Box],
     box: Box,
     target: Target,
-    files: Sequence[Opened] | Mapping[int, Opened],
+    files: Sequence[PosixFile] | Mapping[int, PosixFile],
     progress: Callable[[int], object],
 ) -> None:
     """Write a box of a tensor, of which this rank holds ``part``, run by run."""
@@ -144,7 +144,7 @@ class _Exchange:
         parts: Sequence[tuple[Elements, Box]],
         pieces: Sequence[Piece],
         targets: Sequence[Target],
-        files: Sequence[Opened],
+        files: Sequence[PosixFile],
         group: ProcessGroup | None,
         progress: Callable[[int], object],
         holes: bool,

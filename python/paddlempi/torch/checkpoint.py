@@ -51,7 +51,8 @@ from ..io.commit import STATE, Names, Save
 from ..io.dtypes import code_of
 from ..io.elements import Elements
 from ..io.layout import Whole
-from ..io.opened import Opened, opened
+from ..io.opened import opened
+from ..io.posix import PosixFile
 from ..io.reader import OpenFile
 from ..io.shards import Part
 from ..io.tiles import Box
@@ -322,7 +323,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):  # type: ignore[misc]
         planned: _Planned = plan.storage_data
         results = []
         with ExitStack() as stack:
-            files: dict[int, Opened] = {}
+            files: dict[int, PosixFile] = {}
             for item in plan.items:
                 name = item.index.fqn
                 if item.type is WriteItemType.BYTE_IO:

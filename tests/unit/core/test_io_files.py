@@ -16,7 +16,7 @@ import pytest
 import safetensors
 import safetensors.numpy
 from paddlempi import errors, io
-from paddlempi.io import opened
+from paddlempi.io import posix
 from paddlempi.io.dtypes import BY_NAME
 
 RNG = np.random.default_rng(3)
@@ -395,7 +395,7 @@ def test_the_disk_begins_while_a_save_writes(
             told.append((begin, length))
             return -1  # an error of it changes nothing
 
-    monkeypatch.setattr(opened, "_c", System())
+    monkeypatch.setattr(posix, "_c", System())
     tensors = {name: np.full((5 << 20) >> 1, n, np.uint8) for n, name in enumerate("abcde")}
     io.save_file(tensors, tmp_path / "a")
     begin = (tmp_path / "a").stat().st_size - (25 << 19)
