@@ -75,7 +75,8 @@ class Names:
         stem, suffix = re.escape(self.one.stem), re.escape(self.one.suffix)
         partial = rf"{re.escape(self.one.name)}(?:{re.escape(_INDEX)})?\.([0-9a-f]{{16}})\.partial"
         beside = rf"{stem}-([0-9a-f]{{16}})-(?:\d{{5}}-of-\d{{5}}|[a-z]+){suffix}"
-        found = re.fullmatch(f"{partial}|{beside}", name)
+        # Open MPI's MPI-IO makes such a file while it opens one.
+        found = re.fullmatch(rf"(?:{partial}|{beside})(?:\.locktest\.\d+)?", name)
         return None if found is None else found[1] or found[2]
 
 

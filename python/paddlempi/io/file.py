@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from math import prod
 from pathlib import Path
@@ -137,10 +137,14 @@ class File:
             DtypeError: it is no tensor.
             OSError: it cannot be written; the text has the path, the rank and the offset.
         """
+        return self._write_at(offset, tensor, _quiet)
+
+    def _write_at(self, offset: int, tensor: Any, progress: Callable[[int], object]) -> int:
         at, elements = _offset(offset), Elements(tensor)
         for _, array in elements.parts():
             self._file.put(array.reshape(-1).view("u1"), at)
             at += array.nbytes
+            progress(array.nbytes)
         return elements.nbytes
 
     def read_at(self, offset: int, out: Any) -> int:
@@ -155,22 +159,25 @@ class File:
             OSError: it cannot be read, or the file ends before; the text has the path, the rank and
                 the offset.
         """
+        return self._read_at(offset, out, _quiet)
+
+    def _read_at(self, offset: int, out: Any, progress: Callable[[int], object]) -> int:
         elements = Elements(out)
         elements.check_writable()
         place = whole(elements.shape)
-        read_place(self._file, _offset(offset), place, elements, _quiet)
+        read_place(self._file, _offset(offset), place, elements, progress)
         elements.written()
         return elements.nbytes
 
     def write_at_all(self, offset: int, tensor: Any) -> int:
         """Write a tensor of each rank at an offset of its own; see :meth:`write_at`. Collective."""
-        with together(self._what, self._group):
-            return self.write_at(offset, tensor)
+        with together(self._what, self._group) as step:
+            return self._write_at(offset, tensor, step.alive)
 
     def read_at_all(self, offset: int, out: Any) -> int:
         """Read into a tensor of each rank; see :meth:`read_at`. Collective."""
-        with together(self._what, self._group):
-            return self.read_at(offset, out)
+        with together(self._what, self._group) as step:
+            return self._read_at(offset, out, step.alive)
 
     def write_ordered(self, tensor: Any, offset: int | None = None) -> int:
         """Write the tensors of all ranks one behind the other, in the order of the ranks.
@@ -331,11 +338,14 @@ class View:
             DtypeError: it has another dtype.
             OSError: it cannot be read, or the file ends before.
         """
+        return self._read(out, framework, _quiet)
+
+    def _read(self, out: Any, framework: str, progress: Callable[[int], object]) -> Any:
         out = new(framework, self.dtype, self.shape) if out is None else out
         elements = self._checked(out)
         elements.check_writable()
         file = self._file
-        read_place(file._file, self._start, self._place, elements, _quiet)
+        read_place(file._file, self._start, self._place, elements, progress)
         elements.written()
         return out
 
@@ -347,6 +357,9 @@ class View:
             DtypeError: it has another dtype.
             OSError: it cannot be written.
         """
+        self._write(tensor, _quiet)
+
+    def _write(self, tensor: Any, progress: Callable[[int], object]) -> None:
         elements, file = self._checked(tensor), self._file
         size = elements.itemsize
         for index, array in elements.parts():
@@ -359,11 +372,12 @@ class View:
             for number, first in enumerate(there.begins.tolist()):
                 run = data[number * step : (number + 1) * step]
                 file._file.put(run, self._start + first * size)
+            progress(array.nbytes)
 
     def read_all(self, out: Any = None, framework: str = "numpy") -> Any:
         """Read on all ranks; see :meth:`read`. Collective."""
-        with together(self._file._what, self._file._group):
-            return self.read(out, framework)
+        with together(self._file._what, self._file._group) as step:
+            return self._read(out, framework, step.alive)
 
     def write_all(self, tensor: Any) -> None:
         """Write on all ranks; see :meth:`write`. Collective.
@@ -382,19 +396,19 @@ class View:
         told = step.told
         boxes = [part[1] for _, _, part in told if part is not None]
         if len(boxes) < size_of(file._group) or len({(d, s, p[0]) for d, s, p in told}) > 1:
-            with together(file._what, file._group):
-                self.write(tensor)
+            with together(file._what, file._group) as step:
+                self._write(tensor, step.alive)
             return
         bounds, mine = self._part  # type: ignore[misc]
         pieces = [Piece(0, rank, one) for rank, one in enumerate(boxes) if prod(one.lengths)]
         target = Target(0, self._start, bounds, elements.itemsize)
-        with together(file._what, file._group):
-            try:
-                tiles.check("view", bounds, np.array(boxes, np.int64).reshape(len(boxes), 2, -1))
-                holes = False
-            except Error:
-                holes = True
-            write([(elements, mine)], pieces, [target], [file._file], file._group, _quiet, holes)
+        try:
+            tiles.check("view", bounds, np.array(boxes, np.int64).reshape(len(boxes), 2, -1))
+            holes = False
+        except Error:
+            holes = True
+        held, files = [(elements, mine)], [file._file]
+        write(file._what, held, pieces, [target], lambda: files, file._group, _quiet, holes=holes)
 
     def _checked(self, tensor: Any) -> Elements:
         elements = Elements(tensor)

@@ -13,7 +13,10 @@ __all__ = ["PosixFile"]
 
 _BATCH = 4 << 20
 """After so many bytes the disk is told to begin. Less makes the requests to it short."""
-_WRITE = 2  # SYNC_FILE_RANGE_WRITE of linux/fs.h: begin, and do not wait
+_UNDER_WAY = 4
+"""So many batches may be under way to the disk."""
+_BEGIN, _FINISH = 2, 7  # SYNC_FILE_RANGE_* of linux/fs.h: WRITE; with WAIT_BEFORE and WAIT_AFTER
+_NOT_HERE = {errno.EINVAL, errno.ENOSYS, errno.ESPIPE, errno.EOPNOTSUPP}
 
 
 class PosixFile:
@@ -23,14 +26,16 @@ class PosixFile:
         descriptor: of the file.
         path: of the file.
         ahead: whether what is written will be flushed. The disk then begins while more is written,
-            so that the flush has less to wait for. This halves the time of a save (measured).
+            which halves the time of a save (measured). No more than some batches are under way, so
+            that writing is progress of the disk, and the flush at the end is short.
     """
 
-    __slots__ = ("_ahead", "_begin", "_bytes", "_end", "descriptor", "path")
+    __slots__ = ("_ahead", "_begin", "_bytes", "_end", "_under_way", "descriptor", "path")
 
     def __init__(self, descriptor: int, path: str, ahead: bool = False) -> None:
         self.descriptor, self.path, self._ahead = descriptor, path, ahead
         self._begin = self._end = self._bytes = 0
+        self._under_way: list[tuple[int, int]] = []
 
     def put(self, data: Any, at: int) -> None:
         """Write bytes at an offset.
@@ -50,14 +55,22 @@ class PosixFile:
             self._start(begin, at)
 
     def _start(self, begin: int, end: int) -> None:
-        """Let the disk begin with what was written, when it has become enough."""
+        """Let the disk begin with what was written, when it has become a batch."""
         self._begin = min(self._begin, begin) if self._bytes else begin
         self._end = max(self._end, end) if self._bytes else end
         self._bytes += end - begin
-        if self._bytes >= _BATCH:
-            # It may fail: the flush tells what is wrong with the disk.
-            _system().sync_file_range(self.descriptor, self._begin, self._end - self._begin, _WRITE)
-            self._bytes = 0
+        if self._bytes < _BATCH:
+            return
+        # It may fail: the flush tells what is wrong with the disk.
+        _system().sync_file_range(self.descriptor, self._begin, self._end - self._begin, _BEGIN)
+        self._under_way.append((self._begin, self._end - self._begin))
+        self._bytes = 0
+        if len(self._under_way) > _UNDER_WAY:
+            begin, length = self._under_way.pop(0)
+            if _system().sync_file_range(self.descriptor, begin, length, _FINISH):
+                code = ctypes.get_errno()
+                if code not in _NOT_HERE:  # the flush would not tell it again
+                    raise self._told(OSError(code, os.strerror(code)), f"write at byte {begin}")
 
     def get(self, out: Any, at: int) -> None:
         """Read bytes at an offset, as many as ``out`` has.
@@ -92,6 +105,7 @@ class PosixFile:
     def flush(self) -> None:
         """Return when what this rank has written is on the disk."""
         self._bytes = 0
+        self._under_way.clear()
         try:
             self._sync()
         except OSError as error:
@@ -122,7 +136,7 @@ def _system() -> Any:
     """Return the C library, with sync_file_range."""
     global _c
     if _c is None:
-        found = ctypes.CDLL(None)
+        found = ctypes.CDLL(None, use_errno=True)
         found.sync_file_range.argtypes = (
             ctypes.c_int,
             ctypes.c_int64,

@@ -358,9 +358,14 @@ def load_file(
                 some = ", ".join(map(repr, missing[:8]))
                 raise ArgumentError(f"{what}: {os.fspath(path)!r} has no {some}")
             total = sum(part.elements.nbytes for part in parts.values())
-        with together(what, group), Bar(what, total, progress and leads(group)) as bar:
+        with together(what, group) as step, Bar(what, total, progress and leads(group)) as bar:
+
+            def told(done: int) -> None:
+                bar.add(done)
+                step.alive()
+
             for name, part in parts.items():
-                file.fill(name, part, bar.add)
+                file.fill(name, part, told)
     return found
 
 

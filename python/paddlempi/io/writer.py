@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import collectives, memory
-from ..group import ProcessGroup, is_initialized
-from ..together import rank_in, size_of
+from ..group import ProcessGroup
+from ..together import rank_in, size_of, together
 from .elements import STAGED, Elements
 from .places import box as place_of_box
 from .places import runs, slabs, span, whole
@@ -62,44 +62,64 @@ def exchanged(pieces: Iterable[Piece], targets: Sequence[Target]) -> set[int]:
 
 
 def write(
+    what: str,
     parts: Sequence[tuple[Elements, Box]],
     pieces: Sequence[Piece],
     targets: Sequence[Target],
-    files: Sequence[PosixFile],
+    opens: Callable[[], Sequence[PosixFile]],
     group: ProcessGroup | None,
     progress: Callable[[int], object],
+    *,
+    flushes: bool = False,
     holes: bool = False,
 ) -> None:
-    """Write this rank's pieces. All members of the group call it.
+    """Write this rank's pieces. All members of the group call it: all succeed, or all raise.
 
-    An error of a file does not keep this rank from giving the others what they need.
+    A rank that cannot open or write long runs keeps all from the exchange of short ones. One that
+    fails in the exchange goes on giving the others what they need.
 
     Args:
+        what: the beginning of the text of an error of another rank.
         parts: what this rank holds of each tensor.
         pieces: who writes what, of all ranks.
         targets: where each tensor goes.
-        files: where they go.
+        opens: gives the files.
         group: the ranks.
         progress: is told the bytes of this rank's that were written.
+        flushes: whether the files are flushed at the end.
         holes: whether the pieces may not tile the tensors. What is in the file stays there.
 
     Raises:
         OSError: this rank could not write.
+        RefusedError: ``ranks`` raise an error of their own.
     """
     rank = rank_in(group)
     apart = exchanged(pieces, targets) if size_of(group) > 1 else set()
-    failed: Exception | None = None
-    try:
+    with together(what, group) as step:
+
+        def told(done: int) -> None:
+            progress(done)
+            step.alive()
+
+        files = opens()
         for piece in pieces:
             if piece.rank == rank and piece.tensor not in apart:
-                write_piece(parts[piece.tensor], piece.box, targets[piece.tensor], files, progress)
-    except Exception as error:
-        failed = error
-    if apart and is_initialized():
+                write_piece(parts[piece.tensor], piece.box, targets[piece.tensor], files, told)
+        if flushes and not apart:
+            _flush(files)
+    if apart:
         exchange = _Exchange(parts, pieces, targets, files, group, progress, holes)
-        failed = exchange.run(apart, failed)
-    if failed is not None:
-        raise failed
+        with together(what, group):
+            failed = exchange.run(apart)
+            if failed is not None:
+                raise failed
+            if flushes:
+                _flush(files)
+
+
+def _flush(files: Iterable[PosixFile]) -> None:
+    for file in files:
+        file.flush()
 
 
 def _index(held: Box, box: Box) -> tuple[slice, ...]:
@@ -157,12 +177,13 @@ class _Exchange:
         for piece in pieces:
             self._pieces.setdefault(piece.tensor, []).append(piece)
 
-    def run(self, tensors: Iterable[int], failed: Exception | None) -> Exception | None:
-        """Write tensors. Return the first error of this rank's, which may be one from before."""
+    def run(self, tensors: Iterable[int]) -> Exception | None:
+        """Write tensors. Return the first error of this rank's."""
         slabs = [slab for tensor in sorted(tensors) for slab in self._slabs(tensor)]
         # The ranks of a node copy out of each other's memory if it is in their heaps.
         give = memory.empty(_EXCHANGED, "uint8")
         take = memory.empty(_EXCHANGED, "uint8")
+        failed: Exception | None = None
         for first in range(0, len(slabs), self._size):
             failed = self._round(slabs[first : first + self._size], give, take, failed)
         return failed
