@@ -161,3 +161,34 @@ def test_while_training_goes_on(
     assert memory == state["w"].to_local().nbytes + state["b"].nbytes
     writer.close()
     dist.destroy_process_group(group)
+
+
+def test_tied_weights(dist: ModuleType, here: Path, line: Any, rank: int, size: int) -> None:
+    """They are written under each of their names, as torch's own storage does, and copied once."""
+    group = dist.new_group()
+    w = distribute_tensor(real(0, 8, 6), line, [Shard(0)])
+    writer = StorageWriter(here / "out")
+    for state in ({"w": w, "tied": w.detach()}, {"w": w + 1, "tied": w}, {"w": w, "tied": w}):
+        saving = dcp.async_save({"model": state}, storage_writer=writer, process_group=group)
+        wanted = {name: one.full_tensor().clone() for name, one in state.items()}
+        copies = {id(one): one.nbytes for one in writer._snapshots._tensors.values()}
+        assert len(copies) == (2 if state["tied"] is w and state["w"] is not w else 1)
+        saving.result()
+        found = safetensors.torch.load_file(here / "out" / "model.safetensors")
+        for name, tensor in wanted.items():
+            same(found[name], tensor)
+        dist.barrier()
+    model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 6))
+    model[1].weight = model[0].weight
+    fully_shard(model, mesh=line)
+    weights, _ = get_state_dict(model, [])
+    dcp.save({"model": weights}, storage_writer=StorageWriter(here / "tied"))
+    wanted = {name: one.full_tensor().clone() for name, one in weights.items()}
+    for one in model.parameters():
+        one.detach().zero_()
+    weights, _ = get_state_dict(model, [])
+    dcp.load({"model": weights}, storage_reader=StorageReader(here / "tied"))
+    for name, tensor in wanted.items():
+        same(weights[name].full_tensor(), tensor)
+    writer.close()
+    dist.destroy_process_group(group)
