@@ -9,6 +9,7 @@ of 32 MiB a rank at the most.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from math import prod
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from .places import runs, slabs, span, whole
 from .posix import PosixFile
 from .tiles import Box, Piece
 
-__all__ = ["MANY", "SHORT", "Target", "exchanged", "write", "write_piece"]
+__all__ = ["MANY", "SHORT", "Swap", "Target", "exchange", "exchanged", "write", "write_piece"]
 
 SHORT = 64 << 10
 """A run of fewer bytes is short."""
@@ -108,11 +109,10 @@ def write(
         if flushes and not apart:
             _flush(files)
     if apart:
-        exchange = _Exchange(parts, pieces, targets, files, group, progress, holes)
+        held = {tensor: parts[tensor] for tensor in apart}
+        shared = [piece for piece in pieces if piece.tensor in apart]
         with together(what, group):
-            failed = exchange.run(apart)
-            if failed is not None:
-                raise failed
+            exchange(held, shared, targets, files, _swap(group), progress, holes=holes)
             if flushes:
                 _flush(files)
 
@@ -120,6 +120,67 @@ def write(
 def _flush(files: Iterable[PosixFile]) -> None:
     for file in files:
         file.flush()
+
+
+class Swap(NamedTuple):
+    """How the ranks exchange bytes.
+
+    Attributes:
+        rank: this one.
+        size: how many there are.
+        move: gives each rank a part of an array, one behind the other, and gets parts of another
+            array, by ``move(taken, lengths taken, given, lengths given)``. Collective.
+    """
+
+    rank: int
+    size: int
+    move: Callable[[Any, Sequence[int], Any, Sequence[int]], object]
+
+
+def _swap(group: ProcessGroup | None) -> Swap:
+    def move(taken: Any, lengths: Sequence[int], given: Any, given_lengths: Sequence[int]) -> None:
+        collectives.all_to_all(_cut(taken, lengths), _cut(given, given_lengths), group)
+
+    return Swap(rank_in(group), size_of(group), move)
+
+
+def _cut(array: Any, lengths: Sequence[int]) -> list[Any]:
+    ends = list(accumulate(lengths))
+    return [array[end - n : end] for n, end in zip(lengths, ends, strict=True)]
+
+
+def exchange(
+    parts: Mapping[int, tuple[Elements, Box]],
+    pieces: Sequence[Piece],
+    targets: Sequence[Target],
+    files: Sequence[PosixFile] | Mapping[int, PosixFile],
+    swap: Swap,
+    progress: Callable[[int], object],
+    *,
+    holes: bool = False,
+    failed: Exception | None = None,
+) -> None:
+    """Write tensors with many short runs, for which the ranks bring rows together.
+
+    All ranks call it. One that fails goes on giving the others what they need.
+
+    Args:
+        parts: what this rank holds, by tensor.
+        pieces: what is written of them out of the parts of which rank.
+        targets: where they go.
+        files: where they go, by the numbers of the targets.
+        swap: how the ranks exchange bytes.
+        progress: is told the bytes that this rank has written.
+        holes: see :func:`write`.
+        failed: an error of this rank's from before.
+
+    Raises:
+        OSError: this rank could not write.
+        Exception: ``failed``.
+    """
+    failed = _Exchange(parts, pieces, targets, files, swap, progress, holes).run(failed)
+    if failed is not None:
+        raise failed
 
 
 def _index(held: Box, box: Box) -> tuple[slice, ...]:
@@ -161,29 +222,28 @@ class _Exchange:
 
     def __init__(
         self,
-        parts: Sequence[tuple[Elements, Box]],
+        parts: Mapping[int, tuple[Elements, Box]],
         pieces: Sequence[Piece],
         targets: Sequence[Target],
-        files: Sequence[PosixFile],
-        group: ProcessGroup | None,
+        files: Sequence[PosixFile] | Mapping[int, PosixFile],
+        swap: Swap,
         progress: Callable[[int], object],
         holes: bool,
     ) -> None:
         self._holes = holes
         self._parts, self._targets, self._files = parts, targets, files
-        self._group, self._progress = group, progress
-        self._rank, self._size = rank_in(group), size_of(group)
+        self._swap, self._progress = swap, progress
+        self._rank, self._size = swap.rank, swap.size
         self._pieces: dict[int, list[Piece]] = {}
         for piece in pieces:
             self._pieces.setdefault(piece.tensor, []).append(piece)
 
-    def run(self, tensors: Iterable[int]) -> Exception | None:
-        """Write tensors. Return the first error of this rank's."""
-        slabs = [slab for tensor in sorted(tensors) for slab in self._slabs(tensor)]
+    def run(self, failed: Exception | None) -> Exception | None:
+        """Write the tensors. Return the first error of this rank's, which may be ``failed``."""
+        slabs = [slab for tensor in sorted(self._pieces) for slab in self._slabs(tensor)]
         # The ranks of a node copy out of each other's memory if it is in their heaps.
         give = memory.empty(_EXCHANGED, "uint8")
         take = memory.empty(_EXCHANGED, "uint8")
-        failed: Exception | None = None
         for first in range(0, len(slabs), self._size):
             failed = self._round(slabs[first : first + self._size], give, take, failed)
         return failed
@@ -209,8 +269,7 @@ class _Exchange:
     def _round(
         self, slabs: Sequence[_Slab], give: Any, take: Any, failed: Exception | None
     ) -> Exception | None:
-        given: list[Any] = []
-        taken: list[Any] = []
+        given: list[int] = []
         at = 0
         for slab in slabs:  # slab i is written by rank i
             begin = at
@@ -224,19 +283,15 @@ class _Exchange:
                     except Exception as error:  # of a device
                         failed = failed or error
                     at = end
-            given.append((begin, at))
-        given = [give[begin:end] for begin, end in given]
-        given += [give[:0]] * (self._size - len(given))
+            given.append(at - begin)
+        given += [0] * (self._size - len(given))
         mine = slabs[self._rank] if self._rank < len(slabs) else None
         lengths = [0] * self._size
         if mine is not None:
             for rank, box in self._common(mine):
                 lengths[rank] += prod(box.lengths) * self._targets[mine.tensor].itemsize
-        at = 0
-        for length in lengths:
-            taken.append(take[at : at + length])
-            at += length
-        collectives.all_to_all(taken, given, self._group)
+        self._swap.move(take[: sum(lengths)], lengths, give[:at], given)
+        taken = _cut(take, lengths)
         if mine is not None and failed is None:
             try:
                 self._write(mine, taken)
