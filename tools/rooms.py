@@ -68,7 +68,7 @@ ROOMS = (
         "ps/client ps/link ps/route ps/server ps/table reduce status topo trace transport window "
         "work world",
         files="doc boundary control control_grid control_join join control_cuda control_heap "
-        "control_trace window_calls tables_call ps_init tables_remote ps_service "
+        "control_files control_trace window_calls tables_call ps_init tables_remote ps_service "
         "ps_checkpoint_phases ps_checkpoint ps_kv ps_admin ps tables core prepared guests world "
         "windows closers request",
     ),
