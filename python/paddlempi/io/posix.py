@@ -105,7 +105,6 @@ class PosixFile:
     def flush(self) -> None:
         """Return when what this rank has written is on the disk."""
         self._bytes = 0
-        self._under_way.clear()
         try:
             self._sync()
         except OSError as error:
