@@ -206,39 +206,22 @@ int pmpi_finish(pmpi_work work, int64_t limit_ns, pmpi_result *result);
  * that uses the result. It does nothing for host memory. Returns 0 or an error code. */
 int pmpi_order(pmpi_work work, uint64_t stream);
 
-/* What pmpi_table does. */
-enum {
-	PMPI_TABLE_PULL = 1,  /* values: the rows of the ids; missing rows are made */
-	PMPI_TABLE_PUSH = 2,  /* values: a gradient for each id, by which its row is updated */
-	PMPI_TABLE_READ = 3,  /* values and states: those of the ids, which all have rows */
-	PMPI_TABLE_WRITE = 4, /* the reverse; missing rows are made */
-	PMPI_TABLE_IDS = 5,   /* ids, of int64, is filled with ids that have rows */
-
-	/* A KV of servers, which the method ps_kv_declare makes; n is 1. PUSH, PULL and PUSH_PULL start
-	 * a call, whose tensors may be used again at once: *count becomes its timestamp, and step is
-	 * the command. states, if there are, are checked to be what WAIT may be given as values. */
-	PMPI_KV_PUSH = 6,      /* ids: the keys, each once; values: a row for each */
-	PMPI_KV_PULL = 7,      /* ids: the keys */
-	PMPI_KV_PUSH_PULL = 8, /* as PUSH; rows come back */
-	PMPI_KV_WAIT = 9,      /* step: the timestamp; values: room for the rows, or none */
-
-	/* On a server. step: the number of a call that ps_kv_next has returned */
-	PMPI_KV_TAKE = 10, /* ids, of int64, and values are filled; a pull has no values */
-	PMPI_KV_REPLY = 11 /* answers the call; values: the rows of a pull, or none */
-};
-
 /* A call of a table of embeddings, which the methods table_new and ps_declare of pmpi_control make.
  * Tensors are contiguous and in host memory. values has one row of the table for each id. A table
- * on servers takes PULL, PUSH and WRITE, without states and step. */
+ * on servers takes PULL, PUSH and WRITE, without states and step.
+ *
+ * Or a call of a KV of servers, which the method ps_kv_declare makes; n is 1. ids are its keys.
+ * PUSH, PULL and PUSH_PULL start a call, whose tensors may be used again at once: *count becomes
+ * its timestamp. states, if there are, are checked to be what WAIT may be given as values. */
 typedef struct pmpi_table_op {
-	uint32_t size; /* sizeof(pmpi_table_op) */
-	int32_t code;  /* PMPI_TABLE_* */
-	int64_t table;
+	uint32_t size;        /* sizeof(pmpi_table_op) */
+	int32_t code;         /* PMPI_TABLE_*, PMPI_KV_* */
+	int64_t table;        /* or the KV */
 	pmpi_buf ids;         /* int64 or int32; an id may appear several times */
 	pmpi_buf values;      /* float32, or of the table's dtype; of a KV: of its dtype */
 	pmpi_buf states;      /* READ and WRITE: float32; a dtype of 0 stands for none */
 	double learning_rate; /* PUSH: NaN stands for the table's */
-	int64_t step;         /* PUSH: the number of the update, from 1; 0: the next one */
+	int64_t step;         /* TABLE_PUSH: the number of the update, from 1; 0: the next one */
 	uint64_t reserved;
 } pmpi_table_op;
 

@@ -38,34 +38,9 @@ typedef struct one {
 	int described;
 } one;
 
-static int is_written(int32_t code, int which) {
-	switch (code) {
-	case PMPI_TABLE_PULL:
-	case PMPI_KV_WAIT:
-		return which == 1;
-	case PMPI_TABLE_READ:
-		return which > 0;
-	case PMPI_TABLE_IDS:
-		return which == 0;
-	case PMPI_KV_TAKE:
-		return which < 2;
-	}
-	return 0;
-}
-
-/* takes tells whether a call must have ids (which = 0) or values (which = 1). Else they may be
- * None. */
-static int takes(int32_t code, int which) {
-	switch (code) {
-	case PMPI_TABLE_IDS:
-	case PMPI_KV_PULL:
-	case PMPI_KV_TAKE:
-		return which == 0;
-	case PMPI_KV_WAIT:
-	case PMPI_KV_REPLY:
-		return 0;
-	}
-	return 1;
+/* writes tells whether a call fills one of its tensors, by its place in pmpi_table_op. */
+static int writes(int32_t code, int which) {
+	return pmpi_table_writes(code) >> which & 1;
 }
 
 /* describe fills op, whose code is set, from what Python gives. Returns 0, or -1 with an exception
@@ -86,22 +61,22 @@ static int describe(pmpi_table_op *op, one *o, PyObject *table, PyObject *ids, P
 		int i = o->described++;
 		side *s = &o->sides[i];
 		s->n = s->n_views = s->on_device = 0;
-		if (side_describe(s, o->tensors[i], is_written(op->code, i) ? "recv" : "send"))
+		if (side_describe(s, o->tensors[i], writes(op->code, i) ? "recv" : "send"))
 			return name_error("table"), -1;
 		if (s->n > 1)
 			return raise_code(PMPI_ERR_TYPE, "table: a list is no tensor"), -1;
 		if (s->n == 1)
 			*to[i] = s->bufs[0];
 	}
-	for (int i = 0; i < 2; i++)
-		if (o->sides[i].n == 0 && takes(op->code, i))
+	for (int i = 0; i < 3; i++)
+		if (o->sides[i].n == 0 && pmpi_table_needs(op->code) >> i & 1)
 			return raise_code(PMPI_ERR_TYPE, "table: None is no tensor"), -1;
-	if (op->code == PMPI_TABLE_IDS || o->sides[0].n == 0)
+	if (o->sides[0].n == 0)
 		return 0;
 	if ((o->sides[1].n &&
 		 !fits(&op->ids, &op->values, op->code == PMPI_TABLE_PUSH ? "gradients" : "rows")) ||
 		(o->sides[2].n &&
-		 !fits(&op->ids, &op->states, op->code >= PMPI_KV_PUSH ? "rows of out" : "states")))
+		 !fits(&op->ids, &op->states, pmpi_table_of_kv(op->code) ? "rows of out" : "states")))
 		return -1;
 	return 0;
 }
@@ -121,7 +96,7 @@ static PyObject *run(const pmpi_table_op *ops, const one *all, int32_t n) {
 		return raise_last(rc);
 	for (int32_t i = 0; i < n; i++)
 		for (int k = 0; k < 3; k++)
-			if (is_written(ops[i].code, k))
+			if (writes(ops[i].code, k))
 				tensor_written(all[i].tensors[k]);
 	return PyLong_FromLongLong(count);
 }

@@ -3,6 +3,7 @@ package gocore
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"runtime"
@@ -11,6 +12,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/diagnose"
 	"github.com/paddlempi/paddlempi/gocore/dl"
 	"github.com/paddlempi/paddlempi/gocore/group"
+	"github.com/paddlempi/paddlempi/gocore/method"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/netif"
 	"github.com/paddlempi/paddlempi/gocore/reduce"
@@ -22,7 +24,7 @@ import (
 
 // methods are the methods of pmpi_control. Requests and replies are JSON objects. Control is for
 // what happens a few times in a job, never for operations.
-var methods = map[string]func(request []byte, interrupt work.Interrupt) (any, error){
+var methods = withServers(map[string]method.Func{
 	"init":              controlInit,
 	"destroy":           func([]byte, work.Interrupt) (any, error) { return struct{}{}, Destroy() },
 	"new_group":         controlNewGroup,
@@ -59,32 +61,19 @@ var methods = map[string]func(request []byte, interrupt work.Interrupt) (any, er
 	"window_in_use":     controlWindowInUse,
 	"window_map":        controlWindowMap,
 	"window_unmap":      controlWindowUnmap,
-	"table_new":         controlTableNew,
-	"table_info":        controlTableInfo,
-	"table_free":        controlTableFree,
-	"ps_init":           controlPSInit,
-	"ps_declare":        controlPSDeclare,
-	"ps_kv_declare":     controlPSKVDeclare,
-	"ps_kv_next":        controlPSKVNext,
-	"ps_kv_fail":        controlPSKVFail,
-	"ps_serve":          controlPSServe,
-	"ps_complete":       controlPSComplete,
-	"ps_refuse":         controlPSRefuse,
-	"ps_barrier":        controlPSBarrier,
-	"ps_learning_rate":  controlPSLearningRate,
-	"ps_stats":          controlPSStats,
-	"ps_save":           controlPSSave,
-	"ps_restore":        controlPSRestore,
-	"ps_latest":         controlPSLatest,
-	"ps_close":          controlPSClose,
-	"ps_status":         controlPSStatus,
+})
+
+// withServers adds the methods of tables and parameter servers.
+func withServers(all map[string]method.Func) map[string]method.Func {
+	maps.Copy(all, servers.Methods())
+	return all
 }
 
 // Control calls a method and returns its reply.
-func Control(method string, request []byte, interrupt work.Interrupt) ([]byte, error) {
-	f, ok := methods[method]
+func Control(name string, request []byte, interrupt work.Interrupt) ([]byte, error) {
+	f, ok := methods[name]
 	if !ok {
-		return nil, status.New(status.Argument, "control: there is no method %q", method)
+		return nil, status.New(status.Argument, "control: there is no method %q", name)
 	}
 	if len(request) == 0 {
 		request = []byte("{}")
@@ -95,7 +84,7 @@ func Control(method string, request []byte, interrupt work.Interrupt) ([]byte, e
 	}
 	b, err := json.Marshal(reply)
 	if err != nil {
-		return nil, status.New(status.Panic, "control %s: %v", method, err)
+		return nil, status.New(status.Panic, "control %s: %v", name, err)
 	}
 	return b, nil
 }
@@ -110,10 +99,10 @@ func controlInit(request []byte, interrupt work.Interrupt) (any, error) {
 		EndFile   *string  `json:"end_file"`
 		Abort     *bool    `json:"abort_on_death"`
 	}
-	if err := parse("init", request, &r); err != nil {
+	if err := method.Parse("init", request, &r); err != nil {
 		return nil, err
 	}
-	o := InitOptions{Comm: r.Comm, Timeout: seconds(r.Timeout), SysPrefix: r.SysPrefix, Trial: r.Trial, Interrupt: interrupt}
+	o := InitOptions{Comm: r.Comm, Timeout: method.Seconds(r.Timeout), SysPrefix: r.SysPrefix, Trial: r.Trial, Interrupt: interrupt}
 	if v, _ := dl.Getenv("PADDLEMPI_ABORT_ON_DEATH"); v == "0" {
 		o.Survives = true
 	}
@@ -142,7 +131,7 @@ func controlNewGroup(request []byte, _ work.Interrupt) (any, error) {
 		Timeout *float64 `json:"timeout"`
 		Group   int64    `json:"group"` // of the world of the ranks
 	}
-	if err := parse("new_group", request, &r); err != nil {
+	if err := method.Parse("new_group", request, &r); err != nil {
 		return nil, err
 	}
 	w, err := worldOf(r.Group)
@@ -169,7 +158,7 @@ func controlNewGroup(request []byte, _ work.Interrupt) (any, error) {
 	}
 	timeout := w.all.Load().Timeout()
 	if r.Timeout != nil {
-		timeout = seconds(r.Timeout)
+		timeout = method.Seconds(r.Timeout)
 	}
 	g, err := w.add(func(id int64) (*group.Group, error) { return group.New(w.env, id, r.Ranks, timeout) })
 	if err != nil {
@@ -178,8 +167,8 @@ func controlNewGroup(request []byte, _ work.Interrupt) (any, error) {
 	return map[string]any{"group": g.ID, "rank": me}, nil
 }
 
-func namedGroup(method string, request []byte, r any, id *int64) (*group.Group, error) {
-	if err := parse(method, request, r); err != nil {
+func namedGroup(what string, request []byte, r any, id *int64) (*group.Group, error) {
+	if err := method.Parse(what, request, r); err != nil {
 		return nil, err
 	}
 	return groupOf(*id)
@@ -224,7 +213,7 @@ func controlSetTimeout(request []byte, _ work.Interrupt) (any, error) {
 	if r.Timeout == nil || *r.Timeout < 0 {
 		return nil, status.New(status.Argument, "set_timeout: timeout must be a number of seconds, 0 or more")
 	}
-	g.SetTimeout(seconds(r.Timeout))
+	g.SetTimeout(method.Seconds(r.Timeout))
 	return struct{}{}, nil
 }
 
@@ -239,7 +228,7 @@ func controlMonitoredBarrier(request []byte, _ work.Interrupt) (any, error) {
 	}
 	timeout := g.Timeout()
 	if r.Timeout != nil {
-		timeout = seconds(r.Timeout)
+		timeout = method.Seconds(r.Timeout)
 	}
 	return struct{}{}, g.MonitoredBarrier(timeout)
 }
@@ -250,7 +239,7 @@ func controlLauncher(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {
 		Hidden bool `json:"hidden"`
 	}
-	if err := parse("launcher", request, &r); err != nil {
+	if err := method.Parse("launcher", request, &r); err != nil {
 		return nil, err
 	}
 	if r.Hidden {
@@ -265,7 +254,7 @@ func controlAddresses(request []byte, _ work.Interrupt) (any, error) {
 		OneHost  bool   `json:"one_host"`
 		Variable string `json:"variable"`
 	}
-	if err := parse("addresses", request, &r); err != nil {
+	if err := method.Parse("addresses", request, &r); err != nil {
 		return nil, err
 	}
 	return netif.Find(netif.Options{OneHost: r.OneHost, Other: r.Variable})
@@ -275,7 +264,7 @@ func controlAbort(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {
 		Status int `json:"status"`
 	}
-	if err := parse("abort", request, &r); err != nil {
+	if err := method.Parse("abort", request, &r); err != nil {
 		return nil, err
 	}
 	Abort(r.Status)
@@ -308,8 +297,8 @@ type coreInfo struct {
 	CUDA        *diagnose.CUDA   `json:"cuda"`         // nil unless the request asked for it
 }
 
-// helperInfo says whether the progress thread may do the work of collectives for which no thread waits
-// yet.
+// helperInfo says whether the progress thread may do the work of collectives for which no thread
+// waits yet.
 type helperInfo struct {
 	CPUs  int      `json:"cpus"`  // CPUs on which this rank may run
 	Ranks int      `json:"ranks"` // ranks of the node that may run on some of them, this one included
@@ -334,7 +323,7 @@ func controlInfo(request []byte, _ work.Interrupt) (any, error) {
 		SysPrefix string  `json:"sys_prefix"`
 		CUDA      bool    `json:"cuda"`
 	}
-	if err := parse("info", request, &r); err != nil {
+	if err := method.Parse("info", request, &r); err != nil {
 		return nil, err
 	}
 	info := coreInfo{Build: buildInfo, Go: runtime.Version(), Kernels: reduce.ISA(), CPUs: runtime.NumCPU(), PID: os.Getpid(), Launcher: mpi.Launcher(), Heap: describeHeap()}

@@ -2,6 +2,7 @@ package gocore
 
 import (
 	"github.com/paddlempi/paddlempi/gocore/diagnose"
+	"github.com/paddlempi/paddlempi/gocore/method"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
@@ -14,7 +15,7 @@ func controlCUDA(request []byte, _ work.Interrupt) (any, error) {
 		Wait bool `json:"wait"`
 		Try  bool `json:"try"`
 	}
-	if err := parse("cuda", request, &r); err != nil {
+	if err := method.Parse("cuda", request, &r); err != nil {
 		return nil, err
 	}
 	w, err := initialWorld()
@@ -37,7 +38,7 @@ func controlCUDATrial(request []byte, _ work.Interrupt) (any, error) {
 		Device    int    `json:"device"`
 		SysPrefix string `json:"sys_prefix"`
 	}
-	if err := parse("cuda_trial", request, &r); err != nil {
+	if err := method.Parse("cuda_trial", request, &r); err != nil {
 		return nil, err
 	}
 	initOnce.Lock()
@@ -54,7 +55,7 @@ func controlCUDATrial(request []byte, _ work.Interrupt) (any, error) {
 
 func controlDoctorCUDA(request []byte, _ work.Interrupt) (any, error) {
 	r := diagnose.Request{Bytes: 1 << 20}
-	if err := parse("doctor_cuda", request, &r); err != nil {
+	if err := method.Parse("doctor_cuda", request, &r); err != nil {
 		return nil, err
 	}
 	return diagnose.Run(&r, func() (mpi.Library, int, error) {

@@ -4,6 +4,7 @@ import (
 	"sync"
 	"unsafe"
 
+	"github.com/paddlempi/paddlempi/gocore/method"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
@@ -23,13 +24,13 @@ type openFile struct {
 }
 
 // by returns MPI's calls for files.
-func (f openFile) by(method string) (mpi.Files, error) {
+func (f openFile) by(what string) (mpi.Files, error) {
 	files, ok := f.lib.(mpi.Files)
 	if !ok {
-		return nil, status.New(status.Unsupported, "%s: %s has no calls for files", method, f.lib.Info().Name)
+		return nil, status.New(status.Unsupported, "%s: %s has no calls for files", what, f.lib.Info().Name)
 	}
 	if f.lib.Finalized() {
-		return nil, status.New(status.NotInitialized, "%s: MPI was finalized in this process", method)
+		return nil, status.New(status.NotInitialized, "%s: MPI was finalized in this process", what)
 	}
 	return files, nil
 }
@@ -47,20 +48,20 @@ func (r *fileRequest) memory() unsafe.Pointer {
 }
 
 // parseFile reads the request of a method, and returns the file and the calls for it.
-func parseFile(method string, request []byte) (r fileRequest, files mpi.Files, f mpi.File, err error) {
-	if err = parse(method, request, &r); err != nil {
+func parseFile(what string, request []byte) (r fileRequest, files mpi.Files, f mpi.File, err error) {
+	if err = method.Parse(what, request, &r); err != nil {
 		return r, nil, 0, err
 	}
 	openFiles.Lock()
 	one, ok := openFiles.files[r.Handle]
 	openFiles.Unlock()
 	if !ok {
-		return r, nil, 0, status.New(status.Argument, "%s: there is no file %d", method, r.Handle)
+		return r, nil, 0, status.New(status.Argument, "%s: there is no file %d", what, r.Handle)
 	}
 	if r.Offset < 0 || r.Bytes < 0 {
-		return r, nil, 0, status.New(status.Argument, "%s: %d bytes at %d: neither may be below 0", method, r.Bytes, r.Offset)
+		return r, nil, 0, status.New(status.Argument, "%s: %d bytes at %d: neither may be below 0", what, r.Bytes, r.Offset)
 	}
-	files, err = one.by(method)
+	files, err = one.by(what)
 	return r, files, one.file, err
 }
 
@@ -70,7 +71,7 @@ func controlFileOpen(request []byte, _ work.Interrupt) (any, error) {
 		Mode  string      `json:"mode"`
 		Hints [][2]string `json:"hints"`
 	}
-	if err := parse("file_open", request, &r); err != nil {
+	if err := method.Parse("file_open", request, &r); err != nil {
 		return nil, err
 	}
 	mode, ok := map[string]mpi.FileMode{"r": mpi.FileReads, "r+": mpi.FileWrites, "x": mpi.FileIsMade}[r.Mode]

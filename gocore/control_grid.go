@@ -5,6 +5,7 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/grid"
 	"github.com/paddlempi/paddlempi/gocore/group"
+	"github.com/paddlempi/paddlempi/gocore/method"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
@@ -150,8 +151,8 @@ func patternReply(pattern int32, err error) (any, error) {
 }
 
 // groupIn parses a request, and returns the group that it names.
-func groupIn(method string, request []byte, r any, id *int64) (*group.Group, error) {
-	if err := parse(method, request, r); err != nil {
+func groupIn(what string, request []byte, r any, id *int64) (*group.Group, error) {
+	if err := method.Parse(what, request, r); err != nil {
 		return nil, err
 	}
 	return groupOf(*id)

@@ -4,6 +4,7 @@ import (
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/heap"
+	"github.com/paddlempi/paddlempi/gocore/method"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
@@ -32,7 +33,7 @@ func controlHeapHas(request []byte, _ work.Interrupt) (any, error) {
 		Address uint64 `json:"address"`
 		Bytes   int64  `json:"bytes"`
 	}
-	if err := parse("heap_has", request, &r); err != nil {
+	if err := method.Parse("heap_has", request, &r); err != nil {
 		return nil, err
 	}
 	has := false
@@ -49,7 +50,7 @@ func controlHeapAdopt(request []byte, _ work.Interrupt) (any, error) {
 		Address    uint64 `json:"address"`
 		Bytes      int64  `json:"bytes"`
 	}
-	if err := parse("heap_adopt", request, &r); err != nil {
+	if err := method.Parse("heap_adopt", request, &r); err != nil {
 		return nil, err
 	}
 	w, err := initialWorld()
@@ -72,7 +73,7 @@ func controlHeapDisown(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {
 		Generation uint64 `json:"generation"`
 	}
-	if err := parse("heap_disown", request, &r); err != nil {
+	if err := method.Parse("heap_disown", request, &r); err != nil {
 		return nil, err
 	}
 	h, err := heap.OfProcess()

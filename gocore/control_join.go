@@ -2,6 +2,7 @@ package gocore
 
 import (
 	"github.com/paddlempi/paddlempi/gocore/group"
+	"github.com/paddlempi/paddlempi/gocore/method"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/work"
@@ -31,8 +32,8 @@ type joinReply struct {
 }
 
 // parseJoin reads the request of a method, and returns the group that is this party.
-func parseJoin(method string, request []byte) (r joinRequest, g *group.Group, err error) {
-	if err = parse(method, request, &r); err == nil {
+func parseJoin(what string, request []byte) (r joinRequest, g *group.Group, err error) {
+	if err = method.Parse(what, request, &r); err == nil {
 		g, err = groupOf(r.Group)
 	}
 	return r, g, err
@@ -76,7 +77,7 @@ func controlSpawn(request []byte, interrupt work.Interrupt) (any, error) {
 // controlParent returns null if this process was not spawned.
 func controlParent(request []byte, interrupt work.Interrupt) (any, error) {
 	var r joinRequest
-	if err := parse("get_parent", request, &r); err != nil {
+	if err := method.Parse("get_parent", request, &r); err != nil {
 		return nil, err
 	}
 	w, err := initialWorld()
@@ -97,7 +98,7 @@ func controlParent(request []byte, interrupt work.Interrupt) (any, error) {
 func joined(what string, g *group.Group, by way, limit *float64, first bool, interrupt work.Interrupt) (any, error) {
 	timeout := g.Timeout()
 	if limit != nil {
-		timeout = seconds(limit)
+		timeout = method.Seconds(limit)
 	}
 	w, err := join(what, g, by, timeout, interrupt)
 	if err != nil {
@@ -112,7 +113,7 @@ func controlDisconnect(request []byte, interrupt work.Interrupt) (any, error) {
 		Group   int64    `json:"group"`
 		Timeout *float64 `json:"timeout"`
 	}
-	if err := parse("disconnect", request, &r); err != nil {
+	if err := method.Parse("disconnect", request, &r); err != nil {
 		return nil, err
 	}
 	if err := healthy(); err != nil {
@@ -124,7 +125,7 @@ func controlDisconnect(request []byte, interrupt work.Interrupt) (any, error) {
 	}
 	limit := w.all.Load().Timeout()
 	if r.Timeout != nil {
-		limit = seconds(r.Timeout)
+		limit = method.Seconds(r.Timeout)
 	}
 	return struct{}{}, w.disconnect(limit, interrupt)
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"path/filepath"
 
+	"github.com/paddlempi/paddlempi/gocore/method"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/trace"
 	"github.com/paddlempi/paddlempi/gocore/work"
@@ -26,7 +27,7 @@ func controlTraceDump(request []byte, _ work.Interrupt) (any, error) {
 		PIDs   []int  `json:"pids"`
 		Folder string `json:"folder"`
 	}
-	if err := parse("trace_dump", request, &r); err != nil {
+	if err := method.Parse("trace_dump", request, &r); err != nil {
 		return nil, err
 	}
 	if r.Folder == "" {

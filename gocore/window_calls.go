@@ -3,6 +3,7 @@ package gocore
 import (
 	"time"
 
+	"github.com/paddlempi/paddlempi/gocore/method"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/window"
@@ -48,7 +49,7 @@ func controlWindowInfo(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {
 		Window int64 `json:"window"`
 	}
-	if err := parse("window_info", request, &r); err != nil {
+	if err := method.Parse("window_info", request, &r); err != nil {
 		return nil, err
 	}
 	w, err := windowOf("window_info", r.Window)
@@ -63,7 +64,7 @@ func controlWindowInUse(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {
 		Window int64 `json:"window"`
 	}
-	if err := parse("window_in_use", request, &r); err != nil {
+	if err := method.Parse("window_in_use", request, &r); err != nil {
 		return nil, err
 	}
 	w, err := windowOf("window_in_use", r.Window)
@@ -76,7 +77,7 @@ func controlWindowMap(request []byte, _ work.Interrupt) (any, error) {
 		Window int64 `json:"window"`
 		Rank   int   `json:"rank"`
 	}
-	if err := parse("window_map", request, &r); err != nil {
+	if err := method.Parse("window_map", request, &r); err != nil {
 		return nil, err
 	}
 	w, err := windowOf("window_map", r.Window)
@@ -93,7 +94,7 @@ func controlWindowUnmap(request []byte, _ work.Interrupt) (any, error) {
 		Window int64 `json:"window"`
 		Rank   int   `json:"rank"`
 	}
-	if err := parse("window_unmap", request, &r); err != nil {
+	if err := method.Parse("window_unmap", request, &r); err != nil {
 		return nil, err
 	}
 	if w, err := windowOf("window_unmap", r.Window); err == nil {

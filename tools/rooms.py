@@ -64,13 +64,18 @@ ROOMS = (
         "gocore",
         "the functions behind the C interface: init, submit, wait, exit, the control methods; the "
         "worlds and their groups by id",
-        "channel diagnose dl grid group heap meet mem mpi netif op ps/admin ps/checkpoint "
-        "ps/client ps/link ps/route ps/server ps/table reduce status topo trace transport window "
-        "work world",
+        "channel diagnose dl grid group heap meet method mpi netif op ps/job reduce status topo "
+        "trace transport window work world",
         files="doc boundary control control_grid control_join join control_cuda control_heap "
-        "control_files control_trace window_calls tables_call ps_init tables_remote ps_service "
-        "ps_checkpoint_phases ps_checkpoint ps_kv ps_admin ps tables core prepared guests world "
-        "windows closers request",
+        "control_files control_trace window_calls servers core prepared guests world windows "
+        "closers",
+    ),
+    Room(
+        "gocore/ps/job",
+        "what one process has of parameter servers: its tables and KVs by number, and its part in "
+        "a job of trainers and servers; the calls of rows, the control methods, checkpoints",
+        "group mem method op ps/admin ps/checkpoint ps/client ps/link ps/master ps/route ps/server "
+        "ps/table status work",
     ),
     Room(
         "gocore/diagnose",
@@ -150,8 +155,14 @@ ROOMS = (
         "gocore/ps/admin",
         "the administration of a parameter server: a gRPC service, its client, and the file that "
         "tells a user's tools where the servers are",
-        "descriptors dl netif ps/admin/pspb status",
+        "descriptors dl netif ps/admin/pspb ps/master status",
         "google.golang.org/grpc",
+    ),
+    Room(
+        "gocore/ps/master",
+        "the queue of a data set: its shards, which trainers have on leases; epochs, failures, "
+        "snapshots",
+        "status",
     ),
     Room(
         "gocore/ps/admin/pspb",
@@ -226,6 +237,11 @@ ROOMS = (
         "gocore/netif",
         "the addresses by which other hosts reach this host",
         "dl status",
+    ),
+    Room(
+        "gocore/method",
+        "the form of a control method, and how it reads its request",
+        "status work",
     ),
     Room("gocore/work", "the engine: tasks, handles, waiting, the progress thread", "status"),
     Room(

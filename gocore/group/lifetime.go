@@ -168,6 +168,9 @@ func (g *Group) Member() int { return g.Rank }
 // Messages returns what carries the group's messages; nil if there is none.
 func (g *Group) Messages() transport.Endpoint { return g.messages.Comm() }
 
+// Kept takes a message that a probe has kept for a receive, and what it read of it.
+func (g *Group) Kept() (m transport.Message, first []byte, ok bool) { return g.messages.Kept() }
+
 // Rest tells what follows a message that was taken from there.
 func (g *Group) Rest(first unsafe.Pointer, bytes int64) (on transport.Endpoint, tag int32, more, most int64) {
 	return g.messages.Rest(first, bytes)

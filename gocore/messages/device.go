@@ -31,7 +31,9 @@ func (g *Messages) newDeviceTensor(code op.Code, side string, bufs []op.Buf, dev
 	if t.before, err = buffer.Mark(code, dev, stream); err != nil {
 		return nil, err
 	}
-	if len(bufs) == 1 && bufs[0].Contiguous() && !viaCopy && g.Env.Device.Direct && g.Env.Aware.CUDAAware() {
+	// What may be the header of a long message has to be read by the host.
+	maybeHeader := t.recv && t.bytes <= headerBytes && g.Env.Device.Staged
+	if len(bufs) == 1 && bufs[0].Contiguous() && !viaCopy && !maybeHeader && g.Env.Device.Direct && g.Env.Aware.CUDAAware() {
 		t.gate = t.before
 		return t, nil
 	}
@@ -48,7 +50,7 @@ func (g *Messages) stageMessage(t *deviceTensor, code op.Code, side string, whol
 			code, side, t.device.Index)
 	}
 	inPieces := t.bytes > longest && !whole
-	n, length := 1, t.bytes
+	n, length := 1, max(t.bytes, headerBytes)
 	if inPieces {
 		n, length = len(t.blocks), pieceBytes
 	}
@@ -103,6 +105,33 @@ func (t *deviceTensor) data() unsafe.Pointer {
 		return t.blocks[0].Data
 	}
 	return t.bufs[0].Data
+}
+
+// direct tells whether MPI is given the tensor's address. It is false if t is nil.
+func (t *deviceTensor) direct() bool { return t != nil && t.blocks[0] == nil }
+
+// now copies the first bytes of a tensor that MPI is given, or writes them, and waits for that.
+func (t *deviceTensor) now(bytes *[headerBytes]byte, write bool) error {
+	block, err := mem.Alloc(headerBytes)
+	if err != nil {
+		return err
+	}
+	defer mem.Free(block)
+	d, s := t.device, t.stream()
+	host := (*[headerBytes]byte)(block)
+	dst, src := block, t.data()
+	if write {
+		*host = *bytes
+		dst, src = src, dst
+	}
+	if err := d.Copy(dst, src, headerBytes, s); err != nil {
+		return err
+	}
+	err = d.StreamSync(s)
+	if !write {
+		*bytes = *host
+	}
+	return err
 }
 
 // ready tells whether MPI may be called. It is true if t is nil: the tensor is on the host.

@@ -47,6 +47,15 @@ func (k *kept) take(peer, tag int32) (m keptMessage, ok bool) {
 	return m, true
 }
 
+// Kept takes out the first message that a probe has kept. If the probe has read it, first is what it read.
+func (g *Messages) Kept() (m transport.Message, first []byte, ok bool) {
+	k, ok := g.kept.take(transport.AnySource, transport.AnyTag)
+	if k.read {
+		first = k.header[:]
+	}
+	return k.Message, first, ok
+}
+
 // probe is the endpoint's Probe, which also knows the messages that are kept, and the lengths of long ones.
 func (k *kept) probe(on transport.Endpoint, peer, tag int32) (st transport.Status, found bool, err error) {
 	if k.n.Load() == 0 {
@@ -120,18 +129,8 @@ func (m *message) receiveKept(tr *transfer, from *keptMessage) (*transport.Reque
 	r := &transport.Request{Done: 1, Source: from.Source, Tag: from.Tag, Bytes: headerBytes}
 	switch {
 	case room < headerBytes: // outcome says that it is too long
-	case tr.onDevice != nil && tr.onDevice.blocks[0] == nil && tr.long == nil:
-		d := tr.onDevice.device
-		block, err := mem.Alloc(headerBytes)
-		if err != nil {
-			return r, err
-		}
-		defer mem.Free(block)
-		*(*[headerBytes]byte)(block) = from.header
-		if err := d.Copy(data, block, headerBytes, d.In); err != nil {
-			return r, err
-		}
-		return r, d.StreamSync(d.In)
+	case tr.onDevice.direct() && tr.long == nil:
+		return r, tr.onDevice.now(&from.header, true)
 	default:
 		*(*[headerBytes]byte)(data) = from.header
 	}

@@ -170,19 +170,22 @@ func (m *message) copiesSend() bool {
 	return m.n == 2 && send.onDevice != nil && send.onDevice.gate != 0 && !send.dropped
 }
 
-// headerIn returns the header that a receive has taken, if it has taken one. In device memory nothing is looked for: a
-// long message that comes there, in the place of one of headerBytes, is taken for one of that length.
-func (m *message) headerIn(tr *transfer) (header, bool) {
+// headerIn returns the header that a receive has taken, if it has taken one.
+func (m *message) headerIn(tr *transfer) (h header, ok bool) {
 	r := tr.request
 	if r.Bytes != headerBytes || r.Cancelled != 0 || m.comm.Err(r) != nil {
-		return header{}, false
+		return h, false
 	}
 	data, room := tr.room()
-	if room < headerBytes || tr.onDevice != nil && tr.onDevice.blocks[0] == nil && tr.long == nil {
-		return header{}, false
+	if !tr.onDevice.direct() || tr.long != nil {
+		h = *(*header)(data)
+		return h, h.mark == headerMark
 	}
-	h := *(*header)(data)
-	return h, h.mark == headerMark
+	if room <= headerBytes {
+		return h, false // the message itself: newDeviceTensor gives MPI no such address, unless it has to
+	}
+	err := tr.onDevice.now((*[headerBytes]byte)(unsafe.Pointer(&h)), false)
+	return h, err == nil && h.mark == headerMark
 }
 
 // isAnnounced reads a header that was received.

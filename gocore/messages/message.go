@@ -124,6 +124,7 @@ type transfer struct {
 	receives bool
 	request  *transport.Request // nil until MPI was called for it
 	data     unsafe.Pointer     // where the whole message is; nil if it goes in pieces
+	small    unsafe.Pointer     // of a receive that is shorter than a header: where its message goes first
 	bytes    int64              // length of the message, or of the tensors that receive it
 	peer     int32              // group rank, -1 for any
 	tag      int32
@@ -198,7 +199,7 @@ func (m *message) addTransfer(code op.Code, receives bool, side string, bufs []o
 		if tr.data = nil; tr.bytes > longest && !viaCopy {
 			break // it goes in pieces
 		}
-		if tr.packed.block, err = mem.Alloc(tr.bytes); err != nil {
+		if tr.packed.block, err = mem.Alloc(max(tr.bytes, headerBytes)); err != nil {
 			return err
 		}
 		tr.data = tr.packed.block
@@ -206,6 +207,10 @@ func (m *message) addTransfer(code op.Code, receives bool, side string, bufs []o
 			if err := tr.packed.copy(tr.packed.block, 0, tr.bytes, false, 0); err != nil {
 				return err
 			}
+		}
+	case receives && tr.bytes < headerBytes:
+		if tr.small, err = mem.Alloc(headerBytes); err != nil {
+			return err
 		}
 	}
 	if tr.bytes > longest {
@@ -275,12 +280,18 @@ func (m *message) receive(tr *transfer) (*transport.Request, error) {
 	return m.comm.Take(found, data, room)
 }
 
-// room returns where the first message of a receive goes, and how long it may be.
+// room returns where the first message of a receive goes, and how long it may be. A header has room there also if the
+// tensor is shorter: its sender waits until somebody takes the pieces.
 func (tr *transfer) room() (unsafe.Pointer, int64) {
-	if tr.long != nil && tr.long.block != nil {
+	switch {
+	case tr.long != nil && tr.long.block != nil:
 		return tr.long.block, longest
+	case tr.small != nil:
+		return tr.small, headerBytes
+	case tr.onDevice.direct():
+		return tr.data, tr.bytes
 	}
-	return tr.data, tr.bytes
+	return tr.data, max(tr.bytes, headerBytes)
 }
 
 // over tells whether the transfer was dropped, or its request and what follows that have ended.
@@ -371,6 +382,9 @@ func (m *message) outcome() (r work.Result, err error) {
 			err = status.New(status.Truncate, "%s: the message from rank %d of the group with tag %d has %d bytes, the buffer %d; they must be equal (probe tells the length before)",
 				m.code, r.Source, r.Tag, r.Bytes, tr.bytes).WithRanks(m.g.Ranks[r.Source])
 		}
+		if err == nil && tr.small != nil {
+			copy(unsafe.Slice((*byte)(tr.data), tr.bytes), unsafe.Slice((*byte)(tr.small), tr.bytes))
+		}
 		if err == nil && tr.packed != nil && tr.packed.block != nil {
 			err = tr.packed.copy(tr.packed.block, 0, tr.bytes, true, 0)
 		}
@@ -392,6 +406,8 @@ func (m *message) free() {
 			tr.long.free()
 			tr.long = nil
 		}
+		mem.Free(tr.small)
+		tr.small = nil
 		if tr.packed != nil {
 			if tr.packed.block != nil {
 				mem.Free(tr.packed.block)

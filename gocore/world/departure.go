@@ -78,7 +78,7 @@ func (d *Departure) ArrivedAfterAll(m fmt.Stringer) {
 type dropped struct {
 	group   Group
 	on      transport.Endpoint
-	request *transport.Request
+	request *transport.Request // nil if a probe has read it
 	block   unsafe.Pointer
 	bytes   int64 // of what is received
 	more    int64 // what follows it on the endpoint side, in pieces of most bytes
@@ -172,7 +172,7 @@ func (d *Departure) Settled() bool {
 // dropMessages takes one message after another that has come for this rank.
 func (d *Departure) dropMessages() {
 	if d.dropped != nil {
-		if !transport.Over(d.dropped.on, d.dropped.request) {
+		if r := d.dropped.request; r != nil && !transport.Over(d.dropped.on, r) {
 			return
 		}
 		if d.dropped.follow() {
@@ -185,6 +185,11 @@ func (d *Departure) dropMessages() {
 		if on == nil {
 			continue
 		}
+		if msg, first, ok := g.Kept(); ok {
+			if d.dropped = drop(g, on, msg, first); d.dropped != nil {
+				return
+			}
+		}
 		if st, found, err := on.Probe(transport.AnySource, transport.AnyTag); err != nil || !found || st.Bytes > mostDropped {
 			continue
 		}
@@ -192,29 +197,33 @@ func (d *Departure) dropMessages() {
 		if err != nil || !found {
 			continue
 		}
-		if d.dropped = drop(g, on, msg); d.dropped != nil {
+		if d.dropped = drop(g, on, msg, nil); d.dropped != nil {
 			return
 		}
 	}
 }
 
-// drop begins to receive a message of a group. It returns nil if that fails.
-func drop(g Group, on transport.Endpoint, msg transport.Message) *dropped {
+// drop begins to receive a message of a group, of which first was read if it is not nil. It returns nil if that fails.
+func drop(g Group, on transport.Endpoint, msg transport.Message, first []byte) *dropped {
 	block, err := mem.Alloc(max(1, msg.Bytes)) // Open MPI 5 crashes if a long message has no room
 	if err != nil {
 		return nil
 	}
-	r, err := on.Take(msg, block, msg.Bytes)
-	if err != nil {
+	m := &dropped{group: g, on: on, block: block, bytes: msg.Bytes, source: msg.Source}
+	if first != nil {
+		copy(unsafe.Slice((*byte)(block), msg.Bytes), first)
+	} else if m.request, err = on.Take(msg, block, msg.Bytes); err != nil {
 		mem.Free(block)
 		return nil
 	}
-	return &dropped{group: g, on: on, request: r, block: block, bytes: msg.Bytes, source: msg.Source}
+	return m
 }
 
 // follow begins to receive what follows, now that a part is there. It returns false if there is nothing more.
 func (m *dropped) follow() bool {
-	m.on.Release(m.request)
+	if m.request != nil {
+		m.on.Release(m.request)
+	}
 	if m.side == nil {
 		if m.side, m.tag, m.more, m.most = m.group.Rest(m.block, m.bytes); m.side != nil {
 			mem.Free(m.block)

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from paddlempi._ops import TableCall
 
 WORLD = 5
-_PUSH = 2
 
 
 class PsCore:
@@ -89,7 +89,7 @@ class PsCore:
         return self.tables_by_name[name]
 
     def table(self, code: int, number: int, *arguments: Any) -> int:
-        self.steps += code == _PUSH and number in self.tables_by_name.values()
+        self.steps += code == TableCall.PUSH and number in self.tables_by_name.values()
         return int(self._real.table(code, number, *arguments))
 
     def tables(self, code: int, entries: tuple[tuple[Any, Any, Any, Any], ...]) -> int:
@@ -97,7 +97,7 @@ class PsCore:
         assert isinstance(entries, tuple) and entries
         self.requests.append((code, [names[n] for n, ids, _, _ in entries if len(ids)]))
         assert len({entry[0] for entry in entries}) == len(entries)
-        if code == _PUSH:
+        if code == TableCall.PUSH:
             self.steps += 1
             self.rates = [entry[3] for entry in entries]
         for number, ids, values, rate in entries:

@@ -1,7 +1,8 @@
-// Command opgen generates code and documentation from two sets of tables. From
-// the tables of operations, dtypes and reduce ops in table.go it writes the Go
-// enums, the registry of algorithms, the C header, the Python enums and docs/ops.md. From the table of package
-// launcher it writes the module that Python reads without loading the core.
+// Command opgen generates code and documentation from three sets of tables. From
+// the tables of operations, dtypes and reduce ops in table.go, and that of the
+// calls of tables and KVs in calls.go, it writes the Go enums, the registry of
+// algorithms, the C header, the Python enums and docs/ops.md. From the table of
+// package launcher it writes the module that Python reads without loading the core.
 // Run it from the root of the module.
 //
 //	go run ./tools/opgen          writes the files
@@ -30,6 +31,7 @@ var templates embed.FS
 var outputs = []struct{ template, path string }{
 	{"op_gen.go.tmpl", "gocore/op/op_gen.go"},
 	{"registry_gen.go.tmpl", "gocore/coll/registry_gen.go"},
+	{"code_gen.go.tmpl", "gocore/ps/job/code_gen.go"},
 	{"pmpi_ops.h.tmpl", "capi/pmpi_ops.h"},
 	{"_ops.py.tmpl", "python/paddlempi/_ops.py"},
 	{"ops.md.tmpl", "docs/ops.md"},
@@ -83,6 +85,9 @@ func generate() (map[string][]byte, error) {
 	if err := validate(); err != nil {
 		return nil, err
 	}
+	if err := validateCalls(); err != nil {
+		return nil, err
+	}
 	parsed, err := template.New("").Funcs(functions).ParseFS(templates, "templates/*.tmpl")
 	if err != nil {
 		return nil, err
@@ -98,6 +103,10 @@ func generate() (map[string][]byte, error) {
 		"ReduceOps":   reduceOps,
 		"Flags":       flags,
 		"Launchers":   launcher.Kinds,
+		"Tensors":     tensors,
+		"Calls":       calls,
+		"TableCalls":  callsOf(false),
+		"KVCalls":     callsOf(true),
 	}
 	files := map[string][]byte{}
 	for _, out := range outputs {
@@ -133,6 +142,8 @@ var functions = template.FuncMap{
 	"sharing":  sharing,
 	"kindlist": kindList,
 	"comment":  comment,
+	"bits":     bits,
+	"list":     func(names []string) string { return strings.Join(names, ", ") },
 }
 
 // snake turns OneOrN into ONE_OR_N.

@@ -70,3 +70,22 @@ func TestValidateFindsContradictions(t *testing.T) {
 		operations[2], dtypes[0], reduceOps[1] = o, d, r
 	}
 }
+
+func TestValidateFindsContradictionsOfCalls(t *testing.T) {
+	require.NoError(t, validateCalls())
+	for _, c := range []struct {
+		spoil func()
+		want  string
+	}{
+		{func() { calls[1].Code = 9 }, "PMPI_TABLE_PUSH has code 9 in row 2"},
+		{func() { calls[1].Ident = "Pull" }, "PMPI_TABLE_PULL stands there twice"},
+		{func() { calls[1].Needs = []string{"rows"} }, `a tensor "rows"`},
+		{func() { calls[1].May = []string{"gradients"} }, `a tensor "gradients"`},
+		{func() { calls[1].Writes = []string{"states"} }, "fills states, which it does not take"},
+	} {
+		before := calls[1]
+		c.spoil()
+		assert.ErrorContains(t, validateCalls(), c.want)
+		calls[1] = before
+	}
+}

@@ -1,6 +1,6 @@
 // Package admin carries the administration of a parameter server: who takes part, which tables
-// there are, barriers, checkpoints, the learning rate and statistics. It is a gRPC service; the rows
-// and gradients of a step never travel here (see package link).
+// there are, barriers, checkpoints, the learning rate, statistics, and the shards of a master. It
+// is a gRPC service; the rows and gradients of a step never travel here (see package link).
 //
 // A server starts only when Serve is called and a client only when Dial is: a process without a
 // parameter server has none of gRPC's goroutines. Neither works in a fork of its process; capi's
@@ -10,14 +10,18 @@ package admin
 import (
 	"context"
 	"encoding/json"
+
+	"github.com/paddlempi/paddlempi/gocore/ps/master"
 )
 
-// The values of Member.Role.
+// The roles of a rank. Member.Role has them with commas between, in this order.
 const (
 	Trainer = "trainer"
 	PServer = "pserver"
-	Both    = "trainer,pserver"
+	Master  = "master"
 )
+
+var roles = []string{Trainer, PServer, Master}
 
 // The values of Meta.Kind.
 const (
@@ -29,7 +33,7 @@ const (
 // Member is a rank of the job.
 type Member struct {
 	Rank int
-	Role string // Trainer, PServer or Both
+	Role string // such as "trainer,pserver"
 	PID  int
 	Host string
 }
@@ -44,20 +48,40 @@ type Meta struct {
 	Dims   []int64         // Dense: the shape of the parameter
 }
 
+// Lease is a lease of a shard, as its trainer names it.
+type Lease struct {
+	Name   string // of the data set
+	Epoch  int64
+	Shard  int64
+	Fence  uint64
+	Reason string // why a shard that is returned has failed; "": it has not
+}
+
+// Tasks is what a master answers from: see package master.
+type Tasks interface {
+	Open(from int, data master.Data) (epoch int64, err error)
+	// Ask may wait for an answer that is not master.Waiting, until ctx is done.
+	Ask(ctx context.Context, from int, name string, request uint64, epoch int64) (master.Grant, error)
+	Renew(from int, lease Lease) (counts bool, err error)
+	Done(from int, lease Lease) (counts bool, err error)
+	Return(from int, lease Lease) (counts bool, err error)
+}
+
 // Backend is what the server answers from. Several calls run at the same time. An error is a
 // *status.Error, whose code, ranks and text reach the client.
 type Backend interface {
 	Register(from Member) error
 	Declare(from int, meta Meta) (id uint32, err error)
-	// Barrier returns when all active trainers are in the barrier of this name, or with the error of
-	// ctx.
+	// Barrier returns when all active trainers are in the barrier of this name, or with the error
+	// of ctx.
 	Barrier(ctx context.Context, from int, name string) error
 	Complete(from int) error
-	// Checkpoint takes the server through a phase of a checkpoint, or stops in it when ctx is done; detail is what
-	// the phase needs besides.
+	// Checkpoint takes the server through a phase of a checkpoint, or stops in it when ctx is done;
+	// detail is what the phase needs besides.
 	Checkpoint(ctx context.Context, from int, phase string, dir string, step int64, detail []byte) (report []byte, err error)
 	SetLearningRate(name string, rate float64) error
 	Statistics() []byte // JSON
+	Tasks
 }
 
 // TLS names the files of TLS, in PEM. All empty: no TLS, as in a cluster's own network. With CA,

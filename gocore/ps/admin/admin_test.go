@@ -22,10 +22,14 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 
 	"github.com/paddlempi/paddlempi/gocore/ps/admin/pspb"
+	"github.com/paddlempi/paddlempi/gocore/ps/master"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-const patience = 30 * time.Second
+const (
+	patience = 30 * time.Second
+	both     = "trainer,pserver"
+)
 
 var token = []byte("0123456789abcdef0123456789abcdef")
 
@@ -76,6 +80,17 @@ func (b *backend) SetLearningRate(name string, rate float64) error {
 	return b.note("rate", name, rate)
 }
 func (b *backend) Statistics() []byte { _ = b.note("statistics"); return b.report }
+func (b *backend) Open(from int, d master.Data) (int64, error) {
+	return 1 << 30, b.note("open", from, d)
+}
+func (b *backend) Ask(ctx context.Context, from int, name string, request uint64, epoch int64) (master.Grant, error) {
+	deadline, _ := ctx.Deadline()
+	err := b.note("ask", from, name, request, epoch, time.Until(deadline) < mostWait)
+	return master.Grant{Verdict: master.Leased, Shard: 1 << 23, Fence: 1<<64 - 1, Lease: time.Minute}, err
+}
+func (b *backend) Renew(from int, l Lease) (bool, error)  { return true, b.note("renew", from, l) }
+func (b *backend) Done(from int, l Lease) (bool, error)   { return false, b.note("done", from, l) }
+func (b *backend) Return(from int, l Lease) (bool, error) { return true, b.note("return", from, l) }
 
 // start starts a server, and a client with its token.
 func start(t testing.TB, b Backend, change func(*Options)) (*Server, *Client) {
@@ -109,14 +124,22 @@ func every(ctx context.Context, c *Client) map[string]error {
 	_, declared := c.Declare(ctx, 2, dense)
 	_, saved := c.Checkpoint(ctx, 2, "write", "/data/cuts", 7, []byte("{}"))
 	_, asked := c.Statistics(ctx)
+	_, opened := c.Open(ctx, 2, shards)
+	_, given := c.Ask(ctx, 2, "d", 9, 4, time.Hour)
+	_, renewed := c.Renew(ctx, 2, lease)
+	_, done := c.Done(ctx, 2, lease)
+	_, returned := c.Return(ctx, 2, lease)
 	return map[string]error{
+		"open": opened, "ask": given, "renew": renewed, "done": done, "return": returned,
 		"register": c.Register(ctx, member), "declare": declared, "barrier": c.Barrier(ctx, 2, "epoch 1"),
 		"complete": c.Complete(ctx, 2), "checkpoint": saved, "rate": c.SetLearningRate(ctx, "w", 0.25), "statistics": asked,
 	}
 }
 
 var (
-	member = Member{Rank: 2, Role: Both, PID: 77, Host: "node-1"}
+	shards = master.Data{Name: "d", Shards: 1 << 23, Digest: "abc", Shuffle: true, Seed: 1<<64 - 1, Lease: time.Hour, Retries: 7}
+	lease  = Lease{Name: "d", Epoch: 4, Shard: 1 << 23, Fence: 1<<64 - 1, Reason: "bad"}
+	member = Member{Rank: 2, Role: both, PID: 77, Host: "node-1"}
 	sparse = Meta{Name: "users", Kind: Sparse, Dim: 64, Config: []byte(`{"seed":1}`), Count: 1000}
 	dense  = Meta{Name: "w", Kind: Dense, Dim: 8192, Config: []byte(`{}`), Count: 6 << 30, Dims: []int64{2, 3, 1 << 30}}
 )
@@ -136,7 +159,19 @@ func TestCallsArriveAsTheyWereMade(t *testing.T) {
 	text, err := c.Statistics(within(t))
 	require.NoError(t, err)
 	assert.Equal(t, b.report, text)
+	epoch, err := c.Open(within(t), 0, shards)
+	assert.True(t, epoch == 1<<30 && err == nil)
+	grant, err := c.Ask(within(t), 0, "d", 1<<64-1, 0, 0)
+	assert.True(t, grant == master.Grant{Verdict: master.Leased, Shard: 1 << 23, Fence: 1<<64 - 1, Lease: time.Minute} && err == nil)
+	renewed, err := c.Renew(within(t), 0, lease)
+	assert.True(t, renewed && err == nil)
+	done, err := c.Done(within(t), 0, lease)
+	assert.True(t, !done && err == nil)
+	returned, err := c.Return(within(t), 0, lease)
+	assert.True(t, returned && err == nil)
 	assert.ElementsMatch(t, []any{
+		[]any{"open", 2, shards}, []any{"ask", 2, "d", uint64(9), int64(4), true}, []any{"renew", 2, lease}, []any{"done", 2, lease}, []any{"return", 2, lease},
+		[]any{"open", 0, shards}, []any{"ask", 0, "d", uint64(1<<64 - 1), int64(0), true}, []any{"renew", 0, lease}, []any{"done", 0, lease}, []any{"return", 0, lease},
 		[]any{"declare", 2, dense}, []any{"checkpoint", 2, "write", "/data/cuts", int64(7), "{}"}, []any{"statistics"},
 		[]any{"register", member}, []any{"barrier", 2, "epoch 1"}, []any{"complete", 2}, []any{"rate", "w", 0.25},
 		[]any{"declare", 0, sparse}, []any{"checkpoint", 0, "commit", "/d", int64(0), ""}, []any{"statistics"},
@@ -251,9 +286,9 @@ func TestARequestBeyondTheLimit(t *testing.T) {
 func TestArgumentsAreCheckedOnBothSides(t *testing.T) {
 	long := strings.Repeat("n", maxName+1)
 	members := map[string]Member{
-		"rank=-1 is no rank": {-1, Both, 1, "h"}, "rank=16777217": {maxRank + 1, Both, 1, "h"},
-		"role=king is none of": {0, "king", 1, "h"}, "pid=0": {0, Both, 0, "h"}, "pid=4294967296": {0, Both, 1 << 32, "h"},
-		"host is empty": {0, Both, 1, ""}, "host has 256 bytes": {0, Both, 1, long}, "host=a?b has characters": {0, Both, 1, "a\x1bb"},
+		"rank=-1 is no rank": {-1, both, 1, "h"}, "rank=16777217": {maxRank + 1, both, 1, "h"},
+		"role=king is none of": {0, "king", 1, "h"}, "pid=0": {0, both, 0, "h"}, "pid=4294967296": {0, both, 1 << 32, "h"},
+		"host is empty": {0, both, 1, ""}, "host has 256 bytes": {0, both, 1, long}, "host=a?b has characters": {0, both, 1, "a\x1bb"},
 	}
 	metas := map[string]func(*Meta){
 		"name is empty": func(m *Meta) { m.Name = "" }, "name has 256": func(m *Meta) { m.Name = long },
@@ -274,7 +309,7 @@ func TestArgumentsAreCheckedOnBothSides(t *testing.T) {
 	defer conn.Close()
 	raw := pspb.NewAdminClient(conn) // a client without checks
 	ctx := within(t)
-	both := func(want string, ours, theirs error) {
+	sides := func(want string, ours, theirs error) {
 		t.Helper()
 		for side, err := range []error{ours, fromGRPC("", "", theirs)} {
 			assert.Equal(t, status.Argument, status.CodeOf(err), "%s, side %d", want, side)
@@ -283,38 +318,55 @@ func TestArgumentsAreCheckedOnBothSides(t *testing.T) {
 	}
 	for want, m := range members {
 		_, theirs := raw.Register(ctx, &pspb.RegisterRequest{Rank: int64(m.Rank), Role: m.Role, Pid: int64(m.PID), Host: m.Host})
-		both(want, c.Register(ctx, m), theirs)
+		sides(want, c.Register(ctx, m), theirs)
 	}
 	for want, change := range metas {
 		m := dense
 		change(&m)
 		_, ours := c.Declare(ctx, 1, m)
 		_, theirs := raw.Declare(ctx, &pspb.DeclareRequest{From: 1, Name: m.Name, Kind: m.Kind, Dim: m.Dim, Config: m.Config, Count: m.Count, Dims: m.Dims})
-		both(want, ours, theirs)
+		sides(want, ours, theirs)
 	}
 	_, ours := c.Declare(ctx, -1, dense)
 	_, theirs := raw.Declare(ctx, &pspb.DeclareRequest{From: -1})
-	both("declare: from=-1", ours, theirs)
+	sides("declare: from=-1", ours, theirs)
 	_, theirs = raw.Barrier(ctx, &pspb.BarrierRequest{From: -1, Name: "x"})
-	both("barrier: from=-1", c.Barrier(ctx, -1, "x"), theirs)
+	sides("barrier: from=-1", c.Barrier(ctx, -1, "x"), theirs)
 	_, theirs = raw.Barrier(ctx, &pspb.BarrierRequest{})
-	both("barrier: name is empty", c.Barrier(ctx, 0, ""), theirs)
+	sides("barrier: name is empty", c.Barrier(ctx, 0, ""), theirs)
 	_, theirs = raw.Complete(ctx, &pspb.CompleteRequest{From: 1 << 62})
-	both("complete: from=", c.Complete(ctx, 1<<62), theirs)
+	sides("complete: from=", c.Complete(ctx, 1<<62), theirs)
 	for want, r := range map[string]*pspb.CheckpointRequest{
 		"from=-1": {From: -1, Phase: "p", Dir: "/"}, "phase is empty": {Dir: "/"}, "dir= is no path": {Phase: "p"}, "step=-1": {Phase: "p", Dir: "/", Step: -1},
 		"dir=a?b is no path": {Phase: "p", Dir: "a\x00b"}, "1 to 4095 bytes": {Phase: "p", Dir: strings.Repeat("/", 4096)},
 	} {
 		_, ours := c.Checkpoint(ctx, int(r.From), r.Phase, r.Dir, r.Step, r.Detail)
 		_, theirs := raw.Checkpoint(ctx, r)
-		both(want, ours, theirs)
+		sides(want, ours, theirs)
 	}
 	for _, rate := range []float64{-0.1, math.Inf(1), math.NaN()} {
 		_, theirs := raw.SetLearningRate(ctx, &pspb.SetLearningRateRequest{Name: "w", Rate: rate})
-		both("rate=", c.SetLearningRate(ctx, "w", rate), theirs)
+		sides("rate=", c.SetLearningRate(ctx, "w", rate), theirs)
 	}
+	tasks := pspb.NewTasksClient(conn)
+	for want, change := range map[string]func(*master.Data){
+		"name is empty": func(d *master.Data) { d.Name = "" }, "-1 shards": func(d *master.Data) { d.Shards = -1 },
+		"the digest has 129 bytes": func(d *master.Data) { d.Digest = strings.Repeat("x", 129) }, "lease=1ns": func(d *master.Data) { d.Lease = 1 },
+	} {
+		d := shards
+		change(&d)
+		_, ours := c.Open(ctx, 1, d)
+		_, theirs := tasks.Open(ctx, &pspb.OpenRequest{From: 1, Name: d.Name, Shards: d.Shards, Digest: d.Digest, LeaseNs: int64(d.Lease), Retries: 7})
+		sides(want, ours, theirs)
+	}
+	_, ours = c.Ask(ctx, -1, "d", 1, 0, 0)
+	_, theirs = tasks.Ask(ctx, &pspb.AskRequest{From: -1, Name: "d"})
+	sides("tasks: from=-1", ours, theirs)
+	_, ours = c.Done(ctx, 0, Lease{})
+	_, theirs = tasks.Done(ctx, &pspb.LeaseRequest{})
+	sides("tasks: name is empty", ours, theirs)
 	_, theirs = raw.SetLearningRate(ctx, &pspb.SetLearningRateRequest{})
-	both("set_learning_rate: name is empty", c.SetLearningRate(ctx, "", 1), theirs)
+	sides("set_learning_rate: name is empty", c.SetLearningRate(ctx, "", 1), theirs)
 	assert.Zero(t, b.asked.Load())
 }
 
@@ -393,11 +445,11 @@ func TestTrafficIsCounted(t *testing.T) {
 	require.NoError(t, other.Complete(within(t), 0))
 	assert.Error(t, other.Complete(within(t), -1)) // it is not sent
 	mine, theirs := c.Traffic(), other.Traffic()
-	assert.EqualValues(t, 7, mine.Calls)
+	assert.EqualValues(t, 12, mine.Calls)
 	assert.EqualValues(t, 1, theirs.Calls)
-	assert.EqualValues(t, 8, s.Traffic().Calls)
-	// All that one side has sent arrives at the other one. A write is counted when it has returned, which may be after
-	// the answer has arrived.
+	assert.EqualValues(t, 13, s.Traffic().Calls)
+	// All that one side has sent arrives at the other one. A write is counted when it has returned,
+	// which may be after the answer has arrived.
 	assert.Eventually(t, func() bool {
 		all := s.Traffic()
 		mine, theirs = c.Traffic(), other.Traffic()

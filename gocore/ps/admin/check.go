@@ -3,6 +3,7 @@ package admin
 import (
 	"encoding/json"
 	"math"
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -28,15 +29,26 @@ func (m Member) check() error {
 	if err := checkRank("register", "rank", m.Rank); err != nil {
 		return err
 	}
-	switch m.Role {
-	case Trainer, PServer, Both:
-	default:
-		return status.New(status.Argument, "register: rank %d: role=%s is none of %q, %q and %q", m.Rank, quoted(m.Role), Trainer, PServer, Both)
+	if !isRole(m.Role) {
+		return status.New(status.Argument, "register: rank %d: role=%s is none of %q, nor several of them", m.Rank, quoted(m.Role), roles)
 	}
 	if m.PID <= 0 || m.PID > math.MaxInt32 {
 		return status.New(status.Argument, "register: rank %d: pid=%d is no process id", m.Rank, m.PID)
 	}
 	return checkName("register", "host", m.Host)
+}
+
+// isRole tells whether a text has roles, each once, in their order.
+func isRole(text string) bool {
+	from := 0
+	for one := range strings.SplitSeq(text, ",") {
+		i := slices.Index(roles[from:], one)
+		if i < 0 {
+			return false
+		}
+		from += i + 1
+	}
+	return true
 }
 
 func (m Meta) check(from int) error {
@@ -149,4 +161,12 @@ func quoted(s string) string {
 		}
 		return '?'
 	}, s), "?")
+}
+
+// checkTasks checks what a call of a master says.
+func checkTasks(what string, from int, name string) error {
+	if err := checkRank(what, "from", from); err != nil {
+		return err
+	}
+	return checkName(what, "name", name)
 }

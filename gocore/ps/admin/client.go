@@ -12,19 +12,21 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// maxTrailer is the most bytes of the header or trailer of an answer; an error travels in a trailer.
+// maxTrailer is the most bytes of the header or trailer of an answer; an error travels in a
+// trailer.
 const maxTrailer = 64 << 10
 
 // maxDepth is how deeply statistics may be nested.
 const maxDepth = 32
 
-// Client calls the service of one server. Its methods are Backend's. Every error is a *status.Error:
-// the Backend's own, or Timeout, Interrupted (ctx was cancelled), PeerLeft (nobody answers), Refused
-// (the token) or Unsupported (another version).
+// Client calls the service of one server. Its methods are Backend's. Every error is a
+// *status.Error: the Backend's own, or Timeout, Interrupted (ctx was cancelled), PeerLeft (nobody
+// answers), Refused (the token) or Unsupported (another version).
 type Client struct {
 	address string
 	conn    *grpc.ClientConn
 	calls   pspb.AdminClient
+	tasks   pspb.TasksClient // of a master
 	traffic traffic
 }
 
@@ -54,7 +56,7 @@ func Dial(address string, token []byte, files TLS) (*Client, error) {
 	if err != nil {
 		return nil, status.New(status.Argument, "address=%s of a parameter server: %v", quoted(address), err)
 	}
-	c.calls = pspb.NewAdminClient(c.conn)
+	c.calls, c.tasks = pspb.NewAdminClient(c.conn), pspb.NewTasksClient(c.conn)
 	return c, nil
 }
 

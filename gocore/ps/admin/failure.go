@@ -13,8 +13,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// Errors of the core travel as a detail of gRPC's status, in the trailer of an answer. A trailer has a
-// limit, so texts and lists of ranks are cut.
+// Errors of the core travel as a detail of gRPC's status, in the trailer of an answer. A trailer
+// has a limit, so texts and lists of ranks are cut.
 const (
 	maxText  = 4 << 10
 	maxRanks = 1024

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/paddlempi/paddlempi/gocore/ps/admin/pspb"
+	"github.com/paddlempi/paddlempi/gocore/ps/master"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
@@ -46,23 +47,39 @@ func (b strict) SetLearningRate(name string, rate float64) error {
 	return nil
 }
 func (b strict) Statistics() []byte { return []byte("{}") }
+func (b strict) Open(from int, d master.Data) (int64, error) {
+	assert.NoError(b.t, checkData(from, &d))
+	return 0, nil
+}
+func (b strict) Ask(_ context.Context, from int, name string, _ uint64, _ int64) (master.Grant, error) {
+	assert.NoError(b.t, checkTasks("", from, name))
+	return master.Grant{Verdict: master.Over}, nil
+}
+func (b strict) Renew(from int, l Lease) (bool, error) {
+	assert.NoError(b.t, checkTasks("", from, l.Name))
+	return true, nil
+}
+func (b strict) Done(from int, l Lease) (bool, error)   { return b.Renew(from, l) }
+func (b strict) Return(from int, l Lease) (bool, error) { return b.Renew(from, l) }
 
 // FuzzRequest gives the methods messages as they come from a client with the right token.
 func FuzzRequest(f *testing.F) {
 	for method, m := range []proto.Message{
-		&pspb.RegisterRequest{Rank: 1, Role: Both, Pid: 7, Host: "h"},
+		&pspb.RegisterRequest{Rank: 1, Role: both, Pid: 7, Host: "h"},
 		&pspb.DeclareRequest{From: 1, Name: "w", Kind: Dense, Dim: 8, Config: []byte("{}"), Count: 6, Dims: []int64{2, 3}},
 		&pspb.BarrierRequest{From: 1, Name: "b"}, &pspb.CompleteRequest{From: 1},
 		&pspb.CheckpointRequest{From: 1, Phase: "p", Dir: "/d", Step: 3}, &pspb.SetLearningRateRequest{Name: "w", Rate: 0.1},
+		&pspb.OpenRequest{From: 1, Name: "d", Shards: 9, Digest: "x", LeaseNs: 1e9, Retries: 3}, &pspb.AskRequest{From: 1, Name: "d", Request: 3},
+		&pspb.LeaseRequest{From: 1, Name: "d", Shard: 3, Fence: 8, Reason: "r"},
 	} {
 		b, err := proto.Marshal(m)
 		require.NoError(f, err)
 		f.Add(uint8(method), b)
 	}
 	f.Fuzz(func(t *testing.T, method uint8, b []byte) {
-		s, ctx := &service{backend: strict{t}}, context.Background()
+		s, tasks, ctx := &service{backend: strict{t}}, &taskService{backend: strict{t}}, context.Background()
 		var err error
-		switch method % 6 {
+		switch method % 9 {
 		case 0:
 			var r pspb.RegisterRequest
 			if proto.Unmarshal(b, &r) == nil {
@@ -92,6 +109,21 @@ func FuzzRequest(f *testing.F) {
 			var r pspb.SetLearningRateRequest
 			if proto.Unmarshal(b, &r) == nil {
 				_, err = s.SetLearningRate(ctx, &r)
+			}
+		case 6:
+			var r pspb.OpenRequest
+			if proto.Unmarshal(b, &r) == nil {
+				_, err = tasks.Open(ctx, &r)
+			}
+		case 7:
+			var r pspb.AskRequest
+			if proto.Unmarshal(b, &r) == nil {
+				_, err = tasks.Ask(ctx, &r)
+			}
+		case 8:
+			var r pspb.LeaseRequest
+			if proto.Unmarshal(b, &r) == nil {
+				_, err = tasks.Return(ctx, &r)
 			}
 		}
 		if err != nil { // it reaches the client as an error about an argument, fit for a terminal
@@ -210,8 +242,8 @@ func conversation(f *testing.F, address string, token []byte) []byte {
 	return append([]byte(nil), all...)
 }
 
-// FuzzConnection sends a server anything. It goes on, and asks the Backend nothing without the token:
-// the seeds with the right one are of another server.
+// FuzzConnection sends a server anything. It goes on, and asks the Backend nothing without the
+// token: the seeds with the right one are of another server.
 func FuzzConnection(f *testing.F) {
 	b := &backend{}
 	s, err := Serve(Options{OneHost: true, Token: append([]byte("right"), token...)}, b)

@@ -15,8 +15,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// JobFile is what a job tells the tools of its user in a file: where its servers are, and the token.
-// PID, Started and Namespace say which process wrote it; WriteJobFile fills them in.
+// JobFile is what a job tells the tools of its user in a file: where its servers are, and the
+// token. PID, Started and Namespace say which process wrote it; WriteJobFile fills them in.
 type JobFile struct {
 	Version   int             `json:"version"`
 	PID       int             `json:"pid"`
@@ -24,7 +24,8 @@ type JobFile struct {
 	Namespace string          `json:"namespace"` // of process ids
 	Token     []byte          `json:"token"`     // JSON has it in base64
 	Servers   []ServerAddress `json:"servers"`   // in the order of the servers
-	Roles     map[int]string  `json:"roles"`     // by world rank: Trainer, PServer or Both
+	Master    *ServerAddress  `json:"master"`    // nil if there is none
+	Roles     map[int]string  `json:"roles"`     // by world rank, as Member.Role
 	TLS       TLS             `json:"tls"`       // what a client needs; the paths of files
 }
 
@@ -160,18 +161,30 @@ func (e JobFile) check() error {
 		return err
 	}
 	for i, s := range e.Servers {
-		host, port, err := net.SplitHostPort(s.Address)
-		if number, wrong := strconv.ParseUint(port, 10, 16); err != nil || wrong != nil || number == 0 || host == "" || len(host) > maxName || !printable(host) {
-			return fmt.Errorf("address=%s of server %d is no host:port", quoted(s.Address), i)
+		if err := s.check(fmt.Sprintf("server %d", i)); err != nil {
+			return err
 		}
-		if s.Rank < 0 || s.Rank > maxRank {
-			return fmt.Errorf("rank=%d of server %d is no rank", s.Rank, i)
+	}
+	if e.Master != nil {
+		if err := e.Master.check("the master"); err != nil {
+			return err
 		}
 	}
 	for rank, role := range e.Roles {
-		if rank < 0 || rank > maxRank || role != Trainer && role != PServer && role != Both {
-			return fmt.Errorf("role=%s of rank %d is none of %q, %q and %q", quoted(role), rank, Trainer, PServer, Both)
+		if rank < 0 || rank > maxRank || !isRole(role) {
+			return fmt.Errorf("role=%s of rank %d is none of %q, nor several of them", quoted(role), rank, roles)
 		}
+	}
+	return nil
+}
+
+func (s ServerAddress) check(who string) error {
+	host, port, err := net.SplitHostPort(s.Address)
+	if number, wrong := strconv.ParseUint(port, 10, 16); err != nil || wrong != nil || number == 0 || host == "" || len(host) > maxName || !printable(host) {
+		return fmt.Errorf("address=%s of %s is no host:port", quoted(s.Address), who)
+	}
+	if s.Rank < 0 || s.Rank > maxRank {
+		return fmt.Errorf("rank=%d of %s is no rank", s.Rank, who)
 	}
 	return nil
 }
@@ -220,8 +233,8 @@ func private(info os.FileInfo, kind os.FileMode) error {
 	return nil
 }
 
-// filesIn returns the files of a folder whose processes run, and those whose processes have ended. Of
-// processes in other containers nobody knows.
+// filesIn returns the files of a folder whose processes run, and those whose processes have ended.
+// Of processes in other containers nobody knows.
 func filesIn(folder string) (running, ended []string) {
 	found, _ := os.ReadDir(folder) // in the order of the names
 	for _, entry := range found {

@@ -17,11 +17,12 @@ import (
 )
 
 func sample() JobFile {
-	return JobFile{Token: token, Servers: []ServerAddress{{1, "10.0.0.1:77"}, {3, "[fd00::1]:78"}}, Roles: map[int]string{0: Trainer, 1: PServer, 3: Both},
+	return JobFile{Token: token, Servers: []ServerAddress{{1, "10.0.0.1:77"}, {3, "[fd00::1]:78"}}, Roles: map[int]string{0: Trainer, 1: PServer, 3: both},
 		TLS: TLS{CA: "/etc/ca.pem"}}
 }
 
-// runtime has XDG_RUNTIME_DIR be a new folder with a mode. The environment of C is the one that is read.
+// runtime has XDG_RUNTIME_DIR be a new folder with a mode. The environment of C is the one that is
+// read.
 func runtime(t *testing.T, mode os.FileMode) string {
 	folder := t.TempDir()
 	require.NoError(t, os.Chmod(folder, mode))
@@ -166,6 +167,8 @@ func TestWhatAFileSaysIsChecked(t *testing.T) {
 		"address=h:0 of server 0": func(e *JobFile) { e.Servers[0].Address = "h:0" },
 		"address=?:7 of server 0": func(e *JobFile) { e.Servers[0].Address = "\x07:7" },
 		"rank=-1 of server 1":     func(e *JobFile) { e.Servers[1].Rank = -1 },
+		"address=x of the master": func(e *JobFile) { e.Master = &ServerAddress{1, "x"} },
+		"role=pserver,trainer of": func(e *JobFile) { e.Roles = map[int]string{3: "pserver,trainer"} },
 		"role=k of rank 3":        func(e *JobFile) { e.Roles = map[int]string{3: "k"} },
 		"role=trainer of rank -1": func(e *JobFile) { e.Roles = map[int]string{-1: Trainer} },
 	} {

@@ -1,11 +1,13 @@
 package admin
 
+import "github.com/paddlempi/paddlempi/gocore/ps/master"
+
 // Report is what Statistics says of a server, in JSON. `python -m paddlempi ps status` shows it.
 type Report struct {
 	Rank    int     `json:"rank"`
 	PID     int     `json:"pid"`
 	Host    string  `json:"host"`
-	Mode    string  `json:"mode"`    // "sync" or "async"
+	Mode    string  `json:"mode"`    // "sync", "async" or "ssp"
 	Seconds float64 `json:"seconds"` // since the server began
 	Step    int64   `json:"step"`    // steps applied
 	Queue   int     `json:"queue"`   // requests that wait for their turn
@@ -18,17 +20,20 @@ type Report struct {
 	BytesIn    uint64 `json:"bytes_in"`
 	BytesOut   uint64 `json:"bytes_out"`
 
-	// What the administration took: calls of gRPC, and the bytes on its connections. A step makes no call.
+	// What the administration took: calls of gRPC, and the bytes on its connections. A step makes
+	// no call.
 	RPCs    uint64 `json:"rpcs"`
 	GRPCIn  uint64 `json:"grpc_in"`
 	GRPCOut uint64 `json:"grpc_out"`
 
-	Staleness float64 `json:"staleness"`  // mean number of steps of others between a trainer's pull and its push
+	Staleness float64 `json:"staleness"`  // mean number of steps of others between a pull and its push
 	MostStale int64   `json:"most_stale"` // the greatest
 	Failed    string  `json:"failed,omitempty"`
 
 	Tables   []TableReport   `json:"tables"`
 	Trainers []TrainerReport `json:"trainers"`
+
+	Master *master.Report `json:"master,omitempty"` // of a server that is the master too. Of another master it is all
 }
 
 // TableReport says how large a server's part of a table is.

@@ -20,7 +20,8 @@ const (
 	// times. Clients connect again by themselves.
 	greeting = 10 * time.Second
 	idle     = time.Minute
-	// A peer that answers no ping for so long is gone. A process that is stopped answers none either.
+	// A peer that answers no ping for so long is gone. A process that is stopped answers none
+	// either.
 	pingAfter   = 30 * time.Second
 	pingTimeout = 60 * time.Second
 	maxCalls    = 64      // of one connection, at the same time
@@ -70,6 +71,7 @@ func Serve(o Options, b Backend) (*Server, error) {
 		grpc.WaitForHandlers(true),
 	)
 	pspb.RegisterAdminServer(s.grpc, &service{backend: b})
+	pspb.RegisterTasksServer(s.grpc, &taskService{backend: b})
 	grpc_health_v1.RegisterHealthServer(s.grpc, s.health)
 	s.health.SetServingStatus(pspb.Admin_ServiceDesc.ServiceName, grpc_health_v1.HealthCheckResponse_SERVING)
 	go s.serve(l)
@@ -90,8 +92,8 @@ func (s *Server) Traffic() Traffic { return s.traffic.now() }
 // lastAnswers is how long Stop waits for the answers to calls under way.
 const lastAnswers = 2 * time.Second
 
-// Stop ends the service. Calls under way have two seconds to be answered; the others end with errors, and their
-// contexts are done. It returns when no call is in the Backend any more.
+// Stop ends the service. Calls under way have two seconds to be answered; the others end with
+// errors, and their contexts are done. It returns when no call is in the Backend any more.
 func (s *Server) Stop() {
 	s.health.Shutdown()
 	late := time.AfterFunc(lastAnswers, s.grpc.Stop)
@@ -153,8 +155,8 @@ func (s *service) Barrier(ctx context.Context, r *pspb.BarrierRequest) (*pspb.Ba
 	return &pspb.BarrierReply{}, toGRPC(err)
 }
 
-// sooner returns ctx with a deadline that comes so much earlier that the answer reaches the client before it gives
-// up: the answer says who is missing.
+// sooner returns ctx with a deadline that comes so much earlier that the answer reaches the client
+// before it gives up: the answer says who is missing.
 func sooner(ctx context.Context) (context.Context, context.CancelFunc) {
 	deadline, has := ctx.Deadline()
 	if !has {

@@ -35,8 +35,8 @@ func checkToken(token []byte) error {
 	return nil
 }
 
-// gate turns away every call without the token, of whichever service and method. gRPC asks it when the
-// header of a call is there, before it takes memory for the message, or reads it.
+// gate turns away every call without the token, of whichever service and method. gRPC asks it when
+// the header of a call is there, before it takes memory for the message, or reads it.
 func gate(token []byte) tap.ServerInHandle {
 	return func(ctx context.Context, info *tap.Info) (context.Context, error) {
 		shown := info.Header.Get(tokenKey)

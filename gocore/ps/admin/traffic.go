@@ -7,8 +7,8 @@ import (
 	"google.golang.org/grpc"
 )
 
-// Traffic is what went over gRPC: calls, and the bytes on their connections. The bytes are those that the sockets
-// have taken and given, so headers, pings and TLS are among them.
+// Traffic is what went over gRPC: calls, and the bytes on their connections. The bytes are those
+// that the sockets have taken and given, so headers, pings and TLS are among them.
 type Traffic struct {
 	Calls   uint64
 	In, Out uint64 // bytes

@@ -1,14 +1,16 @@
-// Package checkpoint writes the tables of servers to files, and reads them back onto any number of servers.
+// Package checkpoint writes the tables of servers to files, and reads them back onto any number of
+// servers.
 //
-// A cut is what all tables hold at one step. It is a folder, cut-00000042 for step 42, with a part of every
-// server and a manifest that names the parts. It is made in two phases. First every server writes its part
-// (WritePart) and tells one of them what it has written. Then this one writes the manifest (Commit). A cut
-// is complete when its manifest has its name, and the manifest gets it when it and all parts are on the
-// disk. So whenever a server or the machine fails, the cuts that were complete are complete. The names of
-// parts are random: nobody writes into a file of another attempt.
+// A cut is what all tables hold at one step. It is a folder, cut-00000042 for step 42, with a part
+// of every server and a manifest that names the parts. It is made in two phases. First every server
+// writes its part (WritePart) and tells one of them what it has written. Then this one writes the
+// manifest (Commit). A cut is complete when its manifest has its name, and the manifest gets it
+// when it and all parts are on the disk. So whenever a server or the machine fails, the cuts that
+// were complete are complete. The names of parts are random: nobody writes into a file of another
+// attempt.
 //
-// docs/ps-checkpoint.md has the format. Whoever reads takes nothing for true: lengths and counts are
-// compared with those of the file before memory is taken, and every byte is under a checksum.
+// docs/ps-checkpoint.md has the format. Whoever reads takes nothing for true: lengths and counts
+// are compared with those of the file before memory is taken, and every byte is under a checksum.
 //
 // All servers must see the same directory. Cuts of a directory are written one at a time.
 package checkpoint
@@ -39,7 +41,8 @@ const (
 	mostReaders  = 16
 )
 
-// Source gives the rows of a table that one server has. Nobody changes rows while a part is written.
+// Source gives the rows of a table that one server has. Nobody changes rows while a part is
+// written.
 type Source interface {
 	Name() string
 	Config() []byte // JSON; a cut keeps it and does not read it
@@ -58,8 +61,8 @@ type Source interface {
 type Sink interface {
 	// Begin comes first, with all tables of the cut.
 	Begin(tables []Table) error
-	// Rows brings rows of tables[table] and their states. Several goroutines call it at once. The memory
-	// is outside the Go heap; it holds other rows after Rows has returned.
+	// Rows brings rows of tables[table] and their states. Several goroutines call it at once. The
+	// memory is outside the Go heap; it holds other rows after Rows has returned.
 	Rows(table int, ids []int64, rows []byte, states []float32) error
 }
 
@@ -112,7 +115,8 @@ func argument(format string, args ...any) error {
 	return status.New(status.Argument, "checkpoint: "+format, args...)
 }
 
-// given returns the error of a caller that has given up, or whose deadline has passed; nil while it waits.
+// given returns the error of a caller that has given up, or whose deadline has passed; nil while it
+// waits.
 func given(ctx context.Context) error {
 	switch err := ctx.Err(); {
 	case err == nil:

@@ -61,7 +61,8 @@ func (r *rows) Read(ids []int64, rows []byte, states []float32) error {
 	return r.err
 }
 
-// of returns the row and the state of an id. The values are exact in 16 bits where id and step are small.
+// of returns the row and the state of an id. The values are exact in 16 bits where id and step are
+// small.
 func (r *rows) of(id int64) (row []byte, state []float32) {
 	for j := range r.dim {
 		x := math.Float32bits(float32(id) + float32(j)/2 + float32(r.step))
@@ -430,8 +431,8 @@ func TestLatestOfNothing(t *testing.T) {
 
 var update = flag.Bool("update", false, "write testdata/golden anew")
 
-// The format stays: testdata/golden is read, and what is written now has the same bytes. Python's tests
-// read it too.
+// The format stays: testdata/golden is read, and what is written now has the same bytes. Python's
+// tests read it too.
 func TestGolden(t *testing.T) {
 	golden := filepath.Join("testdata", "golden")
 	if *update {

@@ -9,9 +9,9 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// A part is a header, chunks one behind the other, and the index of the chunks. A chunk has rows of one
-// table: their ids, the rows, the states; rows and states are followed by zeros up to a multiple of 8
-// bytes. All numbers are little-endian.
+// A part is a header, chunks one behind the other, and the index of the chunks. A chunk has rows of
+// one table: their ids, the rows, the states; rows and states are followed by zeros up to a
+// multiple of 8 bytes. All numbers are little-endian.
 const (
 	format      = 1
 	headerBytes = 32
@@ -31,8 +31,8 @@ func header(step int64, server, servers int) [headerBytes]byte {
 	return b
 }
 
-// entry is what the index has of a chunk. The sum of the ids stands by itself, so that a server need not
-// read rows that others want.
+// entry is what the index has of a chunk. The sum of the ids stands by itself, so that a server
+// need not read rows that others want.
 type entry struct {
 	table, rows uint32
 	ids, values uint32 // CRC-32 of the ids, and of all that follows them

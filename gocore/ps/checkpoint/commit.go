@@ -9,9 +9,9 @@ import (
 	"slices"
 )
 
-// Commit makes a cut complete, when all servers have written their parts. One server calls it. extra is given
-// back in the manifest. Folders of smaller steps that never became complete are removed. If ctx is done already,
-// the cut does not become complete.
+// Commit makes a cut complete, when all servers have written their parts. One server calls it.
+// extra is given back in the manifest. Folders of smaller steps that never became complete are
+// removed. If ctx is done already, the cut does not become complete.
 func Commit(ctx context.Context, dir string, step int64, parts []ServerPart, extra []byte) error {
 	if err := refuseComplete(dir, step); err != nil {
 		return err
@@ -124,10 +124,11 @@ func tidy(dir string, step int64) {
 	}
 }
 
-// Superfluous returns which cuts need not stay when that of a step is complete, so that keep of them do; 0: all. steps
-// are those of a List that look whole. Only cuts that right has found whole count: that of the step, and those of the
-// greatest steps of the others. right reads a cut, and is asked only if a cut may have to go. What it finds
-// damaged stays for its owner to look at. An error says that the new cut itself is damaged, or is of right.
+// Superfluous returns which cuts need not stay when that of a step is complete, so that keep of
+// them do; 0: all. steps are those of a List that look whole. Only cuts that right has found whole
+// count: that of the step, and those of the greatest steps of the others. right reads a cut, and is
+// asked only if a cut may have to go. What it finds damaged stays for its owner to look at. An
+// error says that the new cut itself is damaged, or is of right.
 func Superfluous(steps []int64, step int64, keep int, right func(step int64) (damaged, err error)) (old []int64, err error) {
 	others := slices.DeleteFunc(slices.Sorted(slices.Values(steps)), func(other int64) bool { return other == step })
 	if keep == 0 || len(others) < keep {

@@ -85,7 +85,8 @@ func TestAPipeIsNotOpened(t *testing.T) {
 	require.ErrorContains(t, err, "part 0, ")
 }
 
-// A part of another cut, or of another attempt at this one, is not taken for this one though it is whole.
+// A part of another cut, or of another attempt at this one, is not taken for this one though it is
+// whole.
 func TestPartsAreNotExchanged(t *testing.T) {
 	dir, other := t.TempDir(), t.TempDir()
 	m := commit(t, dir, 42, 2, 0)

@@ -40,8 +40,8 @@ func (c *checked) Rows(table int, ids []int64, rows []byte, states []float32) er
 	return nil
 }
 
-// FuzzPart reads a part of any bytes, with a manifest that fits where it can: sizes and checksums are
-// made right, so that what lies behind them is reached.
+// FuzzPart reads a part of any bytes, with a manifest that fits where it can: sizes and checksums
+// are made right, so that what lies behind them is reached.
 func FuzzPart(f *testing.F) {
 	m := commit(f, f.TempDir(), 42, 1, 0)
 	b, err := os.ReadFile(filepath.Join(m.Folder, m.Parts[0].Name))

@@ -55,8 +55,8 @@ func TestWriteUntilKilled(t *testing.T) {
 	}
 }
 
-// A process that writes cuts is killed at any point. Then the last cut that it has called complete, or the
-// next one, is there and whole.
+// A process that writes cuts is killed at any point. Then the last cut that it has called complete,
+// or the next one, is there and whole.
 func TestKilled(t *testing.T) {
 	dir, last, unfinished := t.TempDir(), int64(-1), 0
 	for round := range 30 {

@@ -25,8 +25,8 @@ func folderOf(dir string, step int64) string {
 	return filepath.Join(dir, fmt.Sprintf("cut-%08d", step))
 }
 
-// A manifest file is one line, {"crc32":"89abcdef","manifest":{...}}: the sum is that of the bytes of the
-// value of "manifest".
+// A manifest file is one line, {"crc32":"89abcdef","manifest":{...}}: the sum is that of the bytes
+// of the value of "manifest".
 const (
 	before = `{"crc32":"%08x","manifest":`
 	behind = "}\n"
@@ -45,7 +45,8 @@ func (m *Manifest) encode() ([]byte, error) {
 	return b, nil
 }
 
-// decode reads a manifest file. What it returns has been checked against itself, not against the parts.
+// decode reads a manifest file. What it returns has been checked against itself, not against the
+// parts.
 func decode(b []byte) (*Manifest, error) {
 	start := len(fmt.Sprintf(before, 0))
 	if len(b) < start+len(behind) || !bytes.HasSuffix(b, []byte(behind)) {
@@ -167,7 +168,8 @@ type Listed struct {
 	Why  string `json:"why"` // what is wrong with its manifest, or the sizes of its parts; "" if nothing is
 }
 
-// List returns the complete cuts of a directory, in ascending order of their steps. It reads no rows: Verify does.
+// List returns the complete cuts of a directory, in ascending order of their steps. It reads no
+// rows: Verify does.
 func List(dir string) ([]Listed, error) {
 	steps, err := complete(dir)
 	if err != nil {
@@ -183,8 +185,9 @@ func List(dir string) ([]Listed, error) {
 	return list, nil
 }
 
-// NewestWhole returns the step of the newest cut that right finds whole, and why newer ones are not; -1 if there is no
-// complete cut. If none is whole, that is an error: to begin anew would hide the loss.
+// NewestWhole returns the step of the newest cut that right finds whole, and why newer ones are
+// not; -1 if there is no complete cut. If none is whole, that is an error: to begin anew would hide
+// the loss.
 func NewestWhole(dir string, list []Listed, right func(step int64) (damaged, err error)) (step int64, skipped []Listed, err error) {
 	for _, one := range slices.Backward(list) {
 		if one.Why == "" {

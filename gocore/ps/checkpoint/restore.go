@@ -12,10 +12,10 @@ import (
 	"sync/atomic"
 )
 
-// Restore reads all parts, and gives the sink the rows that are mine; nil: all rows. The number of servers
-// may be another one than that which wrote. mine may be called by several goroutines at once. Of chunks without
-// such a row only the ids are read. When ctx is done it stops between two chunks. After an error the sink may have
-// got some of the rows.
+// Restore reads all parts, and gives the sink the rows that are mine; nil: all rows. The number of
+// servers may be another one than that which wrote. mine may be called by several goroutines at
+// once. Of chunks without such a row only the ids are read. When ctx is done it stops between two
+// chunks. After an error the sink may have got some of the rows.
 func (m *Manifest) Restore(ctx context.Context, mine func(table string, id int64) bool, sink Sink) error {
 	if err := littleEndian(); err != nil {
 		return err
@@ -118,8 +118,8 @@ func (r *reader) index() ([]entry, []int64, error) {
 	return entries, offsets, nil
 }
 
-// read gives the sink the rows that are mine. Several goroutines do it, each with a chunk at a time: what
-// takes the time is to put rows into a table.
+// read gives the sink the rows that are mine. Several goroutines do it, each with a chunk at a
+// time: what takes the time is to put rows into a table.
 func (r *reader) read(ctx context.Context, mine func(string, int64) bool, sink Sink) error {
 	entries, offsets, err := r.index()
 	if err != nil {

@@ -10,9 +10,9 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// FromTable gives the rows of a table to a cut. config is kept with it; it is JSON with at least what
-// encoding/json makes of table.Config, because Restore and Python's ps.load read that. rate is the learning rate that
-// was set instead of the config's; nil: none.
+// FromTable gives the rows of a table to a cut. config is kept with it; it is JSON with at least
+// what encoding/json makes of table.Config, because Restore and Python's ps.load read that. rate is
+// the learning rate that was set instead of the config's; nil: none.
 func FromTable(name string, config []byte, t *table.Table, rate *float64) (Source, error) {
 	dtype, state, err := shape(t)
 	return &tableSource{name, config, t, dtype, state, rate}, err
@@ -87,10 +87,11 @@ func batch(ids []int64, rows []byte, states []float32, dtype op.DType) table.Bat
 	}
 }
 
-// IntoTables puts the rows of a cut into those of the tables that are named; nil: all. With strict they must be those
-// of the cut: the same names. Without it a table that is only in the cut is left out, and one that the cut does not have
-// stays as it is. Rows of tables that are left out must not be given. Tables of both must have the same dim, dtype,
-// optimizer, initializer and seed; learning rate and limits may differ. What they held before is removed.
+// IntoTables puts the rows of a cut into those of the tables that are named; nil: all. With strict
+// they must be those of the cut: the same names. Without it a table that is only in the cut is left
+// out, and one that the cut does not have stays as it is. Rows of tables that are left out must not
+// be given. Tables of both must have the same dim, dtype, optimizer, initializer and seed; learning
+// rate and limits may differ. What they held before is removed.
 func IntoTables(tables map[string]*table.Table, named []string, strict bool) Sink {
 	return &tableSink{of: tables, named: named, strict: strict}
 }

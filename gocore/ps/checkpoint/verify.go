@@ -15,15 +15,16 @@ import (
 // mostKnown is how many cuts a Verifier remembers.
 const mostKnown = 1 << 10
 
-// Verifier reads cuts and compares their checksums. It remembers what it has found right. The zero value is ready.
+// Verifier reads cuts and compares their checksums. It remembers what it has found right. The zero
+// value is ready.
 type Verifier struct {
 	mu    sync.Mutex
 	known map[string]string // by the folder: what its files looked like before they were read
 }
 
-// Verify reads one server's share of a cut: every part whose number leaves the remainder share. damaged says that the
-// cut is not whole; err that this could not be found out. Files that look as they did when they were read before are
-// not read again, unless anew is set.
+// Verify reads one server's share of a cut: every part whose number leaves the remainder share.
+// damaged says that the cut is not whole; err that this could not be found out. Files that look as
+// they did when they were read before are not read again, unless anew is set.
 func (v *Verifier) Verify(ctx context.Context, dir string, step int64, share, servers int, anew bool) (damaged, err error) {
 	m, damaged := Open(dir, step)
 	if damaged != nil {

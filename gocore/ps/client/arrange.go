@@ -7,8 +7,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/ps/request"
 )
 
-// arranged is staging memory in which the ids and rows of a server lie together. It is needed where several
-// tables go to several servers: in the memory of a travel they lie by tables.
+// arranged is staging memory in which the ids and rows of a server lie together. It is needed where
+// several tables go to several servers: in the memory of a travel they lie by tables.
 type arranged struct {
 	ids, values *link.Memory
 	firsts      []int64 // where the ids of each server begin, and the end
@@ -44,7 +44,8 @@ func (a *arranged) free() {
 	a.values.Free()
 }
 
-// blocks calls f for what every server has of every table: the ids by tables and by servers, and the rows.
+// blocks calls f for what every server has of every table: the ids by tables and by servers, and
+// the rows.
 func (a *arranged) blocks(t *travel, f func(ids, idsHere []int64, rows, rowsHere []byte)) {
 	all := unsafe.Slice((*int64)(unsafe.Pointer(unsafe.SliceData(a.ids.Bytes()))), a.firsts[len(a.firsts)-1])
 	for s := range a.ats {

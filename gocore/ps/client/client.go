@@ -1,5 +1,5 @@
-// Package client is a trainer's side of the parameter servers: tables whose rows lie on the servers. A call
-// takes several tables and makes one request to each server, with every id once.
+// Package client is a trainer's side of the parameter servers: tables whose rows lie on the
+// servers. A call takes several tables and makes one request to each server, with every id once.
 package client
 
 import (
@@ -19,6 +19,7 @@ import (
 
 // Table is a table whose rows lie on the servers.
 type Table struct {
+	Client *Client  // which asks for it
 	IDs    []uint32 // its number on each server
 	Name   string
 	Dim    int64
@@ -35,22 +36,24 @@ type Table struct {
 // Forget frees what the table keeps for its next call. It is called when no more calls will come.
 func (t *Table) Forget() { t.plans.close() }
 
-// TableRows is the rows of one table that a call names. The tensors are contiguous and in host memory: ids
-// of int64 or int32, values a float32 row for each; gradients may be of 16 bits.
+// TableRows is the rows of one table that a call names. The tensors are contiguous and in host
+// memory: ids of int64 or int32, values a float32 row for each; gradients may be of 16 bits.
 type TableRows struct {
 	Table       *Table
 	IDs, Values *op.Buf
 	Rate        float64 // learning rate of a push; NaN: the table's
 }
 
-// Client asks the servers. Its methods may be called from any goroutine; pushes come one after another.
+// Client asks the servers. Its methods may be called from any goroutine; pushes come one after
+// another.
 type Client struct {
-	links     *link.Links
+	links     connections
 	servers   int
 	timeout   time.Duration
 	interrupt work.Interrupt
 	together  bool // the pushes of all trainers make a step
-	// Late says more about an error of the deadline: which trainers the servers wait for. nil: nobody knows.
+	// Late says more about an error of the deadline: which trainers the servers wait for. nil:
+	// nobody knows.
 	Late func(what string, err error) error
 
 	pushing   *turn
@@ -72,12 +75,16 @@ type atServer struct {
 	steps       int64 // pushes that were applied
 	version     int64 // of the last pull's rows; -1: nothing was pulled
 	stepsAtPull int64
-	unsure      bool // a push has ended with an error, and the server may have made a step of it
+	unsure      bool // the effect of a push is unknown: the server may have made a step of it
 }
 
-// New makes the client of a trainer. A call ends with an error after timeout. together says that the servers apply a
-// step when the pushes of several trainers are there.
-func New(links *link.Links, servers int, together bool, timeout time.Duration, interrupt work.Interrupt) *Client {
+// New makes the client of a trainer. A call ends with an error after timeout. together says that
+// the servers apply a step when the pushes of several trainers are there.
+func New(l *link.Links, servers int, together bool, timeout time.Duration, interrupt work.Interrupt) *Client {
+	return newClient(links{l}, servers, together, timeout, interrupt)
+}
+
+func newClient(links connections, servers int, together bool, timeout time.Duration, interrupt work.Interrupt) *Client {
 	c := &Client{links: links, servers: servers, together: together, timeout: timeout, interrupt: interrupt, pushing: newTurn(), here: make([]atServer, servers)}
 	for i := range c.here {
 		c.here[i].version = -1
@@ -96,7 +103,8 @@ func (c *Client) Completed(what string) error {
 	return status.New(status.Argument, "%s: this trainer has completed (ps.complete); it can ask the servers nothing more", what)
 }
 
-// Staleness returns the mean number of updates by other trainers between this one's pulls and pushes.
+// Staleness returns the mean number of updates by other trainers between this one's pulls and
+// pushes.
 func (c *Client) Staleness() float64 {
 	if n := c.updates.Load(); n > 0 {
 		return float64(c.stale.Load()) / float64(n)
@@ -104,9 +112,9 @@ func (c *Client) Staleness() float64 {
 	return 0
 }
 
-// Pull copies the rows of the ids into Values of each table. After a push that has ended with an error, such as
-// Timeout or Interrupted, they are the rows after its step wherever a server has it: Pull waits for the other
-// trainers as the push would have.
+// Pull copies the rows of the ids into Values of each table. After a push that has ended with an
+// error, such as Timeout or Interrupted, they are the rows after its step wherever a server has it:
+// Pull waits for the other trainers as the push would have.
 func (c *Client) Pull(tables []TableRows) error {
 	t, err := c.plan(request.Pull, tables)
 	if err != nil {
@@ -118,15 +126,15 @@ func (c *Client) Pull(tables []TableRows) error {
 			return status.New(status.Type, "pull: out of table %q is of %v; it must be of float32", tables[i].Table.Name, b.DType)
 		}
 	}
-	answers, err := c.ask(request.Pull, t, nil)
+	results, err := c.ask(request.Pull, t, nil)
 	if err != nil {
 		return err
 	}
 	c.made(t)
 	c.mu.Lock()
-	for s, a := range answers {
-		if a != nil {
-			c.here[s].version, c.here[s].stepsAtPull = a.Version, c.here[s].steps
+	for s, r := range results {
+		if r.effect == Applied {
+			c.here[s].version, c.here[s].stepsAtPull = r.answer.Version, c.here[s].steps
 		}
 	}
 	c.mu.Unlock()
@@ -140,8 +148,8 @@ func (c *Client) Pull(tables []TableRows) error {
 	return nil
 }
 
-// Push is one step: it updates the rows of the ids by the gradients of all tables. Every server learns of
-// it, also one that has none of the ids. thread is that of the caller; see turn.
+// Push is one step: it updates the rows of the ids by the gradients of all tables. Every server
+// learns of it, also one that has none of the ids. thread is that of the caller; see turn.
 func (c *Client) Push(tables []TableRows, thread int) error {
 	if err := c.pushing.take("push", thread, time.Now().Add(c.timeout), c.interrupt); err != nil {
 		return err
@@ -155,7 +163,8 @@ func (c *Client) Push(tables []TableRows, thread int) error {
 	for i, r := range t.tables {
 		if n := int64(len(r.plan.Unique)) * r.table.Dim; n > 0 {
 			sums := unsafe.Slice((*float32)(r.rows), n)
-			// The servers look, too. But here nothing has been sent yet, so no server makes a step of it.
+			// The servers look, too. But here nothing has been sent yet, so no server makes a step
+			// of it.
 			if !r.plan.Sum(sums, tables[i].Values, r.table.Dim) && r.table.Refuse {
 				at := route.NotFinite(sums)
 				return status.New(status.Argument, "push: the gradient of id %d in table %q is not finite: %v at element %d; nothing was pushed. non_finite=\"allow\" lets such gradients through",
@@ -178,24 +187,23 @@ func (c *Client) Push(tables []TableRows, thread int) error {
 		}
 		return err
 	}
-	answers, err := c.ask(request.Push, t, seen)
+	results, err := c.ask(request.Push, t, seen)
 	if err == nil {
 		c.made(t)
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for s, a := range answers {
-		c.stepped(s, a)
-		if a != nil {
-			c.stale.Add(a.Staleness)
+	c.stepped(results)
+	for _, r := range results {
+		if r.effect == Applied {
+			c.stale.Add(r.answer.Staleness)
 			c.updates.Add(1)
 		}
 	}
 	return err
 }
 
-// Refuse is one step, in the place of Push: the pushes of all trainers for this step fail with Refused, and so
-// does Refuse, when they are all there. Nothing is changed. It is for synchronous training.
+// Refuse is one step, in the place of Push: the pushes of all trainers for this step fail with
+// Refused, and so does Refuse, when they are all there. Nothing is changed. It is for synchronous
+// training.
 func (c *Client) Refuse(thread int) error {
 	if err := c.pushing.take("push", thread, time.Now().Add(c.timeout), c.interrupt); err != nil {
 		return err
@@ -206,20 +214,24 @@ func (c *Client) Refuse(thread int) error {
 
 // refuse is Refuse, for a thread whose turn it is.
 func (c *Client) refuse() error {
-	answers, err := c.ask(request.Refuse, &travel{}, nil)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for s, a := range answers {
-		c.stepped(s, a)
-	}
+	results, err := c.ask(request.Refuse, &travel{}, nil)
+	c.stepped(results)
 	return err
 }
 
-// stepped notes what a server has answered to a step; nil: nothing. The caller holds mu.
-func (c *Client) stepped(s int, a *request.Answer) {
-	c.here[s].unsure = a == nil
-	if a != nil {
-		c.here[s].steps = a.Steps
+// stepped notes what has become of a step on each server. One that was not applied leaves all as it
+// was, also that an earlier one is unknown.
+func (c *Client) stepped(results []result) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for s, r := range results {
+		here := &c.here[s]
+		switch r.effect {
+		case Applied:
+			here.steps, here.unsure = r.answer.Steps, false
+		case Unknown:
+			here.unsure = true
+		}
 	}
 }
 
@@ -253,8 +265,9 @@ func (c *Client) Write(tables []TableRows) error {
 	return err
 }
 
-// reserve has the servers make the rows of a push or write that one of them might refuse when others have carried it
-// out already: where several servers have tables with a limit, and rows that this trainer did not pull before.
+// reserve has the servers make the rows of a push or write that one of them might refuse when
+// others have carried it out already: where several servers have tables with a limit, and rows that
+// this trainer did not pull before.
 func (c *Client) reserve(t *travel) error {
 	c.mu.Lock()
 	epoch := c.epoch
@@ -290,8 +303,8 @@ func (c *Client) Removed() {
 	c.epoch++
 }
 
-// travel is the rows of a call on their way. In the staging memory lie the ids of all tables, each once and
-// dealt to servers, and their rows in the same order.
+// travel is the rows of a call on their way. In the staging memory lie the ids of all tables, each
+// once and dealt to servers, and their rows in the same order.
 type travel struct {
 	tables      []onTheWay
 	ids, values *link.Memory
@@ -303,7 +316,7 @@ type onTheWay struct {
 	table  *Table
 	rate   float64
 	plan   *route.Plan
-	madeAt int64          // the epoch in which the servers had all of its rows; -1: they may not have them
+	madeAt int64          // the epoch in which the servers had all its rows; -1: they may lack some
 	first  int64          // place of its ids in the staging memory
 	rows   unsafe.Pointer // its rows there
 	at     int64          // where they begin, in bytes
@@ -421,11 +434,11 @@ func check(what string, r *TableRows) error {
 	return nil
 }
 
-// ask sends each server what is for it and returns the answers; nil for a server that was not asked, or that
-// has answered with an error. The error is that of the first server that has one.
-func (c *Client) ask(what request.Op, t *travel, seen []int64) (answers []*request.Answer, err error) {
+// ask sends each server what is for it and returns how that has ended. The error is that of the
+// first server that has one.
+func (c *Client) ask(what request.Op, t *travel, seen []int64) (results []result, err error) {
 	deadline := time.Now().Add(c.timeout)
-	answers = make([]*request.Answer, c.servers)
+	results = make([]result, c.servers)
 	if t.byServer != nil {
 		t.byServer.collect(t, what.Updates())
 	}
@@ -471,19 +484,14 @@ func (c *Client) ask(what request.Op, t *travel, seen []int64) (answers []*reque
 		}
 		requests[s] = r
 	}
-	pending, err := c.send(requests, what.Updates())
-	for s, p := range pending {
+	sent, err := c.send(requests, what.Updates())
+	whole := what != request.Write || len(t.tables) == 1 // it writes table by table
+	for s, p := range sent {
 		if p == nil {
 			continue
 		}
-		header, mistake := p.Wait(deadline, c.interrupt)
-		if mistake == nil {
-			var a request.Answer
-			if a, mistake = request.DecodeAnswer(header); mistake == nil {
-				answers[s] = &a
-			}
-		}
-		if mistake != nil && err == nil {
+		var mistake error
+		if results[s], mistake = c.resultOf(p, whole, deadline); mistake != nil && err == nil {
 			err = mistake
 		}
 	}
@@ -493,24 +501,24 @@ func (c *Client) ask(what request.Op, t *travel, seen []int64) (answers []*reque
 	if status.CodeOf(err) == status.Timeout && c.Late != nil {
 		err = c.Late(what.String(), err)
 	}
-	return answers, err
+	return results, err
 }
 
-// send sends the requests of a call, where there are some. It waits for free credits at all servers first: if that ends
-// with an error, no server has got any. An update gets its number.
-func (c *Client) send(requests []*link.Request, update bool) (pending []*link.Pending, err error) {
-	pending = make([]*link.Pending, c.servers)
+// send sends the requests of a call, where there are some. It waits for free credits at all servers
+// first: if that ends with an error, no server has got any. An update gets its number.
+func (c *Client) send(requests []*link.Request, update bool) (sent []pending, err error) {
+	sent = make([]pending, c.servers)
 	for s, r := range requests {
 		if r == nil {
 			continue
 		}
-		if pending[s], err = c.links.Claim(s, r); err != nil {
-			for _, claimed := range pending[:s] {
+		if sent[s], err = c.links.claim(s, r); err != nil {
+			for _, claimed := range sent[:s] {
 				if claimed != nil {
 					claimed.Drop()
 				}
 			}
-			return make([]*link.Pending, c.servers), err
+			return nil, err
 		}
 	}
 	if update {
@@ -518,7 +526,7 @@ func (c *Client) send(requests []*link.Request, update bool) (pending []*link.Pe
 		defer c.sending.Unlock()
 		c.number++
 	}
-	for s, p := range pending {
+	for s, p := range sent {
 		if p == nil {
 			continue
 		}
@@ -526,13 +534,13 @@ func (c *Client) send(requests []*link.Request, update bool) (pending []*link.Pe
 			request.SetNumber(requests[s].Header, c.number)
 		}
 		if mistake := p.Post(); mistake != nil {
-			pending[s] = nil
+			sent[s] = nil
 			if err == nil {
 				err = mistake
 			}
 		}
 	}
-	return pending, err
+	return sent, err
 }
 
 // regions returns where the ids and the rows of a server lie.

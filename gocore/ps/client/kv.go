@@ -18,12 +18,14 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// KV is rows by key that functions of the servers' programs keep. Keys are dealt to servers by hash.
+// KV is rows by key that functions of the servers' programs keep. Keys are dealt to servers by
+// hash.
 type KV struct {
-	IDs   []uint32 // its number on each server
-	Name  string
-	Dim   int64
-	DType op.DType
+	Client *Client
+	IDs    []uint32 // its number on each server
+	Name   string
+	Dim    int64
+	DType  op.DType
 }
 
 // startedCalls are the calls of KVs that were started, by their timestamps.
@@ -44,10 +46,9 @@ type startedCall struct {
 	err    error         // before over is closed, only its own goroutine uses it
 }
 
-// KVCall is what a call of a KV takes. The tensors are contiguous, in host memory, and free again when Start
-// returns.
+// KVCall is what a call of a KV takes. The tensors are contiguous, in host memory, and free again
+// when Start returns.
 type KVCall struct {
-	KV      *KV
 	Keys    *op.Buf // int64 or int32
 	Rows    *op.Buf // a row for each key, each of which then appears once; nil: nothing is pushed
 	Pull    bool
@@ -55,16 +56,16 @@ type KVCall struct {
 	Command int64
 }
 
-// Start sends each server the keys that it owns, and the rows, and returns a timestamp for Wait. It waits only
-// while too many requests to a server are under way.
-func (c *Client) Start(a *KVCall) (timestamp int64, err error) {
-	if err := a.check(); err != nil {
+// Start sends each server the keys that it owns, and the rows, and returns a timestamp for Wait. It
+// waits only while too many requests to a server are under way.
+func (kv *KV) Start(a *KVCall) (timestamp int64, err error) {
+	c, row := kv.Client, kv.rowBytes()
+	if err := kv.check(a); err != nil {
 		return 0, err
 	}
 	if err := c.Completed(a.what()); err != nil {
 		return 0, err
 	}
-	kv, row := a.KV, a.KV.rowBytes()
 	started := &startedCall{kv: kv, pull: a.Pull, over: make(chan struct{})}
 	keys, err := c.links.Memory(max(1, a.Keys.Count) * 8)
 	if err != nil {
@@ -103,7 +104,7 @@ func (c *Client) Start(a *KVCall) (timestamp int64, err error) {
 		}
 	}
 	deadline := time.Now().Add(c.timeout)
-	var pending []*link.Pending
+	var sent []pending
 	for s := range c.servers {
 		from, to := int64(started.plan.Starts[s]), int64(started.plan.Starts[s+1])
 		if from == to {
@@ -117,19 +118,19 @@ func (c *Client) Start(a *KVCall) (timestamp int64, err error) {
 		if a.Pull {
 			r.Answer = link.Region{M: started.answer, Offset: from * row, Bytes: (to - from) * row}
 		}
-		var p *link.Pending
-		if p, err = c.links.Start(s, r); err != nil {
+		var p pending
+		if p, err = c.links.start(s, r); err != nil {
 			break
 		}
-		pending = append(pending, p)
+		sent = append(sent, p)
 	}
 	if err != nil { // the other servers' functions are called; memory that they use is freed after that
-		go started.wait(pending, deadline)
+		go started.wait(sent, deadline)
 		return 0, err
 	}
 	timestamp = c.calls.add(started)
 	go func() {
-		started.wait(pending, deadline)
+		started.wait(sent, deadline)
 		free()
 		c.calls.ended(timestamp, started)
 	}()
@@ -137,8 +138,8 @@ func (c *Client) Start(a *KVCall) (timestamp int64, err error) {
 }
 
 // wait waits for the servers' answers.
-func (s *startedCall) wait(pending []*link.Pending, deadline time.Time) {
-	for _, p := range pending {
+func (s *startedCall) wait(sent []pending, deadline time.Time) {
+	for _, p := range sent {
 		if _, err := p.Wait(deadline, nil); err != nil && s.err == nil {
 			s.err = err
 		}
@@ -163,10 +164,11 @@ func (s *startedCall) free() {
 	}
 }
 
-// Wait waits until all servers have answered to a call, and copies the rows of a pull to out. The error is that
-// of the first server that has one. Who waits again for a call without rows gets nil, as for one that nobody
-// has waited for.
-func (c *Client) Wait(kv *KV, timestamp int64, out *op.Buf) error {
+// Wait waits until all servers have answered to a call, and copies the rows of a pull to out. The
+// error is that of the first server that has one. Who waits again for a call without rows gets nil,
+// as for one that nobody has waited for.
+func (kv *KV) Wait(timestamp int64, out *op.Buf) error {
+	c := kv.Client
 	s, err := c.calls.get(kv, timestamp)
 	if s == nil {
 		if err == nil && out != nil {
@@ -247,8 +249,9 @@ func (c *startedCalls) take(timestamp int64) bool {
 	return there
 }
 
-// Settle waits until every call of a KV that was started has ended. failed is the error of the first one that has
-// failed and for which nobody has waited. It stays for those who still wait. err is an interrupt's.
+// Settle waits until every call of a KV that was started has ended. failed is the error of the
+// first one that has failed and for which nobody has waited. It stays for those who still wait. err
+// is an interrupt's.
 func (c *Client) Settle() (failed, err error) {
 	c.calls.mu.Lock()
 	all := maps.Clone(c.calls.of)
@@ -300,8 +303,8 @@ func (a *KVCall) what() string {
 }
 
 // check returns an error about an argument of a call.
-func (a *KVCall) check() error {
-	keys, name, what := a.Keys, a.KV.Name, a.what()
+func (kv *KV) check(a *KVCall) error {
+	keys, name, what := a.Keys, kv.Name, a.what()
 	switch {
 	case keys.DType != op.Int64 && keys.DType != op.Int32:
 		return status.New(status.Type, "%s: keys of KV %q are of %v; they must be of int64 or int32", what, name, keys.DType)
@@ -313,12 +316,12 @@ func (a *KVCall) check() error {
 		return status.New(status.Unsupported, "%s: the keys of KV %q are in device memory; move them to the CPU", what, name)
 	}
 	if a.Rows != nil {
-		if err := a.KV.checkRows(what, a.Rows, keys.Count); err != nil {
+		if err := kv.checkRows(what, a.Rows, keys.Count); err != nil {
 			return err
 		}
 	}
 	if a.Room != nil {
-		return a.KV.checkRows("pull: out", a.Room, keys.Count)
+		return kv.checkRows("pull: out", a.Room, keys.Count)
 	}
 	return nil
 }

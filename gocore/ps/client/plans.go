@@ -8,13 +8,13 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/ps/route"
 )
 
-// mostPlans is how many plans a table keeps: that of the batch that is trained, and that of the next one,
-// which was prefetched.
+// mostPlans is how many plans a table keeps: that of the batch that is trained, and that of the
+// next one, which was prefetched.
 const mostPlans = 2
 
-// plans are those of a table's last batches. A push has the ids of an earlier pull, as a rule, and a dense
-// parameter has the same ones every time, so its plan need not be made again. The zero value is empty. All
-// methods are safe for concurrent use.
+// plans are those of a table's last batches. A push has the ids of an earlier pull, as a rule, and
+// a dense parameter has the same ones every time, so its plan need not be made again. The zero
+// value is empty. All methods are safe for concurrent use.
 type plans struct {
 	mu     sync.Mutex
 	list   []kept // the newest last
@@ -27,7 +27,8 @@ type kept struct {
 	madeAt int64
 }
 
-// take removes the plan of a batch and returns it, with the epoch that it was put with; nil and -1 if there is none.
+// take removes the plan of a batch and returns it, with the epoch that it was put with; nil and -1
+// if there is none.
 func (p *plans) take(ids *op.Buf) (*route.Plan, int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -40,7 +41,8 @@ func (p *plans) take(ids *op.Buf) (*route.Plan, int64) {
 	return nil, -1
 }
 
-// put keeps a plan, which must not be used any more, and frees the oldest one if there are too many.
+// put keeps a plan, which must not be used any more, and frees the oldest one if there are too
+// many.
 func (p *plans) put(plan *route.Plan, madeAt int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -9,9 +9,10 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// turn is a lock that is held during a wait for servers. An interrupt runs the program's signal handlers in that wait,
-// on the thread that holds the lock. A handler that asked for the lock would wait for the call that waits for the
-// handler. So the lock knows the thread that holds it, and refuses that thread.
+// turn is a lock that is held during a wait for servers. An interrupt runs the program's signal
+// handlers in that wait, on the thread that holds the lock. A handler that asked for the lock would
+// wait for the call that waits for the handler. So the lock knows the thread that holds it, and
+// refuses that thread.
 type turn struct {
 	free   chan struct{} // has a value while nobody holds the turn
 	holder atomic.Int64  // thread; 0: none, or not known
@@ -23,8 +24,8 @@ func newTurn() *turn {
 	return t
 }
 
-// take waits until no other thread holds the turn. thread is the caller's number; 0: it is not known. what is for
-// errors: of the deadline, of interrupt (nil: none), and Reentrant.
+// take waits until no other thread holds the turn. thread is the caller's number; 0: it is not
+// known. what is for errors: of the deadline, of interrupt (nil: none), and Reentrant.
 func (t *turn) take(what string, thread int, deadline time.Time, interrupt work.Interrupt) error {
 	if thread != 0 && t.holder.Load() == int64(thread) {
 		return status.New(status.Reentrant, "%s: called by a signal handler that interrupted a push of the same thread, which cannot end before the handler does. "+

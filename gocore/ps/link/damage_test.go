@@ -20,8 +20,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
-// damagedWorld has server 0, trainer 1, which is damaged, and trainer 2, whose requests go on. After damage
-// the server has an error that names rank 1, and so has rank 1 itself.
+// damagedWorld has server 0, trainer 1, which is damaged, and trainer 2, whose requests go on.
+// After damage the server has an error that names rank 1, and so has rank 1 itself.
 func damagedWorld(t *testing.T, nodes []int, text string, damage func(m *member)) {
 	found, over := make(chan struct{}), make(chan struct{})
 	ranks(t, nodes, []int{0}, func(m *member) {
@@ -194,8 +194,10 @@ func TestADamagedAnswer(t *testing.T) {
 					<-m.probe
 					return
 				}
-				_, err := m.ask(&Request{}).Wait(soon(), nil)
+				p := m.ask(&Request{})
+				_, err := p.Wait(soon(), nil)
 				require.Equal(m, status.GroupBroken, status.CodeOf(err))
+				assert.False(m, p.Answered())
 				assert.ErrorContains(m, err, "a request to the server on rank 0: its answer cannot be: ")
 				assert.ErrorContains(m, err, text)
 				assert.Equal(m, []int{0}, err.(*status.Error).Ranks)
@@ -303,6 +305,7 @@ func TestADamagedAnswerByMPI(t *testing.T) {
 				m.probe <- struct{}{}
 				_, err := p.Wait(soon(), nil)
 				require.Equal(m, status.GroupBroken, status.CodeOf(err), "%v", err)
+				assert.False(m, p.Answered())
 				assert.ErrorContains(m, err, "a request to the server on rank 0: its answer cannot be: ")
 				assert.ErrorContains(m, err, text)
 				assert.Equal(m, []int{0}, err.(*status.Error).Ranks)
@@ -313,7 +316,8 @@ func TestADamagedAnswerByMPI(t *testing.T) {
 	}
 }
 
-// A server by MPI tells a trainer that it throws its messages away, also one whose pair is another way.
+// A server by MPI tells a trainer that it throws its messages away, also one whose pair is another
+// way.
 func TestAMessageOfAStranger(t *testing.T) {
 	over := make(chan struct{})
 	ranks(t, []int{0, 0, 1}, []int{0}, func(m *member) {
@@ -366,8 +370,8 @@ func FuzzError(f *testing.F) {
 	})
 }
 
-// FuzzRing spoils the words of a door and a ring between the requests of a trainer, which either go on or end
-// with errors, on both sides.
+// FuzzRing spoils the words of a door and a ring between the requests of a trainer, which either go
+// on or end with errors, on both sides.
 func FuzzRing(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 3}, uint16(100))
 	f.Add([]byte{8, 0, 0, 1, 9, 0, 0, 255}, uint16(1))

@@ -65,6 +65,7 @@ func TestAServerCloses(t *testing.T) {
 				}
 				assert.Equal(m, want, status.CodeOf(err))
 				assert.ErrorContains(m, err, text)
+				assert.False(m, p.Answered())
 				_, err = m.links.Start(0, &Request{})
 				assert.Equal(m, want, status.CodeOf(err))
 				values.Free()
@@ -127,7 +128,8 @@ func TestATrainerCloses(t *testing.T) {
 	}
 }
 
-// A trainer that has closed has other things where the door was. A server that closes later writes nothing there.
+// A trainer that has closed has other things where the door was. A server that closes later writes
+// nothing there.
 func TestAServerClosesAfterItsTrainer(t *testing.T) {
 	var done sync.WaitGroup
 	done.Add(2)
@@ -151,7 +153,8 @@ func TestAServerClosesAfterItsTrainer(t *testing.T) {
 	})
 }
 
-// The end of the world ends the threads and waits of links that nobody has closed, and finds MPI settled.
+// The end of the world ends the threads and waits of links that nobody has closed, and finds MPI
+// settled.
 func TestTheWorldEnds(t *testing.T) {
 	for name, nodes := range map[string][]int{"local": {0}, "shared": {0, 0}, "remote": {0, 1}} {
 		t.Run(name, func(t *testing.T) {

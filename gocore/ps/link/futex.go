@@ -13,7 +13,8 @@ const (
 	futexWake = 1
 )
 
-// sleepOn sleeps for d at most, unless the word is no longer as seen, or until wake. It may return early.
+// sleepOn sleeps for d at most, unless the word is no longer as seen, or until wake. It may return
+// early.
 func sleepOn(word *uint32, seen uint32, d time.Duration) {
 	t := syscall.NsecToTimespec(max(d, 0).Nanoseconds())
 	_, _, _ = syscall.Syscall6(syscall.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWait, uintptr(seen), uintptr(unsafe.Pointer(&t)), 0, 0)

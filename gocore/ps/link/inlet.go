@@ -25,8 +25,8 @@ type replier interface {
 	wake()
 }
 
-// Incoming is a request, as its server gets it. IDs, Values and Answer may lie in the trainer's memory: a
-// trainer that is damaged may change them at any time. Reply ends their use.
+// Incoming is a request, as its server gets it. IDs, Values and Answer may lie in the trainer's
+// memory: a trainer that is damaged may change them at any time. Reply ends their use.
 type Incoming struct {
 	From   int // rank of the trainer in the group
 	Header []byte
@@ -43,9 +43,9 @@ type Incoming struct {
 	replied atomic.Bool
 }
 
-// Reply answers the request: with a header, at most MaxHeader bytes, and with what is in Answer; or with an
-// error, which reaches the trainer with its code, text and ranks. It is called exactly once, from any
-// goroutine. A trainer that is gone gets nothing.
+// Reply answers the request: with a header, at most MaxHeader bytes, and with what is in Answer; or
+// with an error, which reaches the trainer with its code, text and ranks. It is called exactly
+// once, from any goroutine. A trainer that is gone gets nothing.
 func (in *Incoming) Reply(header []byte, err error) {
 	if in.replied.Swap(true) {
 		panic("link: a second Reply to one request")
@@ -89,8 +89,8 @@ func (i *inlet) gone() error {
 	return status.New(status.PeerLeft, "%s: that rank has closed its links", i.what).WithRanks(rank)
 }
 
-// damaged notes that the trainer, or somebody in its name, has written what a trainer never writes, and
-// returns the error.
+// damaged notes that the trainer, or somebody in its name, has written what a trainer never writes,
+// and returns the error.
 func (i *inlet) damaged(why error) *status.Error {
 	rank := i.l.g.WorldRank(i.member)
 	e := rubbish("%s cannot be: %v; the process of that rank is damaged, or another one of its node writes into its memory; no more requests are taken from it",

@@ -1,12 +1,13 @@
 // Package link carries requests of trainers to servers, and the answers.
 //
-// There are three ways. Within a process the server gets the trainer's memory itself (local.go). On a node
-// whose processes map each other's heaps it works in the trainer's memory too (shared.go, ring.go); both sides
-// sleep on futexes. Between nodes bytes go by MPI (remote.go, post.go, wire.go): small requests are one
-// message, and the rest of large ones goes straight from and into the regions.
+// There are three ways. Within a process the server gets the trainer's memory itself (local.go). On
+// a node whose processes map each other's heaps it works in the trainer's memory too (shared.go,
+// ring.go); both sides sleep on futexes. Between nodes bytes go by MPI (remote.go, post.go,
+// wire.go): small requests are one message, and the rest of large ones goes straight from and into
+// the regions.
 //
-// A rank that is damaged may write anything into a ring, and send anything. Both sides check what they read,
-// and end the pair with an error that names the rank; the other pairs go on.
+// A rank that is damaged may write anything into a ring, and send anything. Both sides check what
+// they read, and end the pair with an error that names the rank; the other pairs go on.
 package link
 
 import (
@@ -47,8 +48,8 @@ type Ranks interface {
 	Trouble(what string, member int) error
 }
 
-// Links are the connections of this rank to the servers, and on a server those to the trainers. All methods
-// are safe for concurrent use.
+// Links are the connections of this rank to the servers, and on a server those to the trainers. All
+// methods are safe for concurrent use.
 type Links struct {
 	g       Ranks
 	me      int
@@ -70,8 +71,9 @@ type Links struct {
 	ended   error // of Close; nil before
 }
 
-// Open connects all members of a group with those that are servers, whose ranks in the group are given. It
-// is collective: every member gives the same servers. Every rank is a trainer unless it never calls Start.
+// Open connects all members of a group with those that are servers, whose ranks in the group are
+// given. It is collective: every member gives the same servers. Every rank is a trainer unless it
+// never calls Start.
 func Open(g Ranks, servers []int, timeout time.Duration) (*Links, error) {
 	me, size := g.Me()
 	l := &Links{g: g, me: me, closing: make(chan struct{}), outlets: make([]*outlet, len(servers))}
@@ -109,7 +111,8 @@ func checkServers(servers []int, size int) error {
 	return nil
 }
 
-// agree compares the servers that the members give. mistake is what is wrong with those of this one.
+// agree compares the servers that the members give. mistake is what is wrong with those of this
+// one.
 func (l *Links) agree(servers []int, mistake error, tell func([]int64) ([][]int64, error)) error {
 	h := fnv.New64a()
 	for _, s := range servers {
@@ -223,7 +226,8 @@ func (l *Links) freeDoors(doors []*sharedOutlet) {
 	}
 }
 
-// admit makes the inlet for a trainer, and returns the way. door is what the trainer has told of its door.
+// admit makes the inlet for a trainer, and returns the way. door is what the trainer has told of
+// its door.
 func (l *Links) admit(trainer int, door []int64) way {
 	i := &inlet{l: l, member: trainer, what: describeTrainer(l.g.WorldRank(trainer))}
 	l.inlets[trainer] = i
@@ -276,9 +280,9 @@ func (l *Links) disconnect() {
 	}
 }
 
-// Serve hands every request to handle, those of one trainer in the order of their Start, on a goroutine
-// for each trainer. handle may reply later. Serve is called on a server, once, and returns at once. Requests
-// that come before wait.
+// Serve hands every request to handle, those of one trainer in the order of their Start, on a
+// goroutine for each trainer. handle may reply later. Serve is called on a server, once, and
+// returns at once. Requests that come before wait.
 func (l *Links) Serve(handle func(*Incoming)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -321,8 +325,9 @@ func (l *Links) Bytes() (sharedBytes, mpiBytes, localBytes uint64) {
 	return l.moved[shared].Load(), l.moved[remote].Load(), l.moved[local].Load()
 }
 
-// Lost returns why no request of a trainer, by its rank in the group, will come any more; nil while some
-// may. It died, left, closed its links, or is damaged. On a rank that is no server it returns nil.
+// Lost returns why no request of a trainer, by its rank in the group, will come any more; nil while
+// some may. It died, left, closed its links, or is damaged. On a rank that is no server it returns
+// nil.
 func (l *Links) Lost(trainer int) error {
 	if trainer < 0 || trainer >= len(l.inlets) {
 		return nil
@@ -344,9 +349,10 @@ func (l *Links) closedError(what string) *status.Error {
 	return status.New(status.GroupDestroyed, "%s: the links of this rank were closed", what)
 }
 
-// Close ends the threads, and all pending requests with errors, here and on the other side. It is not
-// collective. It waits a while for what is under way. If that does not end, for instance because a handler
-// does not return, Close returns an error, and memory that others may still use stays.
+// Close ends the threads, and all pending requests with errors, here and on the other side. It is
+// not collective. It waits a while for what is under way. If that does not end, for instance
+// because a handler does not return, Close returns an error, and memory that others may still use
+// stays.
 func (l *Links) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -36,8 +36,8 @@ type member struct {
 	settles bool // MPI has nothing under way at the end
 }
 
-// ranks runs f on every rank of a fake world with these nodes, after Open. It closes the links unless f
-// has, and looks whether all memory was given back.
+// ranks runs f on every rank of a fake world with these nodes, after Open. It closes the links
+// unless f has, and looks whether all memory was given back.
 func ranks(t *testing.T, nodes, servers []int, f func(m *member)) {
 	t.Helper()
 	var wg sync.WaitGroup
@@ -86,8 +86,8 @@ func all(m *Memory) Region { return Region{m, 0, m.n} }
 
 func soon() time.Time { return time.Now().Add(15 * time.Second) }
 
-// worlds are one node, two nodes, and both ways of remote next to shared. Rank 0 and the last one are
-// servers, and all are trainers.
+// worlds are one node, two nodes, and both ways of remote next to shared. Rank 0 and the last one
+// are servers, and all are trainers.
 var worlds = map[string][]int{
 	"alone":     {0},
 	"one node":  {0, 0, 0},
@@ -102,8 +102,8 @@ func bothEnds(n int) []int {
 	return []int{n - 1, 0}
 }
 
-// echo answers with what it has got: the header in reverse, and in Answer values and ids, as often as they
-// fit.
+// echo answers with what it has got: the header in reverse, and in Answer values and ids, as often
+// as they fit.
 func echo(in *Incoming) {
 	header := bytes.Clone(in.Header)
 	for i, j := 0, len(header)-1; i < j; i, j = i+1, j-1 {
@@ -306,9 +306,11 @@ func TestErrorsTravel(t *testing.T) {
 			for _, size := range []int{10, 100_000} {
 				answer := m.memory(make([]byte, size))
 				for name, e := range want {
-					header, err := m.ask(&Request{Header: []byte(name), Answer: all(answer)}).Wait(soon(), nil)
+					p := m.ask(&Request{Header: []byte(name), Answer: all(answer)})
+					header, err := p.Wait(soon(), nil)
 					assert.Nil(m, header)
 					assert.Equal(m, e, err, name)
+					assert.True(m, p.Answered(), name)
 				}
 				answer.Free()
 			}
@@ -389,6 +391,7 @@ func TestWaitsEnd(t *testing.T) {
 			assert.ErrorContains(m, err, "the server on rank 0: its answer has not come by the deadline")
 			assert.GreaterOrEqual(m, time.Since(began), 250*time.Millisecond)
 			assert.True(m, lingers(answer))
+			assert.False(m, p.Answered())
 			_, err = m.links.Start(0, &Request{Answer: all(answer)})
 			assert.Equal(m, status.NotReady, status.CodeOf(err))
 
@@ -411,6 +414,7 @@ func TestWaitsEnd(t *testing.T) {
 				_, err := m.ask(&Request{}).Wait(soon(), nil)
 				return assert.NoError(m, err) && !lingers(answer) && other.inUse == 0
 			}, 10*time.Second, time.Millisecond)
+			assert.False(m, p.Answered(), "nobody has seen the answer that came after the deadline")
 			_, err = m.ask(&Request{Answer: all(answer)}).Wait(soon(), nil)
 			assert.NoError(m, err)
 			answer.Free()

@@ -8,7 +8,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// localOutlet is the trainer's side of a pair within this process. The server gets the regions themselves.
+// localOutlet is the trainer's side of a pair within this process. The server gets the regions
+// themselves.
 type localOutlet struct {
 	words
 	count uint32 // of answers
@@ -34,14 +35,14 @@ func (s *localOutlet) reclaim(time.Time) bool { return true }
 type localInlet struct{ from *localOutlet }
 
 func (s *localInlet) reply(in *Incoming, header []byte, err error) {
-	b, failed := outcome(header, err)
+	b, failed := packed(header, err)
 	var answer error
 	if failed {
 		answer, _ = status.Unpack(b)
 		b = nil
 	}
 	s.from.o.mu.Lock()
-	in.pending.settle(slices.Clone(b), answer)
+	in.pending.answer(slices.Clone(b), answer)
 	s.from.o.mu.Unlock()
 	atomic.AddUint32(&s.from.count, 1)
 	wake(&s.from.count)

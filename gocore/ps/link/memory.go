@@ -23,8 +23,8 @@ type Memory struct {
 	freed     bool // Free was called
 }
 
-// Memory takes n bytes, aligned to 64, for the regions of requests. They lie in the heap of this process if
-// a server maps it, which then reads and writes them in place; else in ordinary memory.
+// Memory takes n bytes, aligned to 64, for the regions of requests. They lie in the heap of this
+// process if a server maps it, which then reads and writes them in place; else in ordinary memory.
 func (l *Links) Memory(n int64) (*Memory, error) {
 	m := &Memory{l: l, n: n, own: l.own}
 	var err error
@@ -42,8 +42,8 @@ func (l *Links) Memory(n int64) (*Memory, error) {
 // Bytes returns the memory.
 func (m *Memory) Bytes() []byte { return bytesOf(m.data, m.n) }
 
-// Free gives the memory back as soon as no request uses it any more, which may be later. It may be called
-// again.
+// Free gives the memory back as soon as no request uses it any more, which may be later. It may be
+// called again.
 func (m *Memory) Free() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -42,7 +42,8 @@ type outlet struct {
 
 // carrier is what differs between the ways.
 type carrier interface {
-	// post hands a request to the server. The caller holds posting. After an error nobody uses the regions.
+	// post hands a request to the server. The caller holds posting. After an error nobody uses the
+	// regions.
 	post(p *Pending, r *Request) error
 	// await returns when done returns true, or with the reason why the wait has ended.
 	await(done func() bool, deadline time.Time, interrupt work.Interrupt) error
@@ -56,8 +57,8 @@ type carrier interface {
 	wake()
 	// close tells the server that no more requests come.
 	close()
-	// reclaim gives back what the way has made, and tells whether nobody uses it any more. It waits for that
-	// up to the deadline.
+	// reclaim gives back what the way has made, and tells whether nobody uses it any more. It waits
+	// for that up to the deadline.
 	reclaim(deadline time.Time) bool
 	// quiet tells whether the server sends nothing any more. It is called after reclaim.
 	quiet() bool
@@ -123,14 +124,15 @@ type Pending struct {
 	// The outlet's mu guards these.
 	posted   bool // the server can see the request
 	over     bool // the server has let go of it
+	answered bool // it has answered, with a header or an error
 	givenUp  bool // the caller has stopped waiting
 	header   []byte
 	err      error
 	returned bool // Wait has returned
 }
 
-// Start sends a request to a server, by its index in the servers of Open. It waits while all credits are in
-// use. The regions stay the request's until Wait has returned.
+// Start sends a request to a server, by its index in the servers of Open. It waits while all
+// credits are in use. The regions stay the request's until Wait has returned.
 func (l *Links) Start(server int, r *Request) (*Pending, error) {
 	p, err := l.Claim(server, r)
 	if err != nil {
@@ -228,7 +230,13 @@ func (o *outlet) credit(p *Pending) bool {
 	return false
 }
 
-// settle notes that the server has let go of a request, and what it has answered. The caller holds mu.
+// answer settles a request with what the server has answered. The caller holds mu.
+func (p *Pending) answer(header []byte, err error) {
+	p.answered = true
+	p.settle(header, err)
+}
+
+// settle notes that the server has let go of a request. The caller holds mu.
 func (p *Pending) settle(header []byte, err error) {
 	o := p.o
 	p.over, p.header, p.err = true, header, err
@@ -243,10 +251,11 @@ func (p *Pending) settle(header []byte, err error) {
 	}
 }
 
-// Wait returns the header of the answer, or the error with which the server has replied. Other errors say
-// that the wait has ended: by the deadline (zero: none), by interrupt (nil: none), because the server died or
-// left, or because a process is damaged. Wait is called once, and frees the request. An answer that comes
-// after an error is thrown away; until then Start refuses the memory of its regions, which may be freed.
+// Wait returns the header of the answer, or the error with which the server has replied. Other
+// errors say that the wait has ended: by the deadline (zero: none), by interrupt (nil: none),
+// because the server died or left, or because a process is damaged. Wait is called once, and frees
+// the request. An answer that comes after an error is thrown away; until then Start refuses the
+// memory of its regions, which may be freed.
 func (p *Pending) Wait(deadline time.Time, interrupt work.Interrupt) (header []byte, err error) {
 	o := p.o
 	defer o.l.g.Use()()
@@ -265,6 +274,13 @@ func (p *Pending) Wait(deadline time.Time, interrupt work.Interrupt) (header []b
 		region.linger()
 	}
 	return nil, why
+}
+
+// Answered tells, after Wait, whether the server has answered: an error is then the server's own.
+func (p *Pending) Answered() bool {
+	p.o.mu.Lock()
+	defer p.o.mu.Unlock()
+	return p.answered && !p.givenUp
 }
 
 func (p *Pending) isOver() bool {
@@ -312,8 +328,8 @@ func (o *outlet) trouble() error {
 	return err
 }
 
-// damaged notes that the server, or somebody in its name, has written what a server never writes. The caller
-// holds mu.
+// damaged notes that the server, or somebody in its name, has written what a server never writes.
+// The caller holds mu.
 func (o *outlet) damaged(why error) {
 	if o.broken == nil {
 		rank := o.l.g.WorldRank(o.member)

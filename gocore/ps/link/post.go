@@ -13,8 +13,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// post receives the requests that come to a server by MPI, and sends the answers. One thread looks for
-// messages; answers begin on the thread of Reply.
+// post receives the requests that come to a server by MPI, and sends the answers. One thread looks
+// for messages; answers begin on the thread of Reply.
 type post struct {
 	l    *Links
 	from map[int]*sender // by the trainer's rank
@@ -397,7 +397,7 @@ func (p *post) reply(in *Incoming, header []byte, err error) {
 	mem.Free(a.block)
 	mem.Free(a.large[regionIDs])
 	mem.Free(a.large[regionValues])
-	b, failed := outcome(header, err)
+	b, failed := packed(header, err)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s.busy[in.credit] = false
@@ -441,8 +441,9 @@ func (p *post) closed() error {
 	return status.New(status.PeerLeft, "rank %d has closed its links", me).WithRanks(me)
 }
 
-// end sends no more answers, tells the trainers, and gives what is under way a while to end. Their last
-// messages are under way, too: a later communicator may get the number of this one, and would get them.
+// end sends no more answers, tells the trainers, and gives what is under way a while to end. Their
+// last messages are under way, too: a later communicator may get the number of this one, and would
+// get them.
 func (p *post) end() {
 	p.mu.Lock()
 	p.ended = true

@@ -23,8 +23,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// Tests with two processes that share their heaps: rank 0 is the test, and rank 1 this program once more,
-// which runs one of the parts below. They talk over pipes, without MPI.
+// Tests with two processes that share their heaps: rank 0 is the test, and rank 1 this program once
+// more, which runs one of the parts below. They talk over pipes, without MPI.
 
 const partVariable = "PADDLEMPI_LINK_TEST_PART"
 

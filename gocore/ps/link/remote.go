@@ -236,9 +236,13 @@ func (x *remoteRequest) Poll() bool {
 		return false
 	}
 	s, o := x.by, x.by.o
-	header, err := x.read()
+	header, failed, err := x.read()
 	o.mu.Lock()
-	x.p.settle(header, err)
+	if err == nil {
+		x.p.answer(header, failed)
+	} else {
+		x.p.settle(nil, err)
+	}
 	o.mu.Unlock()
 	x.all.free()
 	mem.Free(x.message)
@@ -247,8 +251,9 @@ func (x *remoteRequest) Poll() bool {
 	return true
 }
 
-// read returns what the server has answered.
-func (x *remoteRequest) read() (header []byte, err error) {
+// read returns what the server has answered: a header or an error, failed. err says that it has
+// not.
+func (x *remoteRequest) read() (header []byte, failed, err error) {
 	o, p := x.by.o, x.p
 	rot := func(err error) error {
 		o.mu.Lock()
@@ -257,45 +262,45 @@ func (x *remoteRequest) read() (header []byte, err error) {
 		return o.broken
 	}
 	if x.fail != nil {
-		return nil, x.fail
+		return nil, nil, x.fail
 	}
 	switch err := x.all.err(); {
 	case status.CodeOf(err) == status.Truncate:
-		return nil, rot(err)
+		return nil, nil, rot(err)
 	case status.CodeOf(err) == status.ProcFailed: // the group may not know of the death yet
 		rank := o.l.g.WorldRank(o.member)
-		return nil, status.New(status.PeerDied, "%s: rank %d died: %v", o.what, rank, err).WithRanks(rank)
+		return nil, nil, status.New(status.PeerDied, "%s: rank %d died: %v", o.what, rank, err).WithRanks(rank)
 	case err != nil:
-		return nil, err
+		return nil, nil, err
 	}
 	first := x.all.list[0]
 	want := p.regions[regionAnswer].Bytes
 	large := want > mostInline
 	if first.Cancelled != 0 || large && x.all.list[1].Cancelled != 0 {
-		return nil, x.by.why.Load()
+		return nil, nil, x.by.why.Load()
 	}
 	b := bytesOf(x.room, min(first.Bytes, mostMessage))
 	h, err := readHead(b)
 	switch {
 	case err != nil:
-		return nil, rot(err)
+		return nil, nil, rot(err)
 	case h.kind != kindAnswer && h.kind != kindFailed || int(h.credit) != p.credit || h.seq != p.seq:
-		return nil, rot(rubbish("a message of kind %#x for request %d with credit %d; that was %d with %d", uint32(h.kind), h.seq, h.credit, p.seq, p.credit))
+		return nil, nil, rot(rubbish("a message of kind %#x for request %d with credit %d; that was %d with %d", uint32(h.kind), h.seq, h.credit, p.seq, p.credit))
 	case h.kind == kindAnswer && h.sizes[regionAnswer] != want:
-		return nil, rot(rubbish("an answer of %d bytes where %d were asked for", h.sizes[regionAnswer], want))
+		return nil, nil, rot(rubbish("an answer of %d bytes where %d were asked for", h.sizes[regionAnswer], want))
 	case large && x.all.list[1].Bytes != h.payload():
-		return nil, rot(rubbish("%d bytes of an answer of %d", x.all.list[1].Bytes, h.payload()))
+		return nil, nil, rot(rubbish("%d bytes of an answer of %d", x.all.list[1].Bytes, h.payload()))
 	}
 	header = slices.Clone(b[headBytes+h.inline():])
 	if h.kind == kindAnswer {
 		copy(bytesOf(p.regions[regionAnswer].data(), h.inline()), b[headBytes:])
-		return header, nil
+		return header, nil, nil
 	}
 	e, ok := status.Unpack(header)
 	if !ok {
-		return nil, rot(rubbish("%d bytes that are no error", len(header)))
+		return nil, nil, rot(rubbish("%d bytes that are no error", len(header)))
 	}
-	return nil, e
+	return nil, e, nil
 }
 
 func (s *remoteOutlet) harvest() {}
@@ -345,8 +350,8 @@ func (s *remoteOutlet) bye() *status.Error {
 	return s.o.broken
 }
 
-// died makes the requests give their receives up. MPI may keep the sends for ever, and then their memory
-// stays.
+// died makes the requests give their receives up. MPI may keep the sends for ever, and then their
+// memory stays.
 func (s *remoteOutlet) died(err error) { s.why.CompareAndSwap(nil, status.Plain(err)) }
 
 func (s *remoteOutlet) await(done func() bool, deadline time.Time, interrupt work.Interrupt) error {
@@ -407,8 +412,8 @@ func (s *remoteOutlet) reclaim(deadline time.Time) bool {
 	s.o.posting.Lock()
 	defer s.o.posting.Unlock()
 	idle := func() bool { return s.under.Load() == 0 && (len(s.last.list) == 0 || s.last.poll()) }
-	// The server answers the last message with its own. A later communicator may get the number of this
-	// one, and would get it.
+	// The server answers the last message with its own. A later communicator may get the number of
+	// this one, and would get it.
 	if err := s.o.l.g.Engine().Wait(func() bool { return idle() && (len(s.last.list) == 0 || s.hears()) }, deadline, nil); err != nil && !idle() {
 		return false
 	}

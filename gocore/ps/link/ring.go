@@ -9,15 +9,15 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// What a trainer and a server of its node share lies in the trainer's heap: a door for each server, which
-// Open makes, and behind it a ring, which the first request makes. Both sides can write everything, and so
-// can every other rank of the node. So each side keeps what it needs to know in memory of its own, reads a
-// word once, and checks what it has read.
+// What a trainer and a server of its node share lies in the trainer's heap: a door for each server,
+// which Open makes, and behind it a ring, which the first request makes. Both sides can write
+// everything, and so can every other rank of the node. So each side keeps what it needs to know in
+// memory of its own, reads a word once, and checks what it has read.
 //
-// The trainer fills a slot and then enters it into the order of requests. It rings the bell, on which the
-// server's thread sleeps. The server fills in its line of the slot, stores the number of the request there
-// last, and counts the answers, on which the trainer's threads sleep. From then on the server does not touch
-// the slot and the regions any more.
+// The trainer fills a slot and then enters it into the order of requests. It rings the bell, on
+// which the server's thread sleeps. The server fills in its line of the slot, stores the number of
+// the request there last, and counts the answers, on which the trainer's threads sleep. From then
+// on the server does not touch the slot and the regions any more.
 
 // door is two cache lines.
 type door struct {

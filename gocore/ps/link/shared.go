@@ -91,12 +91,12 @@ func (s *sharedOutlet) harvest() {
 		switch number := atomic.LoadUint32(s.seen[i]); number {
 		case uint32(p.seq):
 			s.last[i] = number
-			header, err, rot := s.take(i)
-			if rot != nil {
+			if header, err, rot := s.take(i); rot != nil {
 				s.o.damaged(rot)
-				err = s.o.broken
+				p.settle(nil, s.o.broken)
+			} else {
+				p.answer(header, err)
 			}
-			p.settle(header, err)
 		case s.last[i]:
 		default:
 			s.o.damaged(rubbish("answer number %d in the slot of request %d", number, p.seq))
@@ -174,8 +174,8 @@ func (s *sharedOutlet) reclaim(deadline time.Time) bool {
 	return true
 }
 
-// settle ends the use of door and ring if the server uses them no more, and tells whether it does. dead says
-// that the server has died.
+// settle ends the use of door and ring if the server uses them no more, and tells whether it does.
+// dead says that the server has died.
 func (s *sharedOutlet) settle(dead bool) bool {
 	s.o.mu.Lock()
 	defer s.o.mu.Unlock()
@@ -218,8 +218,8 @@ func openDoor(v *heap.View, p place) (*sharedInlet, error) {
 	return &sharedInlet{view: v, doorRef: ref, door: (*door)(ref.Data()), next: 1, uses: 1}, nil
 }
 
-// take takes the next request; nil if there is none. An error says that the trainer has written what it
-// never writes.
+// take takes the next request; nil if there is none. An error says that the trainer has written
+// what it never writes.
 func (s *sharedInlet) take(i *inlet) (*Incoming, error) {
 	if s.ring == nil {
 		if ok, err := s.openRing(); !ok {
@@ -278,7 +278,7 @@ func (s *sharedInlet) openRing() (ok bool, err error) {
 }
 
 func (s *sharedInlet) reply(in *Incoming, header []byte, err error) {
-	b, failed := outcome(header, err)
+	b, failed := packed(header, err)
 	to := &s.ring.slots[in.credit]
 	copy(s.ring.answers[in.credit][:], b)
 	atomic.StoreUint32(&to.answer, uint32(len(b)))
@@ -349,7 +349,8 @@ func (s *sharedInlet) serve(i *inlet) {
 	}
 }
 
-// wake wakes the thread, if door and ring are still in use: else the trainer has other things there.
+// wake wakes the thread, if door and ring are still in use: else the trainer has other things
+// there.
 func (s *sharedInlet) wake() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

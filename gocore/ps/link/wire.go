@@ -8,8 +8,8 @@ import (
 
 // The heads of messages as bytes. Whoever reads them checks every length and number.
 
-// outcome is an answer as it travels: its header, or an error as bytes.
-func outcome(header []byte, err error) (b []byte, failed bool) {
+// packed is an answer as it travels: its header, or an error as bytes.
+func packed(header []byte, err error) (b []byte, failed bool) {
 	if err == nil && len(header) > MaxHeader {
 		err = status.New(status.Argument, "the server's answer has a header of %d bytes, and the most are %d", len(header), MaxHeader)
 	}
@@ -33,8 +33,8 @@ const (
 	kindBye    // of a server: it takes no more; the header is an error that says why
 )
 
-// head is the beginning of a message. Its ids, values and answer follow it if the message is small, and then
-// its header.
+// head is the beginning of a message. Its ids, values and answer follow it if the message is small,
+// and then its header.
 type head struct {
 	kind   kind
 	credit uint32
@@ -101,8 +101,8 @@ func (h *head) inline() int64 {
 	return 0
 }
 
-// mostInline is the most bytes of regions that lie in the message itself. More go by themselves, straight
-// from and into their regions.
+// mostInline is the most bytes of regions that lie in the message itself. More go by themselves,
+// straight from and into their regions.
 const mostInline = 16 << 10
 
 // mostMessage is the longest message with a head.

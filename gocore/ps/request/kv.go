@@ -6,8 +6,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// KVHead is the header of a call of a KV: keys, and rows, for a function of the server's program. It travels as
-// the requests for tables do.
+// KVHead is the header of a call of a KV: keys, and rows, for a function of the server's program.
+// It travels as the requests for tables do.
 type KVHead struct {
 	KV         uint32 // its number on the server
 	Push, Pull bool   // rows go there; rows come back

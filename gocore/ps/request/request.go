@@ -1,6 +1,6 @@
-// Package request has the headers of what a trainer asks a server, and of what the server answers. They
-// travel with the ids and rows of the tables (package link) and are read as what they are: bytes of
-// another process.
+// Package request has the headers of what a trainer asks a server, and of what the server answers.
+// They travel with the ids and rows of the tables (package link) and are read as what they are:
+// bytes of another process.
 package request
 
 import (
@@ -19,9 +19,11 @@ const (
 	Push                // gradients of the ids: one step of the trainer
 	Write               // new values of the rows of the ids; their states stay
 
-	// Refuse is in the place of a Push, without tables: the step of all trainers fails, and changes nothing.
+	// Refuse is in the place of a Push, without tables: the step of all trainers fails, and changes
+	// nothing.
 	Refuse
-	// Reserve has ids and no rows: the rows of the ids are made, so that a Push or Write of them needs no memory.
+	// Reserve has ids and no rows: the rows of the ids are made, so that a Push or Write of them
+	// needs no memory.
 	Reserve
 )
 
@@ -44,10 +46,12 @@ func (o Op) String() string {
 // IsStep tells whether a request is the trainer's part of a step.
 func (o Op) IsStep() bool { return o == Push || o == Refuse }
 
-// Updates tells whether a request changes what is there. Every server gets it, also one that has none of the ids.
+// Updates tells whether a request changes what is there. Every server gets it, also one that has
+// none of the ids.
 func (o Op) Updates() bool { return o.IsStep() || o == Write }
 
-// RowBytes returns the bytes of a row on the way, of a table with rows of dim elements of the given dtype.
+// RowBytes returns the bytes of a row on the way, of a table with rows of dim elements of the given
+// dtype.
 func (o Op) RowBytes(dim int64, rows op.DType) int64 {
 	if o == Reserve {
 		return 0
@@ -55,8 +59,8 @@ func (o Op) RowBytes(dim int64, rows op.DType) int64 {
 	return dim * int64(o.RowType(rows).Size())
 }
 
-// RowType returns of what dtype the rows of a table travel, whose rows are of the given one: a pull brings
-// them as they are, gradients and new values are of float32.
+// RowType returns of what dtype the rows of a table travel, whose rows are of the given one: a pull
+// brings them as they are, gradients and new values are of float32.
 func (o Op) RowType(rows op.DType) op.DType {
 	if o == Pull {
 		return rows
@@ -79,21 +83,24 @@ type TableRows struct {
 
 // Head is the header of a request.
 type Head struct {
-	Op     Op
-	Step   int64 // of a Push or Refuse: its number on this trainer, from 1; 0: the next one, because it did not wait for an earlier one. Else 0, or AfterPush
+	Op Op
+	// Step of a Push or Refuse is its number on this trainer, from 1; 0: the next one, because the
+	// effect of an earlier one is unknown. Of others it is 0 or AfterPush.
+	Step   int64
 	Seen   int64 // of a Push: the version that the trainer's last pull had; -1: it has not pulled
 	Number int64 // of a request that Updates: SetNumber sets it. Else 0
 	Tables []TableRows
 }
 
-// SetNumber gives an encoded request the number of its update. A trainer numbers its updates from 1, in the order in
-// which it sends them, and an update has the same number on all servers.
+// SetNumber gives an encoded request the number of its update. A trainer numbers its updates from
+// 1, in the order in which it sends them, and an update has the same number on all servers.
 func SetNumber(header []byte, number int64) {
 	binary.LittleEndian.PutUint64(header[numberAt:], uint64(number))
 }
 
-// AfterPush is the step of a Pull or Write that comes after a push of the same trainer which it has given up: if
-// the server has that push and waits for other trainers, it carries the request out after the step.
+// AfterPush is the step of a Pull or Write that comes after a push of the same trainer which it has
+// given up: if the server has that push and waits for other trainers, it carries the request out
+// after the step.
 const AfterPush = 1
 
 const (

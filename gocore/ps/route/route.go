@@ -1,6 +1,6 @@
-// Package route says how a batch of ids travels to the servers that have their rows: every id once, by
-// server; the rows that come back, spread over the batch; the gradients of equal ids, added up. It is C,
-// outside the Go heap; route.h describes it. It knows nothing of messages and tables.
+// Package route says how a batch of ids travels to the servers that have their rows: every id once,
+// by server; the rows that come back, spread over the batch; the gradients of equal ids, added up.
+// It is C, outside the Go heap; route.h describes it. It knows nothing of messages and tables.
 package route
 
 /*
@@ -47,7 +47,7 @@ type By int
 // The ways to distribute rows.
 const (
 	ByHash   By = C.PR_BY_HASH   // Owner(id + offset, servers)
-	ByModulo By = C.PR_BY_MODULO // (id + offset) modulo servers, from 0 on: blocks of dense parameters in turn
+	ByModulo By = C.PR_BY_MODULO // (id + offset) modulo servers: blocks of dense parameters in turn
 )
 
 // Owner returns the server, 0 to servers-1, that has the row of an id: a fixed hash of the id (the
@@ -78,10 +78,10 @@ func modulo(a, n int64) int64 {
 	return a
 }
 
-// Plan says how a batch of ids travels. After New it does not change, so its methods may be called from
-// several threads; Free ends its use.
+// Plan says how a batch of ids travels. After New it does not change, so its methods may be called
+// from several threads; Free ends its use.
 type Plan struct {
-	Unique  []int64 // every id once: those of server 0 first, each server's in order of first appearance; C memory, until Free
+	Unique  []int64 // every id once, by server, then in order of appearance; C memory, until Free
 	Starts  []int   // servers+1: where the ids of each server begin in Unique, and the end
 	Inverse []int32 // for each id of the batch, its place in Unique; C memory, until Free
 
@@ -94,15 +94,16 @@ var isas = map[string]C.int32_t{"portable": C.PR_PORTABLE, "avx2": C.PR_AVX2, "a
 
 var dtypes = map[op.DType]C.int32_t{op.Float32: C.PR_FLOAT32, op.Float16: C.PR_FLOAT16, op.BFloat16: C.PR_BFLOAT16}
 
-// key is that of the hash sets of this process. It is random, so nobody can choose ids that collide.
+// key is that of the hash sets of this process. It is random, so nobody can choose ids that
+// collide.
 var key = sync.OnceValue(func() [2]C.uint64_t {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // it never fails
 	return [2]C.uint64_t{C.uint64_t(binary.LittleEndian.Uint64(b[:])), C.uint64_t(binary.LittleEndian.Uint64(b[8:]) | 1)}
 })
 
-// New plans a batch. ids is of int64 or int32, contiguous and in host memory. The plan keeps nothing of
-// ids.
+// New plans a batch. ids is of int64 or int32, contiguous and in host memory. The plan keeps
+// nothing of ids.
 func New(ids *op.Buf, servers int, by By, offset int) (*Plan, error) {
 	return planWith(key(), ids, servers, by, offset)
 }
@@ -161,8 +162,8 @@ func (p *Plan) Of(ids *op.Buf) bool {
 }
 
 // Gather copies to each place of out the row of its id: out[i] = rows[Inverse[i]]. rows has
-// len(Unique) rows of rowBytes, in the order of Unique. out, contiguous and in host memory, has as many
-// rows as the batch has ids.
+// len(Unique) rows of rowBytes, in the order of Unique. out, contiguous and in host memory, has as
+// many rows as the batch has ids.
 func (p *Plan) Gather(out *op.Buf, rows unsafe.Pointer, rowBytes int64) {
 	n := int64(len(p.Inverse))
 	if rowBytes < 0 || out.Bytes() != n*rowBytes {
@@ -204,7 +205,8 @@ func (p *Plan) Sum(sums []float32, gradients *op.Buf, dim int64) (finite bool) {
 		(*C.int32_t)(unsafe.SliceData(p.Inverse)), p.first, C.int64_t(n)) == 0
 }
 
-// NotFinite returns the place of the first value that is infinite or no number; -1 if all are finite.
+// NotFinite returns the place of the first value that is infinite or no number; -1 if all are
+// finite.
 func NotFinite(values []float32) int64 {
 	return int64(C.pr_not_finite((*C.float)(unsafe.SliceData(values)), C.int64_t(len(values))))
 }

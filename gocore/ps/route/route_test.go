@@ -202,8 +202,9 @@ func inverseFinalizer(h uint64) int64 {
 	return int64(unshift(h, 30))
 }
 
-// Whoever chooses ids can send all of them to one server, because Owner is public, but cannot slow the
-// search for equal ids: its hash has a random key. A set in which they collided would need hours.
+// Whoever chooses ids can send all of them to one server, because Owner is public, but cannot slow
+// the search for equal ids: its hash has a random key. A set in which they collided would need
+// hours.
 func TestIDsThatCollideUnderOwner(t *testing.T) {
 	const n = 1 << 20
 	ids := make([]int64, 0, n+1)
@@ -221,7 +222,8 @@ func TestIDsThatCollideUnderOwner(t *testing.T) {
 	assert.EqualValues(t, 0, p.Inverse[n])
 }
 
-// With a known key, ids are chosen whose searches begin in few places of the set, and go around its end.
+// With a known key, ids are chosen whose searches begin in few places of the set, and go around its
+// end.
 func TestSearchesThatCollide(t *testing.T) {
 	known := key()
 	known[0], known[1] = 0, 1 // small ids: the hash is the id times the constant of the golden ratio
@@ -331,8 +333,8 @@ func same(a, b float32) bool {
 	return math.Float32bits(a) == math.Float32bits(b) || a != a && b != b
 }
 
-// The sums are those of a loop, bit for bit: with all kinds of numbers, and elements behind the last
-// whole vector.
+// The sums are those of a loop, bit for bit: with all kinds of numbers, and elements behind the
+// last whole vector.
 func TestSum(t *testing.T) {
 	random := rand.New(rand.NewPCG(7, 8))
 	const n, guard = 400, 16

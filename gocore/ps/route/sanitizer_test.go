@@ -13,8 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// No batch reads or writes outside its memory: testdata/batches.c with the C code of the room, under
-// AddressSanitizer. It is skipped if the compiler does not have it.
+// No batch reads or writes outside its memory: testdata/batches.c with the C code of the room,
+// under AddressSanitizer. It is skipped if the compiler does not have it.
 func TestAddressSanitizer(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()

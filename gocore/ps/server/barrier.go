@@ -74,8 +74,8 @@ func (s *Server) Meet(ctx context.Context, from int, name, says string) error {
 	return status.New(status.Timeout, "barrier %q: trainers of ranks %v have not come%s", name, missing, s.elsewhereLocked(missing)).WithRanks(missing...)
 }
 
-// differ returns an error if those who have met say different things. It names the ranks that do not say what most say,
-// or what the first rank says.
+// differ returns an error if those who have met say different things. It names the ranks that do
+// not say what most say, or what the first rank says.
 func (b *barrier) differ(name string, me int) error {
 	votes := map[string]int{}
 	for _, text := range b.says {
@@ -106,7 +106,8 @@ func (s *Server) elsewhereLocked(ranks []int) (text string) {
 	return text
 }
 
-// waitsAtLocked returns the name at which a trainer waits; "" if it waits at none. The caller holds mu.
+// waitsAtLocked returns the name at which a trainer waits; "" if it waits at none. The caller holds
+// mu.
 func (s *Server) waitsAtLocked(rank int) string {
 	for _, name := range slices.Sorted(maps.Keys(s.barriers)) {
 		if s.barriers[name].came[rank] {

@@ -12,13 +12,13 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// Incoming is a request of a trainer. The memory may be the trainer's own, and stays as it is until Reply is
-// called, exactly once.
+// Incoming is a request of a trainer. The memory may be the trainer's own, and stays as it is until
+// Reply is called, exactly once.
 type Incoming struct {
 	From           int // rank
 	Header         []byte
 	IDs            []int64 // of all tables, one after another
-	Values, Answer []byte  // their gradients or rows, and room for rows: of a KV's dtype, or of what request.Op.RowType says
+	Values, Answer []byte  // their gradients or rows, and room for rows; see request.Op.RowType
 	Reply          func(header []byte, err error)
 }
 
@@ -45,8 +45,9 @@ type update struct {
 	mistake error          // why it is not carried out
 }
 
-// Handle carries out a request, and replies to it now or, to a synchronous push, when the step is complete, and to a
-// call of a KV when its function has returned. The requests of one trainer come one after another.
+// Handle carries out a request, and replies to it now or, to a synchronous push, when the step is
+// complete, and to a call of a KV when its function has returned. The requests of one trainer come
+// one after another.
 func (s *Server) Handle(in *Incoming) {
 	if request.IsKV(in.Header) {
 		if err := s.queueCall(in); err != nil {
@@ -65,7 +66,7 @@ func (s *Server) Handle(in *Incoming) {
 	case u.op.IsStep():
 		s.counted.pushes.Add(1)
 		s.push(u, head.Step)
-	case s.waits(u, head):
+	case s.waits(u, head), s.keepsAhead(u):
 	case u.op.Updates():
 		s.mu.Lock()
 		s.carryOutLocked(u)
@@ -74,8 +75,9 @@ func (s *Server) Handle(in *Incoming) {
 	}
 }
 
-// refuse answers a request with an error. An update is carried out as one that changes nothing, because a cut waits
-// for it if another server has it: but a push that would wait for other trainers is not counted by itself.
+// refuse answers a request with an error. An update is carried out as one that changes nothing,
+// because a cut waits for it if another server has it: but a push that would wait for other
+// trainers is not counted by itself.
 func (s *Server) refuse(u *update, err error) {
 	s.mu.Lock()
 	if s.trainers[u.from] == nil || !u.op.Updates() || u.op.IsStep() && !s.alone() {
@@ -87,8 +89,9 @@ func (s *Server) refuse(u *update, err error) {
 	s.carryOutLocked(u)
 }
 
-// waits keeps a request until the push before it is applied, if there is one that its trainer has given up.
-// Otherwise a trainer waits for its push itself, and only other threads of it ask meanwhile, for the rows before.
+// waits keeps a request until the push before it is applied, if there is one that its trainer has
+// given up. Otherwise a trainer waits for its push itself, and only other threads of it ask
+// meanwhile, for the rows before.
 func (s *Server) waits(u *update, head request.Head) bool {
 	if head.Step != request.AfterPush {
 		return false
@@ -165,8 +168,8 @@ func (r *tableRows) says(s *Server, err error) error {
 	return status.New(code, "table %q on server %d: %v", r.meta.Name, s.Index, err)
 }
 
-// read checks a request. The ids are copied, because the table trusts that they do not change. The copy is outside
-// the Go heap, as all memory that a table is given; the caller frees it.
+// read checks a request. The ids are copied, because the table trusts that they do not change. The
+// copy is outside the Go heap, as all memory that a table is given; the caller frees it.
 func (s *Server) read(in *Incoming) (head request.Head, u *update, err error) {
 	head, err = request.Decode(in.Header)
 	u = &update{in: in, from: in.From, op: head.Op, number: head.Number, seen: head.Seen}
@@ -231,8 +234,8 @@ func (s *Server) read(in *Incoming) (head request.Head, u *update, err error) {
 // alone tells whether a push is applied without those of other trainers.
 func (s *Server) alone() bool { return !s.Sync || len(s.Trainers) == 1 }
 
-// push applies an update at once, or keeps it until the other trainers' are there. step is the number that its trainer
-// gives it.
+// push applies an update at once, or keeps it until the other trainers' are there. step is the
+// number that its trainer gives it.
 func (s *Server) push(u *update, step int64) {
 	if !s.alone() { // an update that the table would refuse fails for its own trainer only
 		for _, r := range u.tables {
@@ -268,8 +271,8 @@ func (s *Server) push(u *update, step int64) {
 	s.apply(ready)
 }
 
-// readyLocked returns the updates of the next step, in the order of the ranks, if every active trainer's is there. The
-// caller applies it.
+// readyLocked returns the updates of the next step, in the order of the ranks, if every active
+// trainer's is there. The caller applies it.
 func (s *Server) readyLocked() (all []*update) {
 	if !s.Sync || s.applying || !s.letsStepLocked() {
 		return nil
@@ -294,7 +297,8 @@ func (s *Server) readyLocked() (all []*update) {
 	return all
 }
 
-// apply applies the updates of a step and replies to all. Then it goes on with the next step, if that is ready.
+// apply applies the updates of a step and replies to all. Then it goes on with the next step, if
+// that is ready.
 func (s *Server) apply(all []*update) {
 	for len(all) > 0 {
 		err := s.update(all)
@@ -315,7 +319,8 @@ func (s *Server) apply(all []*update) {
 	}
 }
 
-// next ends a step that was applied: it carries out what was kept until then, and returns the next one if that is ready.
+// next ends a step that was applied: it carries out what was kept until then, and returns the next
+// one if that is ready.
 func (s *Server) next(all []*update) []*update {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -349,8 +354,9 @@ func (u *update) done(answer request.Answer, err error) {
 	u.in.Reply(answer.Encode(), nil)
 }
 
-// update applies updates as one: to all of their tables, or to none. Tables come in the order in which the updates name
-// them; the gradients of a table are those of the first trainer, then those of the second one, and so on.
+// update applies updates as one: to all of their tables, or to none. Tables come in the order in
+// which the updates name them; the gradients of a table are those of the first trainer, then those
+// of the second one, and so on.
 func (s *Server) update(all []*update) error {
 	if err := refusalOf(all); err != nil {
 		return err
@@ -410,8 +416,8 @@ type tableStep struct {
 	room   unsafe.Pointer // of what several trainers push
 }
 
-// prepare puts the ids and gradients of all trainers for a table behind each other, and makes room for their rows. Then
-// apply cannot be refused.
+// prepare puts the ids and gradients of all trainers for a table behind each other, and makes room
+// for their rows. Then apply cannot be refused.
 func prepare(rows []tableRows) (*tableStep, error) {
 	one := &tableStep{tableRows: rows[0]}
 	if len(rows) > 1 {
@@ -444,8 +450,8 @@ func prepare(rows []tableRows) (*tableStep, error) {
 	return one, nil
 }
 
-// apply updates the table. It counts the step also where other servers have all its ids, so that Adam's bias correction
-// is the same on all.
+// apply updates the table. It counts the step also where other servers have all its ids, so that
+// Adam's bias correction is the same on all.
 func (one *tableStep) apply() error {
 	if one.update == nil {
 		one.CountStep()

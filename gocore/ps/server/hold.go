@@ -13,7 +13,7 @@ import (
 // Point says how far a server has come. The package comment says what for.
 type Point struct {
 	Steps   int64   `json:"steps"`   // how many steps of all trainers have ended
-	Updates []int64 `json:"updates"` // of each trainer, the number of the last update that did not wait for others
+	Updates []int64 `json:"updates"` // of each trainer, the last one that waited for nobody
 }
 
 // Join returns the point that is as far as both.
@@ -59,8 +59,8 @@ func (h *hold) waitsLocked(from int) bool {
 	return slices.ContainsFunc(h.queue, func(u *update) bool { return u.from == from })
 }
 
-// carryOutLocked carries out what waits for no other trainer, and replies: now, or when the hold lets it. The caller
-// holds mu, and carryOutLocked gives it back.
+// carryOutLocked carries out what waits for no other trainer, and replies: now, or when the hold
+// lets it. The caller holds mu, and carryOutLocked gives it back.
 func (s *Server) carryOutLocked(u *update) {
 	if s.hold != nil {
 		s.hold.queue = append(s.hold.queue, u)
@@ -96,7 +96,9 @@ func (s *Server) now(u *update) (answer request.Answer, err error) {
 		t.number = max(t.number, u.number)
 	}
 	s.endedLocked()
+	closer := s.closerLocked()
 	s.mu.Unlock()
+	s.pullAll(closer)
 	if version > 0 {
 		answer.Staleness = t.staleness.note(version-1, u.seen)
 	}
@@ -117,7 +119,8 @@ func (s *Server) movedLocked() {
 	}
 }
 
-// drain carries out what waits and the hold lets through: that of each trainer in the order in which it came.
+// drain carries out what waits and the hold lets through: that of each trainer in the order in
+// which it came.
 func (s *Server) drain() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -151,9 +154,9 @@ func (s *Server) drain() {
 	}
 }
 
-// Hold makes all updates wait, and returns how far the server has come. It waits for those that are carried out
-// already. The hold ends with Release, after the deadline of ctx unless Reach has come before it, and with the
-// trainer. That of another trainer takes its place.
+// Hold makes all updates wait, and returns how far the server has come. It waits for those that are
+// carried out already. The hold ends with Release, after the deadline of ctx unless Reach has come
+// before it, and with the trainer. That of another trainer takes its place.
 func (s *Server) Hold(ctx context.Context, from int) (Point, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -186,8 +189,9 @@ func (s *Server) pointLocked() Point {
 	return p
 }
 
-// Reach lets updates through up to a point to which another server has come, and waits for them: they are on their
-// way here, unless their trainer has died. The hold is that of the same trainer, and goes on.
+// Reach lets updates through up to a point to which another server has come, and waits for them:
+// they are on their way here, unless their trainer has died. The hold is that of the same trainer,
+// and goes on.
 func (s *Server) Reach(ctx context.Context, from int, to Point) error {
 	s.mu.Lock()
 	h := s.hold

@@ -58,7 +58,8 @@ func TestAHoldKeepsUpdatesAndLetsThoseOfItsPointThrough(t *testing.T) {
 	assert.False(t, arrived(second) || arrived(third) || arrived(write))
 	assert.Equal(t, 3, s.Statistics().Queue)
 
-	// Another server has the second push of rank 0, and two of rank 3, one of which is on its way here.
+	// Another server has the second push of rank 0, and two of rank 3, one of which is on its way
+	// here.
 	reached := make(chan error, 1)
 	go func() { reached <- s.Reach(soon(t), 0, Point{Updates: []int64{2, 3}}) }()
 	ok(t, second)
@@ -97,7 +98,8 @@ func TestAHoldOfSynchronousSteps(t *testing.T) {
 	first := numbered(s, 0, 1)
 	ok(t, numbered(s, 1, 1))
 	ok(t, first)
-	// Rank 0 is a step ahead, and waits for rank 1, which is in ps.save: nobody waits for that push.
+	// Rank 0 is a step ahead, and waits for rank 1, which is in ps.save: nobody waits for that
+	// push.
 	ahead := numbered(s, 0, 2)
 	assert.Equal(t, Point{Steps: 1, Updates: []int64{0, 0}}, held(t, s, 1))
 	require.NoError(t, s.Reach(soon(t), 1, Point{Steps: 1, Updates: []int64{0, 0}}))
@@ -107,7 +109,8 @@ func TestAHoldOfSynchronousSteps(t *testing.T) {
 	ok(t, ahead)
 	ok(t, last)
 
-	// Another server has applied the next step. A write that its trainer sent after it is kept with it.
+	// Another server has applied the next step. A write that its trainer sent after it is kept with
+	// it.
 	held(t, s, 1)
 	ahead = numbered(s, 0, 3)
 	later := send(s, 0, request.Head{Op: request.Write, Step: request.AfterPush, Number: 4}, outside[int64](9), outside[float32](5, 5, 5, 5), nil)

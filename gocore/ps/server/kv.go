@@ -20,7 +20,8 @@ type kv struct {
 	pulled, pushed atomic.Int64 // rows
 }
 
-// KVCall is a call of a KV for the program's function, which has one at a time: Next, Take, and Finish.
+// KVCall is a call of a KV for the program's function, which has one at a time: Next, Take, and
+// Finish.
 type KVCall struct {
 	Number     int64
 	KV         string
@@ -37,7 +38,8 @@ type KVCall struct {
 	over bool      // it is answered
 }
 
-// waiting are the calls that the program's function has not answered, in the order in which they came.
+// waiting are the calls that the program's function has not answered, in the order in which they
+// came.
 type waiting struct {
 	mu     sync.Mutex
 	last   int64
@@ -47,8 +49,8 @@ type waiting struct {
 	err    error             // why no more are taken
 }
 
-// DeclareKV makes the KV that a trainer names, unless it is there, and returns its number. The program must have
-// a function of the name.
+// DeclareKV makes the KV that a trainer names, unless it is there, and returns its number. The
+// program must have a function of the name.
 func (s *Server) DeclareKV(from int, name string, dim int64, dtype op.DType) (uint32, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -160,8 +162,8 @@ func (w *waiting) find(number int64) (*KVCall, error) {
 	return nil, status.New(status.Argument, "there is no call %d of a KV that waits for its function", number)
 }
 
-// Take copies the keys and rows of a call. keys, of int64, has room for all; rows has if it is a push, else it
-// is nil.
+// Take copies the keys and rows of a call. keys, of int64, has room for all; rows has if it is a
+// push, else it is nil.
 func (s *Server) Take(number int64, keys, rows *op.Buf) error {
 	c, err := s.waiting.find(number)
 	if err != nil {

@@ -91,7 +91,8 @@ func TestWrongCallsAreRefused(t *testing.T) {
 	}
 }
 
-// A server that ends answers the calls that wait, those that a function has, and those that come later.
+// A server that ends answers the calls that wait, those that a function has, and those that come
+// later.
 func TestCallsOfAServerThatEnds(t *testing.T) {
 	s := kvServer(t)
 	head, one, row := request.KVHead{Push: true, Count: 1}, outside[int64](7), outside[byte](1, 2, 3)

@@ -1,37 +1,42 @@
-// Package server is a parameter server: the tables that this rank holds for the trainers, and when their
-// gradients are applied.
+// Package server is a parameter server: the tables that this rank holds for the trainers, and when
+// their gradients are applied.
 //
-// A step of a trainer is one push of all its tables. In synchronous mode an update is applied when the same
-// step of every active trainer is there: the gradients of an id are added in the order of the trainers' ranks,
-// so the result does not depend on who came first. In asynchronous mode every push is applied at once. A
-// trainer that has completed no longer counts.
+// A step of a trainer is one push of all its tables. In synchronous mode an update is applied when
+// the same step of every active trainer is there: the gradients of an id are added in the order of
+// the trainers' ranks, so the result does not depend on who came first. In asynchronous mode every
+// push is applied at once. With bounded staleness (bounded.go) a trainer that is far ahead of another
+// one also waits before it pulls. A trainer that has completed no longer counts.
 //
 // # Cuts
 //
-// A cut (package checkpoint) has each push with all its tables on all servers or not at all, and with it all that its
-// trainer pushed before. Trainers push while one is made, from other threads. So the servers agree on a Point:
+// A cut (package checkpoint) has each push with all its tables on all servers or not at all, and
+// with it all that its trainer pushed before. Trainers push while one is made, from other threads.
+// So the servers agree on a Point:
 //
-//  1. Hold. Every server lets no update go on, waits for those that it carries out, which takes no more than
-//     computing, and says how far it has come: how many steps of all trainers have ended, and of each trainer the
-//     number of the last update that did not wait for other trainers: a write, or a push in asynchronous mode.
-//     A trainer numbers its updates in the order in which it sends them, and sends each to all servers.
-//  2. The trainer that leads takes the greatest of each number (Point.Join). What one server has carried out, all
-//     others have got or will get without any trainer doing anything more: a server applies a step only when all
-//     trainers have sent it, and to send to the other servers waits for nobody. A push that waits for a trainer is
-//     applied nowhere, so nobody waits for it: the trainer may be in ps.save.
-//  3. Reach. Every server lets the updates up to this Point through, and waits for them. Now all stand at the same
-//     Point. Each of them copies its rows, and calls Release, whatever the others do: what it applies then is after the
-//     Point, and those that still copy hold it.
+//  1. Hold. Every server lets no update go on, waits for those that it carries out, which takes no
+//     more than computing, and says how far it has come: how many steps of all trainers have ended,
+//     and of each trainer the number of the last update that did not wait for other trainers: a
+//     write, or a push in asynchronous mode. A trainer numbers its updates in the order in which it
+//     sends them, and sends each to all servers.
+//  2. The trainer that leads takes the greatest of each number (Point.Join). What one server has
+//     carried out, all others have got or will get without any trainer doing anything more: a
+//     server applies a step only when all trainers have sent it, and to send to the other servers
+//     waits for nobody. A push that waits for a trainer is applied nowhere, so nobody waits for it:
+//     the trainer may be in ps.save.
+//  3. Reach. Every server lets the updates up to this Point through, and waits for them. Now all
+//     stand at the same Point. Each of them copies its rows, and calls Release, whatever the others
+//     do: what it applies then is after the Point, and those that still copy hold it.
 //
-// Updates that come during a hold are kept, in the order of each trainer, and pulls go on. A hold ends also when the
-// trainer that leads dies, or does not come back by its deadline. A trainer that dies itself in asynchronous mode, while
-// it sends a push, may leave it on some of the servers.
+// Updates that come during a hold are kept, in the order of each trainer, and pulls go on. A hold
+// ends also when the trainer that leads dies, or does not come back by its deadline. A trainer that
+// dies itself in asynchronous mode, while it sends a push, may leave it on some of the servers.
 //
 // # All or nothing
 //
-// A push is refused before anything of it is applied: a server prepares all tables first, which takes the memory for
-// rows out of their limits (table.Prepare). Where several servers have tables with limits, the trainer has them make the
-// rows first, unless it pulled them (request.Reserve): else one server might refuse what another one has applied.
+// A push is refused before anything of it is applied: a server prepares all tables first, which
+// takes the memory for rows out of their limits (table.Prepare). Where several servers have tables
+// with limits, the trainer has them make the rows first, unless it pulled them (request.Reserve):
+// else one server might refuse what another one has applied.
 //
 // All methods may be called from any goroutine.
 package server
@@ -66,6 +71,10 @@ type Config struct {
 	Servers  int   // how many there are
 	Trainers []int // their ranks, in ascending order
 	Sync     bool
+	// Bounded says that a trainer may not pull while it is more than Slack steps ahead of another
+	// one (bounded.go). It is for asynchronous training.
+	Bounded bool
+	Slack   int64
 	// Functions are the names of the program's functions for KVs.
 	Functions []string
 }
@@ -83,10 +92,11 @@ type Server struct {
 	failed   error         // why no request is taken any longer
 	done     chan struct{} // closed when no trainer is active, or the server has failed
 	ended    bool          // done is closed
-	steps    int64         // steps of all trainers that have ended, applied or not; 0 where pushes are applied alone
+	steps    int64         // steps of all trainers that have ended, applied or not; 0 where pushes go alone
 	applying bool          // one of them is applied
 	running  int           // what is carried out at this moment: updates, and a step of all trainers
 	hold     *hold         // nil: updates are carried out as they come
+	ahead    []*update     // pulls of trainers that are too many steps ahead, in their order
 
 	kvs     []*kv
 	waiting waiting
@@ -193,7 +203,7 @@ type Meta struct {
 	Kind   string       `json:"kind"`   // sparse or dense; for statistics
 	By     string       `json:"by"`     // how ids are dealt to servers: hash, modulo
 	Offset int          `json:"offset"` // is added to an id before its server is found
-	Dims   []int64      `json:"dims"`   // of a dense parameter, whose blocks the rows are; kept for checkpoints
+	Dims   []int64      `json:"dims"`   // of a dense parameter whose blocks the rows are
 	Config table.Config `json:"config"`
 }
 
@@ -275,8 +285,8 @@ func (s *Server) SetLearningRate(name string, rate float64) error {
 	return err
 }
 
-// RestoreLearningRate makes the rate of a table that of a cut; nil: that with which it was declared, as if none had
-// been set.
+// RestoreLearningRate makes the rate of a table that of a cut; nil: that with which it was
+// declared, as if none had been set.
 func (s *Server) RestoreLearningRate(name string, rate *float64) {
 	if t, err := s.named(name); err == nil {
 		now := math.NaN()
@@ -317,8 +327,8 @@ func (s *Server) Tables() []Declared {
 	return list
 }
 
-// Complete notes that a trainer has finished. It may have completed before. A push of it that still waits for the
-// other trainers', such as one that was given up, stays a part of its step.
+// Complete notes that a trainer has finished. It may have completed before. A push of it that still
+// waits for the other trainers', such as one that was given up, stays a part of its step.
 func (s *Server) Complete(from int) error {
 	s.mu.Lock()
 	if t := s.trainers[from]; t != nil && t.state == completed && s.failed == nil {
@@ -335,8 +345,9 @@ func (s *Server) Complete(from int) error {
 	return nil
 }
 
-// Lost notes that a trainer has died. Synchronous training ends with its name. Asynchronous training goes on
-// without it, unless nobody is left and nobody has completed: then it ends with the name, too.
+// Lost notes that a trainer has died. Synchronous training ends with its name. Asynchronous
+// training goes on without it, unless nobody is left and nobody has completed: then it ends with
+// the name, too.
 func (s *Server) Lost(rank int, why error) {
 	s.mu.Lock()
 	t := s.trainers[rank]
@@ -354,14 +365,16 @@ func (s *Server) Lost(rank int, why error) {
 	s.Release(rank)
 }
 
-// someLeft lets those go on that wait for all active trainers. The caller holds mu; someLeft gives it back.
+// someLeft lets those go on that wait for all active trainers. The caller holds mu; someLeft gives
+// it back.
 func (s *Server) someLeft() {
 	for name, b := range s.barriers {
 		s.openIfAll(name, b)
 	}
 	s.movedLocked()
-	ready := s.readyLocked()
+	ready, closer := s.readyLocked(), s.closerLocked()
 	s.mu.Unlock()
+	s.pullAll(closer)
 	s.apply(ready) // before the end: the last step may be of trainers that have all completed
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -385,6 +398,8 @@ func (s *Server) Fail(why error) {
 			t.waiting = nil
 		}
 	}
+	waiting = append(waiting, s.ahead...)
+	s.ahead = nil
 	for name, b := range s.barriers {
 		close(b.open)
 		delete(s.barriers, name)
@@ -446,7 +461,8 @@ func (s *Server) Err() error {
 	return s.failed
 }
 
-// Active returns the ranks of the trainers that have neither completed nor died, in ascending order.
+// Active returns the ranks of the trainers that have neither completed nor died, in ascending
+// order.
 func (s *Server) Active() (ranks []int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -14,7 +14,8 @@ type staleness struct {
 	n, sum, most int64
 }
 
-// note adds a push that comes at a version and was computed from the rows of version seen; -1: of none.
+// note adds a push that comes at a version and was computed from the rows of version seen; -1: of
+// none.
 func (s *staleness) note(version, seen int64) int64 {
 	if seen < 0 {
 		return 0
@@ -54,11 +55,11 @@ type Statistics struct {
 	Mode                   string
 	Seconds                float64 // since the server was made
 	Version                int64   // updates applied
-	Queue                  int     // pushes that wait for other trainers' or for a cut, and calls that wait for a function
+	Queue                  int     // pushes, writes and pulls that wait, and calls of KVs
 	Pulls, Pushes          uint64  // requests
 	PulledRows, PushedRows uint64
 	BytesIn, BytesOut      uint64  // ids, gradients and rows
-	Staleness              float64 // mean number of updates of others between a trainer's pull and its push
+	Staleness              float64 // mean number of updates of others between a pull and its push
 	MostStale              int64
 	Failed                 string // why the server takes no requests; "" if it does
 	Trainers               []TrainerStatistics
@@ -71,7 +72,7 @@ type TrainerStatistics struct {
 	State     string // active, completed or lost
 	Steps     int64
 	Lag       int64 // steps behind the trainer that is furthest
-	Waiting   bool  // its push waits for other trainers'
+	Waiting   bool  // its push or pull waits for other trainers
 	Staleness float64
 	Silent    float64 // seconds since its last request
 	At        string  // the name of the barrier where it waits; "": none
@@ -90,6 +91,8 @@ func (s *Server) Statistics() Statistics {
 	mode := "async"
 	if s.Sync {
 		mode = "sync"
+	} else if s.Bounded {
+		mode = "ssp"
 	}
 	out := Statistics{Mode: mode, Seconds: time.Since(s.began).Seconds(), Version: s.version.Load(), Pulls: s.counted.pulls.Load(),
 		Pushes: s.counted.pushes.Load(), BytesIn: s.counted.bytesIn.Load(), BytesOut: s.counted.bytesOut.Load()}
@@ -108,7 +111,8 @@ func (s *Server) Statistics() Statistics {
 		if !t.seen.IsZero() {
 			silent = time.Since(t.seen).Seconds()
 		}
-		if t.waiting != nil {
+		waits := t.waiting != nil || slices.ContainsFunc(s.ahead, func(u *update) bool { return u.from == rank })
+		if waits {
 			out.Queue++
 		}
 		m := t.member
@@ -116,7 +120,7 @@ func (s *Server) Statistics() Statistics {
 		var stale staleness
 		stale.add(&t.staleness)
 		all.add(&stale)
-		out.Trainers = append(out.Trainers, TrainerStatistics{m, t.state.String(), t.steps, furthest - t.steps, t.waiting != nil, stale.mean(), silent, s.waitsAtLocked(rank)})
+		out.Trainers = append(out.Trainers, TrainerStatistics{m, t.state.String(), t.steps, furthest - t.steps, waits, stale.mean(), silent, s.waitsAtLocked(rank)})
 	}
 	if s.hold != nil {
 		out.Queue += len(s.hold.queue)

@@ -24,8 +24,8 @@ type Config struct {
 	Optimizer   Optimizer   `json:"optimizer"`
 }
 
-// Initializer says what a new row holds: zeros; uniform numbers from A to B; or normal ones of mean A
-// and standard deviation B.
+// Initializer says what a new row holds: zeros; uniform numbers from A to B; or normal ones of mean
+// A and standard deviation B.
 type Initializer struct {
 	Name string  `json:"name"`
 	A    float64 `json:"a"`
@@ -49,8 +49,8 @@ type Optimizer struct {
 
 var initializers = map[string]C.int32_t{"zeros": C.PT_ZEROS, "uniform": C.PT_UNIFORM, "normal": C.PT_NORMAL}
 
-// optimizers has what C calls each optimizer, and whether weight decay shrinks the row instead of adding
-// to the gradient.
+// optimizers has what C calls each optimizer, and whether weight decay shrinks the row instead of
+// adding to the gradient.
 var optimizers = map[string]struct {
 	code      C.int32_t
 	decoupled bool

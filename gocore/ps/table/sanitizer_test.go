@@ -14,9 +14,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// harness compiles testdata/threads.c with the C code of the table for a sanitizer. It skips the test if
-// the compiler does not have it. replace changes a copy of the code: a file, what it has, and what it
-// has then.
+// harness compiles testdata/threads.c with the C code of the table for a sanitizer. It skips the
+// test if the compiler does not have it. replace changes a copy of the code: a file, what it has,
+// and what it has then.
 func harness(t *testing.T, sanitizer string, replace ...string) string {
 	t.Helper()
 	cc := os.Getenv("CC")
@@ -86,8 +86,8 @@ func TestThreadSanitizer(t *testing.T) {
 	}
 }
 
-// ThreadSanitizer, or a row that is seen half updated, shows a lock that is missing: else the test above
-// would show nothing.
+// ThreadSanitizer, or a row that is seen half updated, shows a lock that is missing: else the test
+// above would show nothing.
 func TestThreadSanitizerFindsMissingLocks(t *testing.T) {
 	for name, replace := range map[string][]string{
 		"of a pull":  {"batch.c", "pthread_rwlock_rdlock(&t->shard[__builtin_ctzll(left)].lock);", ";", "batch.c", "pthread_rwlock_unlock(&t->shard[__builtin_ctzll(left)].lock);", ";"},

@@ -1,9 +1,11 @@
-// Package table holds tables of embeddings: int64 id -> a row of floats and the state of its optimizer,
-// in C memory. A call takes a whole batch. A row that was never seen is made at its first touch, from
-// the seed and its id alone, so it depends neither on the order of calls nor on which server holds it.
-// table.h describes the memory, the locks and the order of the arithmetic; optimizers.h has the formulas.
+// Package table holds tables of embeddings: int64 id -> a row of floats and the state of its
+// optimizer, in C memory. A call takes a whole batch. A row that was never seen is made at its
+// first touch, from the seed and its id alone, so it depends neither on the order of calls nor on
+// which server holds it. table.h describes the memory, the locks and the order of the arithmetic;
+// optimizers.h has the formulas.
 //
-// All methods of Table may be called from any thread at any time. Free waits for the calls under way.
+// All methods of Table may be called from any thread at any time. Free waits for the calls under
+// way.
 package table
 
 /*
@@ -122,8 +124,9 @@ func (t *Table) Free() {
 	t.t = nil
 }
 
-// Batch is the memory of one call. The tensors are contiguous and in host memory. IDs is of int64 or
-// int32. Values has len(ids) x dim elements: of float32, or of the table's dtype, or as a method says.
+// Batch is the memory of one call. The tensors are contiguous and in host memory. IDs is of int64
+// or int32. Values has len(ids) x dim elements: of float32, or of the table's dtype, or as a method
+// says.
 type Batch struct {
 	IDs, Values, States *op.Buf // Values and States may be nil where a method says so
 }
@@ -133,16 +136,18 @@ func (t *Table) Pull(b Batch) error {
 	return t.call("pull", b, func(c *C.pt_batch) C.int { return C.pt_pull(t.t, c) })
 }
 
-// Make makes the rows of the ids that are missing: a push of them then needs no memory. Values is nil.
+// Make makes the rows of the ids that are missing: a push of them then needs no memory. Values is
+// nil.
 func (t *Table) Make(ids *op.Buf) error {
 	return t.call("make rows", Batch{IDs: ids}, func(c *C.pt_batch) C.int { return C.pt_pull(t.t, c) })
 }
 
 // Push updates the rows of the ids by gradients, in Values, and makes those that are missing. The
 // gradients of an id that appears several times are added in order of appearance. rate replaces the
-// learning rate of the table unless it is NaN. Gradients may be of any of the dtypes that rows have. A table that refuses
-// gradients that are not finite has finite rows: what would lie beyond the largest number is that number. step is the number of this update, from 1, of which
-// Adam's bias correction depends; 0: one more than the greatest so far.
+// learning rate of the table unless it is NaN. Gradients may be of any of the dtypes that rows
+// have. A table that refuses gradients that are not finite has finite rows: what would lie beyond
+// the largest number is that number. step is the number of this update, from 1, of which Adam's
+// bias correction depends; 0: one more than the greatest so far.
 func (t *Table) Push(b Batch, rate float64, step int64) error {
 	if step < 0 {
 		return status.New(status.Argument, "push: step=%d is below 0; steps count from 1", step)
@@ -163,9 +168,9 @@ type Update struct {
 	rate    float64
 }
 
-// Prepare does all of a Push that may be refused, so that several tables are updated, or none. End is called
-// after it, and after Apply, if there is one. Until then the memory of the batch is the update's, and
-// Clear and Free wait.
+// Prepare does all of a Push that may be refused, so that several tables are updated, or none. End
+// is called after it, and after Apply, if there is one. Until then the memory of the batch is the
+// update's, and Clear and Free wait.
 func (t *Table) Prepare(b Batch, rate float64) (*Update, error) {
 	if math.IsNaN(rate) {
 		rate = t.Optimizer.LearningRate
@@ -219,8 +224,8 @@ func (u *Update) End() {
 	u.of.inUse.RUnlock()
 }
 
-// Check tells whether Push would refuse the batch because of what it holds: an id out of range, or a gradient
-// that is not finite. It changes nothing.
+// Check tells whether Push would refuse the batch because of what it holds: an id out of range, or
+// a gradient that is not finite. It changes nothing.
 func (t *Table) Check(b Batch) error {
 	return t.call("push", b, func(c *C.pt_batch) C.int {
 		if t.Refuse {
@@ -235,8 +240,8 @@ func (t *Table) Read(b Batch) error {
 	return t.call("read", b, func(c *C.pt_batch) C.int { return C.pt_read(t.t, c) })
 }
 
-// Write sets rows and their states. States may be nil: then the states of new rows are their first ones,
-// and those of others stay.
+// Write sets rows and their states. States may be nil: then the states of new rows are their first
+// ones, and those of others stay.
 func (t *Table) Write(b Batch) error {
 	return t.call("write", b, func(c *C.pt_batch) C.int { return C.pt_write(t.t, c) })
 }
@@ -316,7 +321,8 @@ func (t *Table) enter(name string, b Batch) (*Update, error) {
 	return &Update{of: t, batch: &c, scratch: c.scratch}, nil
 }
 
-// patient calls again while the memory that a call needs is reserved for pushes, which last some milliseconds at most.
+// patient calls again while the memory that a call needs is reserved for pushes, which last some
+// milliseconds at most.
 func patient(call func() C.int) (rc C.int) {
 	for rc = call(); rc == C.PT_BUSY; rc = call() {
 		time.Sleep(50 * time.Microsecond)

@@ -37,7 +37,7 @@ def add_to(commands: Any) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     status = actions.add_parser(
         "status",
-        help="roles, tables, queues and rates of the servers",
+        help="roles, tables, queues and rates of the servers, shards of the master",
         description="Asks all servers of a job of this user. The exit status is 1 if a server "
         "does not answer, or no job is found.",
     )
@@ -90,7 +90,8 @@ def _status(chosen: argparse.Namespace) -> int:
             else:
                 clear = "\x1b[H\x1b[2J" if chosen.watch and sys.stdout.isatty() else ""
                 print(clear + as_text(found), flush=True)
-            status = int(any(server["error"] for server in found["servers"]))
+            asked = (*found["servers"], *found["masters"])
+            status = int(any(server["error"] for server in asked))
             if chosen.watch is None:
                 return status
             file, before = found["file"], found
@@ -107,7 +108,7 @@ def _ask(file: str, timeout: float) -> dict[str, Any]:
     """Return what the core has found, with the time and a dict of statistics for each server."""
     found: dict[str, Any] = _native.control("ps_status", file=file, timeout=timeout)
     found["time"] = time.time()
-    for server in found["servers"]:
+    for server in (*found["servers"], *found["masters"]):
         if not server["error"] and not isinstance(server["statistics"], dict):
             server["error"] = "its statistics are no JSON object: another version of paddlempi?"
         if server["error"]:
@@ -155,6 +156,49 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
     if trainers:
         yield ""
         yield from _table("trainer step lag queue staleness state", trainers)
+    for asked in found["masters"]:
+        yield ""
+        if asked["error"]:
+            yield f"master, rank {asked['rank']}: {_plain(asked['error'])}"
+        else:
+            yield from _master(asked)
+
+
+def _master(asked: dict[str, Any]) -> Iterator[str]:
+    """The queues of a master, and who has which shard."""
+    told = asked["statistics"].get("master")
+    queues = _dicts(told, "queues") if isinstance(told, dict) else []
+    yield from _table(
+        "tasks rank epoch shards queued leased done failed",
+        [
+            [
+                *(_word(queue, "name"), str(asked["rank"])),
+                *(f"{_number(queue, name):.0f}" for name in ("epoch", "shards", "queued")),
+                str(len(_dicts(queue, "leased"))),
+                *(f"{_number(queue, name):.0f}" for name in ("done", "failed_in_all")),
+            ]
+            for queue in queues
+        ],
+    )
+    leases = [
+        [
+            *(_word(queue, "name"), f"{_number(lease, 'shard'):.0f}"),
+            *(f"{_number(lease, name):.0f}" for name in ("rank", "tries")),
+            *(_duration(_number(lease, name)) for name in ("since", "remains")),
+        ]
+        for queue in queues
+        for lease in _dicts(queue, "leased")
+    ]
+    if leases:
+        yield ""
+        yield from _table("lease_of shard owner tries since remains", leases)
+    for queue in queues:
+        for failure in _dicts(queue, "failed"):
+            yield (
+                f"{_word(queue, 'name')}: shard {_number(failure, 'shard'):.0f} failed in epoch "
+                f"{_number(failure, 'epoch'):.0f}, rank {_number(failure, 'rank'):.0f}: "
+                f"{_word(failure, 'reason')}"
+            )
 
 
 def _roles(roles: dict[str, str]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from ..errors import DtypeError, UnsupportedError
 from ..ps.distributed import CommonOptimizer, Vector
 from .parameters import parameters_of
 
-__all__ = ["DistributedOptimizer"]
+__all__ = ["DistributedOptimizer", "for_servers", "read", "write"]
 
 
 class DistributedOptimizer(CommonOptimizer):
@@ -85,12 +85,12 @@ class DistributedOptimizer(CommonOptimizer):
         self._step_of_all()
 
     def _vectors(self, name: str, placement: str) -> list[Vector]:
-        optimizer = partial(_for_servers, self.optim)
+        optimizer = partial(for_servers, self.optim)
         optimizer()  # it refuses also where there are no parameters
         parameters = self._parameters()
         if not sum(math.prod(p.shape) for p in parameters):
             return []
-        return [Vector(name, parameters, optimizer, placement, _read, _write)]
+        return [Vector(name, parameters, optimizer, placement, read, write)]
 
     @staticmethod
     def _detached(parameter: Any) -> Any:
@@ -125,16 +125,18 @@ class DistributedOptimizer(CommonOptimizer):
     clear_gradients = clear_grad
 
 
-def _read(tensor: Any) -> Any:
+def read(tensor: Any) -> Any:
+    """Return a parameter or a gradient as an array of float32, [elements]."""
     # NumPy has no bfloat16: Paddle would give the bits.
     return tensor.astype("float32").numpy().reshape(-1)
 
 
-def _write(parameter: Any, values: Any) -> None:
+def write(parameter: Any, values: Any) -> None:
+    """Set a parameter to an array of float32, [elements]."""
     parameter.set_value(paddle.to_tensor(values.reshape(parameter.shape)).astype(parameter.dtype))
 
 
-def _for_servers(optimizer: Any) -> ps.Optimizer:
+def for_servers(optimizer: Any) -> ps.Optimizer:
     """Return what servers have for an optimizer of Paddle.
 
     Raises:
@@ -153,7 +155,9 @@ def _for_servers(optimizer: Any) -> ps.Optimizer:
         )
         if has.get(name)
     ]
-    if has.get("_apply_decay_param_fun") is not None or isinstance(has["_param_groups"][0], dict):
+    if has.get("_apply_decay_param_fun") is not None or isinstance(
+        (has["_param_groups"] or [None])[0], dict
+    ):
         odd.append("groups of parameters")
     parameters = parameters_of(optimizer)
     # What a ParamAttr has. The servers treat all elements of a vector alike.

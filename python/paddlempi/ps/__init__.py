@@ -28,6 +28,7 @@ from .functions import KVRequest, server_function
 from .initializers import Initializer, Normal, Uniform, Zeros
 from .kv import KV
 from .optimizers import SGD, Adagrad, Adam, AdamW, Momentum, Optimizer, RowWiseAdagrad
+from .plan import Placed, Plan, transpile
 from .prefetch import Prefetched
 from .remote import RemoteTable, pull, push
 from .session import (
@@ -36,6 +37,7 @@ from .session import (
     init,
     is_trainer,
     latest,
+    master,
     pservers,
     restore,
     role,
@@ -48,6 +50,7 @@ from .session import (
     trainer_group,
     trainers,
 )
+from .shards import Task, Tasks, tasks
 from .stepping import discard, note, step
 from .table import Table
 
@@ -62,10 +65,14 @@ __all__ = [
     "Momentum",
     "Normal",
     "Optimizer",
+    "Placed",
+    "Plan",
     "Prefetched",
     "RemoteTable",
     "RowWiseAdagrad",
     "Table",
+    "Task",
+    "Tasks",
     "Uniform",
     "Zeros",
     "barrier",
@@ -76,6 +83,7 @@ __all__ = [
     "is_trainer",
     "latest",
     "load",
+    "master",
     "note",
     "pservers",
     "pull",
@@ -90,8 +98,10 @@ __all__ = [
     "shutdown",
     "stats",
     "step",
+    "tasks",
     "trainer_group",
     "trainers",
+    "transpile",
 ]
 
 # The layers are in the front of their framework, which is imported when one is first used.

@@ -15,13 +15,13 @@ from ..arguments import refuse
 from ..errors import ArgumentError, DtypeError, Error, MismatchError
 from ..group import ProcessGroup, get_local_rank, get_local_size
 from ..group_arguments import to_seconds
-from .role_map import BOTH, PSERVER, TRAINER, RolesArgument, checked, of_node, resolved
+from .config import from_zero
+from .role_map import ROLES, RolesArgument, checked, of_node, resolved
 
 __all__ = ["agree", "files"]
 
 _ROLES = "PADDLEMPI_ROLES"
 _TLS = {"cert": "Cert", "key": "Key", "ca": "CA"}
-_CODES = (TRAINER, PSERVER, BOTH)
 _WORDS = 5  # 64-bit words of what a rank tells in init: a digest, and its role
 
 
@@ -44,15 +44,20 @@ def files(tls: Mapping[str, str | os.PathLike[str]] | None) -> dict[str, Any]:
 
 
 def agree(
-    given: RolesArgument, mode: str, timeout: Any, tls: Any, world: ProcessGroup
+    given: RolesArgument, mode: str, staleness: Any, timeout: Any, tls: Any, world: ProcessGroup
 ) -> tuple[str, ...]:
     """Return the roles of all ranks, if all ranks have given the same arguments."""
     if given is None:
         given = os.environ.get(_ROLES) or None
     size = len(world._ranks)
     try:
-        if mode not in ("sync", "async"):
-            raise ArgumentError(f"ps.init: mode={mode!r} is neither 'sync' nor 'async'")
+        if mode not in ("sync", "async", "ssp"):
+            raise ArgumentError(f"ps.init: mode={mode!r} is none of 'sync', 'async' and 'ssp'")
+        bound = ""
+        if mode == "ssp":
+            if from_zero("ps.init", "staleness", staleness) > 1 << 30:
+                raise ArgumentError(f"ps.init: staleness={staleness} is above {1 << 30}")
+            bound = f"staleness={staleness}, "
         seconds = to_seconds(timeout, "ps.init")
         encrypted = ", with tls" if files(tls) else ""
         all_roles = resolved(given, size)
@@ -62,11 +67,11 @@ def agree(
             mine = all_roles[world._rank]
     except Error as error:
         refuse(Op.ALL_GATHER, None, error)
-    arguments = f"roles={given if all_roles is None else list(all_roles)}, mode={mode!r}, "
+    arguments = f"roles={given if all_roles is None else list(all_roles)}, mode={mode!r}, {bound}"
     arguments += f"timeout={seconds:g} s{encrypted}"
     digest = hashlib.blake2b(arguments.encode(), digest_size=8 * (_WORDS - 1)).digest()
     told = array("q", digest)
-    told.append(_CODES.index(mine))
+    told.append(ROLES.index(mine))
     everyone = array("q", bytes(8 * _WORDS * size))
     _native.submit(Op.ALL_GATHER, world._id, told, everyone)
     lines = [tuple(everyone[i * _WORDS : (i + 1) * _WORDS]) for i in range(size)]
@@ -80,5 +85,5 @@ def agree(
         differ.ranks = ranks[:32]
         raise differ
     if all_roles is None:
-        return checked([_CODES[line[-1]] for line in lines], given)
+        return checked([ROLES[line[-1]] for line in lines], given)
     return all_roles

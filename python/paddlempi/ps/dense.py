@@ -11,9 +11,9 @@ from . import session
 from .optimizers import Optimizer
 from .remote import RemoteTable
 
-__all__ = ["PLACEMENTS", "Blocks", "spread"]
+__all__ = ["BLOCK", "PLACEMENTS", "Blocks", "spread"]
 
-_BLOCK = 8192
+BLOCK = 8192
 """Elements of a block, the fewest that Fluid makes. It does not depend on the number of servers, so
 that another number of servers can read a cut."""
 
@@ -27,12 +27,14 @@ class _BlockTable(RemoteTable):
 
     def __init__(self, name: str, elements: int, optimizer: Optimizer, placement: str) -> None:
         self._elements, self._placement = elements, placement
-        super().__init__(name, min(elements, _BLOCK), optimizer)
+        super().__init__(name, min(elements, BLOCK), optimizer)
 
     def _declare(self) -> int:
+        self.first: int | None = None
         if self._placement == "round_robin":
             found = session.as_trainer("ps.RemoteTable")
-            by, offset = "modulo", found.deal(self._name, -(-self._elements // self.dim))
+            self.first = found.deal(self._name, -(-self._elements // self.dim))
+            by, offset = "modulo", self.first
         else:
             digest = hashlib.blake2b(self._name.encode(), digest_size=6).digest()
             by, offset = "hash", int.from_bytes(digest, "little")
@@ -71,13 +73,16 @@ class Blocks:
             and more.
         gradients: what the next push takes, of the same shape. The caller fills the first
             ``elements``.
+        count: how many blocks there are.
+        first: which of all blocks of the program is the first, with "round_robin"; else None.
     """
 
     def __init__(
         self, name: str, elements: int, optimizer: Optimizer, placement: str = "round_robin"
     ) -> None:
         self.table = _BlockTable(name, elements, optimizer, placement)
-        shape = (-(-elements // self.table.dim), self.table.dim)
+        self.count, self.first = -(-elements // self.table.dim), self.table.first
+        shape = (self.count, self.table.dim)
         self._ids = memory.empty(shape[0], "int64")
         self._ids[:] = range(shape[0])
         self._rows = memory.zeros(shape)
@@ -92,6 +97,10 @@ class Blocks:
     def request(self) -> tuple[RemoteTable, Any, Any]:
         """Return what :func:`paddlempi.ps.push` or :func:`paddlempi.ps.note` takes."""
         return self.table, self._ids, self._gradients
+
+    def pulled(self) -> tuple[int, Any, Any, None]:
+        """Return what the core takes to set ``values``, in one request with others."""
+        return self.table._number, self._ids, self._rows, None
 
     def pull(self) -> None:
         """Set ``values`` to the vector on the servers."""

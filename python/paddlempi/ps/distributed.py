@@ -245,5 +245,9 @@ class Vector:
     def pull(self) -> None:
         """Set the parameters to those on the servers."""
         self.blocks.pull()
+        self.written()
+
+    def written(self) -> None:
+        """Set the parameters to those that were pulled."""
         for parameter, place in self._places:
             self._write(parameter, self.blocks.values[place])

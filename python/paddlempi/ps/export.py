@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import _native
+from .._ops import TableCall
 from ..errors import ArgumentError
 from ..io import layout
 from ..io.commit import Names, Save
@@ -32,7 +33,7 @@ from ..io.progress import Bar
 from .cuts import Cut, CutTable, open_cut
 from .initializers import Initializer, Normal, Uniform, initializer
 from .optimizers import SGD, Optimizer, optimizer
-from .table import _WRITE, Table
+from .table import Table
 
 if TYPE_CHECKING:
     from ..io.reader import OpenFile
@@ -146,7 +147,9 @@ def _loaded(
             table = loaded[info.name] = _empty(info, train)
             for ids, rows, states in source.chunks(number):
                 wide = _widened(info.dtype, rows)
-                table._core.table(_WRITE, table._number, ids, wide, states if train else None)
+                table._core.table(
+                    TableCall.WRITE, table._number, ids, wide, states if train else None
+                )
             if len(table) != info.rows:
                 raise ArgumentError(
                     f"load: {source.folder} has {info.rows} rows of table {info.name!r}, but only "

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from .. import _daemons, _native, memory
-from .._ops import DTYPE_BY_NAME
+from .._ops import DTYPE_BY_NAME, KVCall
 from ..errors import DtypeError, Error
 
 __all__ = ["KVRequest", "answer_calls", "names", "server_function"]
-
-_TAKE, _REPLY = 10, 11
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +103,7 @@ def _answer(function: Function, call: dict[str, Any]) -> None:
         )
         if call["pull"]:
             rows = _rows(returned, call)
-        core.table(_REPLY, 0, keys if call["pull"] else None, rows, None, None, number)
+        core.table(KVCall.REPLY, 0, keys if call["pull"] else None, rows, None, None, number)
     except BaseException as error:
         text = f"KV {call['kv']!r}: the function of the server raised {type(error).__qualname__}"
         _native.control(
@@ -122,7 +120,7 @@ def _taken(core: Any, call: dict[str, Any]) -> tuple[Any, Any]:
     if call["push"]:
         room = bytearray(count * dim * DTYPE_BY_NAME[dtype].itemsize)
         values = over(room, dtype, (count, dim))
-    core.table(_TAKE, 0, keys, values, None, None, call["call"])
+    core.table(KVCall.TAKE, 0, keys, values, None, None, call["call"])
     return keys, values
 
 

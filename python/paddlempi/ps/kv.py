@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from .. import _native, memory
+from .._ops import KVCall
 from ..errors import DtypeError
 from . import session
 from .config import length_of, whole
 
 __all__ = ["KV"]
-
-_PUSH, _PULL, _PUSH_PULL, _WAIT = 6, 7, 8, 9
-_NAMES = {_PUSH: "push", _PULL: "pull", _PUSH_PULL: "push_pull"}
 
 
 class KV:
@@ -104,7 +102,7 @@ class KV:
             TimeoutError: a server has answered to none of 16 calls.
             PeerDiedError: a server has died.
         """
-        return self._start(_PUSH, keys, values, None, command)
+        return self._start(KVCall.PUSH, keys, values, None, command)
 
     def pull(self, keys: Any, out: Any = None, command: int = 0) -> int:
         """Ask for rows. :meth:`wait` gives them.
@@ -121,14 +119,14 @@ class KV:
         Raises:
             Error: as :meth:`push`.
         """
-        return self._start(_PULL, keys, None, out, command)
+        return self._start(KVCall.PULL, keys, None, out, command)
 
     def push_pull(self, keys: Any, values: Any, out: Any = None, command: int = 0) -> int:
         """Send rows, and ask for what the function then returns, in one call of it.
 
         Args, Returns, Raises: as for :meth:`push` and :meth:`pull`.
         """
-        return self._start(_PUSH_PULL, keys, values, out, command)
+        return self._start(KVCall.PUSH_PULL, keys, values, out, command)
 
     def wait(self, timestamp: int) -> Any:
         """Wait until all servers have answered to a call.
@@ -152,18 +150,19 @@ class KV:
         try:
             if out is None and count >= 0:
                 out = memory.empty((count, self._dim), self._dtype, framework)
-            self._core.table(_WAIT, self._number, None, out, None, None, timestamp)
+            self._core.table(KVCall.WAIT, self._number, None, out, None, None, timestamp)
         except KeyboardInterrupt:
             if count >= 0:
                 self._pulls[timestamp] = out, count, framework
             raise
         return out
 
-    def _start(self, code: int, keys: Any, values: Any, out: Any, command: int) -> int:
-        count = length_of(_NAMES[code], keys, "keys")
-        number = whole(_NAMES[code], "command", command)
+    def _start(self, code: KVCall, keys: Any, values: Any, out: Any, command: int) -> int:
+        what = code.name.lower()
+        count = length_of(what, keys, "keys")
+        number = whole(what, "command", command)
         timestamp = int(self._core.table(code, self._number, keys, values, out, None, number))
-        if code != _PUSH:
+        if code != KVCall.PUSH:
             self._pulls[timestamp] = out, count, memory.framework_of(keys)
         return timestamp
 

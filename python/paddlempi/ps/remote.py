@@ -6,17 +6,19 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .. import _native, memory
+from .._ops import TableCall
 from ..errors import DtypeError, NotInitializedError
 from . import session
 from .config import Configured, TableConfig, checked_ids, length_of, rate_of
 from .initializers import Initializer
 from .optimizers import Optimizer
 from .prefetch import Prefetched, finish, start
+from .shards import note_progress
 from .table import rows_of
 
 __all__ = ["RemoteTable", "pull", "push"]
 
-_PULL, _PUSH, _WRITE = 1, 2, 4
+_PULL, _PUSH = TableCall.PULL, TableCall.PUSH  # to ask an enum each time costs 70 ns
 
 
 class RemoteTable(Configured):
@@ -132,6 +134,7 @@ class RemoteTable(Configured):
             learning_rate = self.learning_rate
         rate = rate_of("push", learning_rate)
         self._core.table(_PUSH, self._number, checked_ids("push", ids), gradients, None, rate, 0)
+        note_progress()
 
     def write(self, ids: Any, rows: Any) -> None:
         """Set rows. The states of rows that exist stay as they are. This is no step.
@@ -146,7 +149,7 @@ class RemoteTable(Configured):
             ArgumentError: also if a row is not finite, unless ``non_finite`` is "allow".
             Error: as :meth:`push`.
         """
-        self._core.table(_WRITE, self._number, checked_ids("write", ids), rows)
+        self._core.table(TableCall.WRITE, self._number, checked_ids("write", ids), rows)
 
     def prefetch(self, ids: Any) -> Prefetched:
         """Pull the rows of ids in a thread, while the program computes.
@@ -269,6 +272,7 @@ def push(requests: Sequence[tuple[RemoteTable, Any, Any]]) -> None:
         entries = [(number, memory.empty(0, "int64"), memory.empty((0, dim)), None)]
     if entries:
         _native.load().tables(_PUSH, tuple(entries))
+    note_progress()
 
 
 session.before_complete(finish)

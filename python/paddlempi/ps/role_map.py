@@ -1,4 +1,4 @@
-"""Roles: which ranks train, and which have parts of the tables."""
+"""Roles: which ranks train, which have parts of the tables, and which deals out the data."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Any
 
 from ..errors import ArgumentError, DtypeError
 
-__all__ = ["BOTH", "PSERVER", "TRAINER", "of_node", "resolved", "serves", "trains"]
+__all__ = ["ROLES", "checked", "deals", "of_node", "resolved", "serves", "trains"]
 
-TRAINER, PSERVER, BOTH = "trainer", "pserver", "trainer+pserver"
-"""The roles. A rank with both trains, and has a part of the tables."""
+TRAINER, PSERVER, MASTER = "trainer", "pserver", "master"
+BOTH = f"{TRAINER}+{PSERVER}"
+ROLES: tuple[str, ...] = (TRAINER, PSERVER, BOTH, MASTER)
+ROLES += (f"{TRAINER}+{MASTER}", f"{PSERVER}+{MASTER}", f"{BOTH}+{MASTER}")
+"""The roles. A rank with several trains, has a part of the tables, or deals out shards at once."""
 
 _PER_NODE = "node:"
 """A text that begins so gives roles to the ranks of every node, by their local ranks."""
@@ -21,12 +24,17 @@ RolesArgument = str | Mapping[int, str] | Callable[[int], str] | None
 
 def trains(role: str) -> bool:
     """Whether a rank of this role trains."""
-    return role != PSERVER
+    return TRAINER in role
 
 
 def serves(role: str) -> bool:
     """Whether a rank of this role has a part of the tables."""
-    return role != TRAINER
+    return PSERVER in role
+
+
+def deals(role: str) -> bool:
+    """Whether a rank of this role is the master, which deals out the shards of data sets."""
+    return MASTER in role
 
 
 def resolved(given: RolesArgument, size: int) -> tuple[str, ...] | None:
@@ -38,7 +46,7 @@ def resolved(given: RolesArgument, size: int) -> tuple[str, ...] | None:
 
     Raises:
         ArgumentError: a role has another name; there are roles for more or fewer ranks than the
-            world has; or no rank trains, or none serves.
+            world has; no rank trains, or none serves; or several are masters.
         DtypeError: ``given`` is neither a text nor a map nor a function.
     """
     if given is None:
@@ -71,11 +79,14 @@ def checked(roles: Sequence[str], given: Any) -> tuple[str, ...]:
     """Return the roles as they are, if they can work together.
 
     Raises:
-        ArgumentError: no rank trains, or none serves.
+        ArgumentError: no rank trains, none serves, or several are masters.
     """
     for role, has in ((TRAINER, trains), (PSERVER, serves)):
         if not any(has(name) for name in roles):
             raise ArgumentError(f"ps.init: roles={given!r}: no rank is a {role}")
+    masters = [rank for rank, name in enumerate(roles) if deals(name)]
+    if len(masters) > 1:
+        raise ArgumentError(f"ps.init: roles={given!r}: ranks {masters} are masters; one may be")
     return tuple(roles)
 
 
@@ -131,8 +142,9 @@ def _parts(given: str) -> list[tuple[str, int | None]]:
 def _role(name: Any, given: Any) -> str:
     words = name.strip().lower().split("+") if isinstance(name, str) else ()
     found = {word.strip() for word in words}
-    if not found or not found <= {TRAINER, PSERVER}:
+    if not found or not found <= {TRAINER, PSERVER, MASTER}:
         raise ArgumentError(
-            f"ps.init: roles={given!r}: {name!r} is none of {TRAINER!r}, {PSERVER!r} and {BOTH!r}"
+            f"ps.init: roles={given!r}: {name!r} is none of {TRAINER!r}, {PSERVER!r}, {MASTER!r}, "
+            f"nor several of them, such as {BOTH!r}"
         )
-    return BOTH if len(found) == 2 else found.pop()
+    return "+".join(role for role in (TRAINER, PSERVER, MASTER) if role in found)

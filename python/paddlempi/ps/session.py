@@ -39,7 +39,7 @@ from . import functions
 from .agreement import agree, files
 from .config import from_zero, rate_of
 from .cuts import newest, warn_of_skipped
-from .role_map import PSERVER, TRAINER, RolesArgument, serves, trains
+from .role_map import RolesArgument, deals, serves, trains
 
 __all__ = [
     "barrier",
@@ -47,6 +47,7 @@ __all__ = [
     "init",
     "is_trainer",
     "latest",
+    "master",
     "pservers",
     "restore",
     "role",
@@ -66,13 +67,14 @@ class Session:
 
     Attributes:
         roles: the roles of all ranks, by rank.
-        mode: "sync" or "async".
+        mode: "sync", "async" or "ssp".
         trainer_group: the group of the trainers.
         completed: this trainer has said that it asks nothing more.
         empty: the number and the dim of a table; a step without gradients names it.
         dealt: dense parameters that are dealt to the servers in turn, by the names of their tables:
             how many blocks were dealt before theirs.
         names: those of the optimizers whose dense parameters are on the servers.
+        restores: how often :func:`restore` has been called.
     """
 
     def __init__(self, roles: tuple[str, ...], rank: int, mode: str) -> None:
@@ -85,6 +87,7 @@ class Session:
         self.empty: tuple[int, int] | None = None
         self.dealt: dict[str, int] = {}
         self.names: set[str] = set()
+        self.restores = 0
         self._blocks = 0
         self.lock = threading.RLock()  # a signal handler may interrupt who holds it
 
@@ -123,6 +126,7 @@ def init(
     roles: RolesArgument = None,
     *,
     mode: str = "sync",
+    staleness: int = 3,
     timeout: timedelta | float = DEFAULT_TIMEOUT,
     tls: Mapping[str, str | os.PathLike[str]] | None = None,
 ) -> None:
@@ -136,13 +140,17 @@ def init(
         roles: the roles of the ranks, the same on all of them:
 
             * ``"trainer:3,pserver:2"``: the first three ranks train, the next two have the tables.
-              ``*`` stands for all ranks that are left. ``trainer+pserver`` is a role too.
+              ``*`` stands for all ranks that are left. ``trainer+pserver`` is a role too, and one
+              rank may be the ``master`` (:func:`tasks`).
             * ``"node:trainer:*,pserver:1"``: the same for the ranks of every node; here the last
               rank of every node has a part of the tables.
             * a map of ranks to roles, or a function of a rank.
             * None: the value of ``PADDLEMPI_ROLES``; if it is not set, every rank has both roles.
         mode: "sync": a step is applied when the pushes of all trainers are there, so all trainers
-            see the same rows. "async": a push is applied at once, and nobody waits.
+            see the same rows. "async": a push is applied at once, and nobody waits. "ssp": the
+            same, but a trainer that is more than ``staleness`` steps ahead of another one waits
+            before it pulls (stale synchronous parallel: Ho et al., NIPS 2013).
+        staleness: the bound of mode "ssp", in steps, from 0. Other modes do not read it.
         timeout: how long a request to a server may take, in sync mode with the wait for the other
             trainers: a timedelta or seconds.
         tls: files in PEM that encrypt the administration (``docs/ps-admin.md``): ``cert`` and
@@ -169,7 +177,7 @@ def init(
         raise AlreadyInitializedError("ps.init: another thread is in it")
     _state.beginning = threading.get_ident()
     try:
-        _begin(roles, mode, timeout, tls)
+        _begin(roles, mode, staleness, timeout, tls)
     finally:
         _state.beginning = 0
     if functions.names() and serves(role()):
@@ -177,7 +185,7 @@ def init(
     if not _state.at_exit:
         _state.at_exit = True
         atexit.register(_end_at_exit)
-    if _state.servers_end_in_init and role() == PSERVER:
+    if _state.servers_end_in_init and not is_trainer():
         serve()
         shutdown()
         sys.exit(0)
@@ -186,6 +194,7 @@ def init(
 def _begin(
     roles: RolesArgument,
     mode: str,
+    staleness: int,
     timeout: timedelta | float,
     tls: Mapping[str, str | os.PathLike[str]] | None,
 ) -> None:
@@ -193,7 +202,7 @@ def _begin(
     if not is_initialized():
         init_process_group()
     world = members(None)
-    found = agree(roles, mode, timeout, tls, world)
+    found = agree(roles, mode, staleness, timeout, tls, world)
     session = Session(found, world._rank, mode)
     if session.trainers == list(world._ranks):
         session.trainer_group = world
@@ -206,6 +215,7 @@ def _begin(
         mode=mode,
         timeout=to_seconds(timeout, "ps.init"),
         functions=functions.names(),
+        **({"staleness": int(staleness)} if mode == "ssp" else {}),
         **files(tls),
     )
     _state.session = session
@@ -245,8 +255,9 @@ def as_trainer(what: str) -> Session:
     session = current(what)
     if not trains(session.roles[session.rank]):
         raise ArgumentError(
-            f"{what}: rank {session.rank} is a {PSERVER}; only trainers do this: call it behind "
-            "`if ps.is_trainer():`, or start the program with `python -m paddlempi run --roles`"
+            f"{what}: rank {session.rank} is a {session.roles[session.rank]}; only trainers do "
+            "this: call it behind `if ps.is_trainer():`, or start the program with "
+            "`python -m paddlempi run --roles`"
         )
     return session
 
@@ -257,7 +268,7 @@ def is_trainer() -> bool:
 
 
 def role() -> str:
-    """Return this rank's role: "trainer", "pserver" or "trainer+pserver".
+    """Return this rank's role: "trainer", "pserver", "master", or several, as "trainer+pserver".
 
     Raises:
         NotInitializedError: before :func:`init`.
@@ -293,6 +304,21 @@ def pservers() -> list[int]:
     return [rank for rank, role in enumerate(current("ps.pservers").roles) if serves(role)]
 
 
+def master() -> int | None:
+    """Return the rank that deals out the shards of data sets; None if there is none.
+
+    Raises:
+        NotInitializedError: before :func:`init`.
+    """
+    ranks = [rank for rank, role in enumerate(current("ps.master").roles) if deals(role)]
+    return ranks[0] if ranks else None
+
+
+def _answers(role: str) -> bool:
+    """Whether a rank of this role answers trainers."""
+    return serves(role) or deals(role)
+
+
 def trainer_group() -> ProcessGroup:
     """Return the group of the trainers; ``GroupMember.NON_GROUP_MEMBER`` on other ranks.
 
@@ -308,19 +334,21 @@ def trainer_group() -> ProcessGroup:
 def serve() -> None:
     """Wait until all trainers have completed. Servers answer meanwhile, and until shutdown.
 
-    A rank that only serves calls this after :func:`init`. A rank with both roles answers requests
-    all the time, and need not call it.
+    A rank that does not train calls this after :func:`init`. A rank with several roles answers
+    requests all the time, and need not call it.
 
     Raises:
         NotInitializedError: before :func:`init`.
-        ArgumentError: this rank is no server.
+        ArgumentError: this rank is neither a server nor the master.
         PeerLeftError, PeerDiedError: a trainer has ended without :func:`complete`; in async mode,
             all of them have.
         PeerDiedError: another server has died before all trainers completed.
     """
     session = current("ps.serve")
-    if not serves(session.roles[session.rank]):
-        raise ArgumentError(f"ps.serve: rank {session.rank} is a {TRAINER}; only servers serve")
+    if not _answers(session.roles[session.rank]):
+        raise ArgumentError(
+            f"ps.serve: rank {session.rank} is a trainer; only servers and the master serve"
+        )
     _native.control("ps_serve")
 
 
@@ -449,8 +477,10 @@ def restore(
 
     Returns:
         ``step``; ``extra``, the bytes that :func:`save` was given; ``rows``, how many all servers
-        have now; ``tables``, the names of those that were read; ``skipped``, a list of the newer
-        cuts that are not whole, the newest first: of each a dict of its ``step`` and ``why``.
+        have now; ``tables``, the names of those that were read; ``tasks``, the names of the data
+        sets whose queues the master has read, none if ``tables`` were given; ``skipped``, a list of
+        the newer cuts that are not whole, the newest first: of each a dict of its ``step`` and
+        ``why``.
 
     Raises:
         NotInitializedError: before :func:`init`.
@@ -468,6 +498,7 @@ def restore(
     taking: dict[str, Any] = {} if strict else {"strict": False}
     if tables is not None:
         taking["tables"] = _names("ps.restore", tables)
+    current("ps.restore").restores += 1
     told = _native.control("ps_restore", dir=os.fspath(folder), step=step, **taking)
     skipped = told.get("skipped") or []
     warn_of_skipped("ps.restore", told["step"], [one["why"] for one in skipped], above=2)
@@ -568,7 +599,7 @@ def shutdown() -> None:
                 if not session.completed:
                     raise
                 failed = error
-        if serves(role):
+        if _answers(role):
             serve()
     finally:
         _state.session = None

@@ -12,7 +12,7 @@ from .. import ps
 from ..errors import DtypeError, UnsupportedError
 from ..ps.distributed import CommonOptimizer, Vector
 
-__all__ = ["DistributedOptimizer"]
+__all__ = ["DistributedOptimizer", "for_servers", "read", "write"]
 
 
 class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ignore[misc]
@@ -103,10 +103,10 @@ class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ign
             Vector(
                 f"{name}.{number}",
                 _trained(group),
-                partial(_for_servers, self.optim, group),
+                partial(for_servers, self.optim, group),
                 placement,
-                _read,
-                _write,
+                read,
+                write,
             )
             for number, group in enumerate(self.param_groups)
             if sum(p.numel() for p in _trained(group))
@@ -199,11 +199,13 @@ def _trained(group: dict[str, Any]) -> list[torch.Tensor]:
     return [p for p in group["params"] if p.requires_grad]
 
 
-def _read(tensor: torch.Tensor) -> Any:
+def read(tensor: torch.Tensor) -> Any:
+    """Return a parameter or a gradient as an array of float32, [elements]."""
     return tensor.detach().reshape(-1).to("cpu", torch.float32).numpy()
 
 
-def _write(parameter: torch.Tensor, values: Any) -> None:
+def write(parameter: torch.Tensor, values: Any) -> None:
+    """Set a parameter to an array of float32, [elements]."""
     with torch.no_grad():
         parameter.copy_(torch.from_numpy(values).view_as(parameter))
 
@@ -212,13 +214,23 @@ _PLAIN = {"dampening": 0, "maximize": False, "amsgrad": False, "lr_decay": 0}
 """Numbers of torch's optimizers that servers know with these values only."""
 
 
-def _for_servers(optimizer: Any, group: dict[str, Any]) -> ps.Optimizer:
+def for_servers(optimizer: Any, group: dict[str, Any], *, rows: bool = False) -> ps.Optimizer:
     """Return what servers have for a group of an optimizer of torch.
+
+    Args:
+        optimizer, group: the optimizer, and one of its groups.
+        rows: whether it is for rows by id, which have sparse gradients: then SparseAdam, too.
 
     Raises:
         UnsupportedError: they do not have it.
     """
     kind = type(optimizer)
+    if rows:
+        _check_rows(kind, group)
+    if kind is torch.optim.SparseAdam and rows:
+        beta1, beta2 = group["betas"]
+        rate = float(group["lr"])
+        return ps.Adam(rate, beta1=beta1, beta2=beta2, epsilon=group["eps"])
     if kind not in (torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW):
         raise UnsupportedError(
             f"ps.DistributedOptimizer: servers have no {kind.__name__}: they have SGD, Adagrad, "
@@ -241,3 +253,22 @@ def _for_servers(optimizer: Any, group: dict[str, Any]) -> ps.Optimizer:
     make = ps.AdamW if decoupled else ps.Adam
     beta1, beta2 = group["betas"]
     return make(**common, beta1=beta1, beta2=beta2, epsilon=group["eps"])
+
+
+def _check_rows(kind: Any, group: dict[str, Any]) -> None:
+    """Refuse what would move rows that are not in a batch, or what torch itself refuses.
+
+    Raises:
+        UnsupportedError: tables update the rows of a push alone.
+    """
+    if kind not in (torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam):
+        raise UnsupportedError(
+            f"ps.transpile: rows with sparse gradients have SGD, Adagrad or SparseAdam, and not "
+            f"{kind.__name__}: give the embeddings an optimizer of their own"
+        )
+    odd = [name for name in ("momentum", "weight_decay", "maximize") if group.get(name)]
+    if odd:
+        raise UnsupportedError(
+            f"ps.transpile: rows with sparse gradients have no {kind.__name__} with "
+            f"{', '.join(odd)}, which also changes rows that are not in the batch"
+        )

@@ -277,9 +277,11 @@ def sends_what_nobody_receives() -> None:
 
     rank = start()
     x = np.ones(1 << 24, np.float32)  # more than MPI copies, except for Intel MPI
-    if os.environ["FAULTS_WAY"] == "at once":
+    if os.environ["FAULTS_WAY"] in ("at once", "probed"):
         if rank == 0:
             dist.isend(x, 1)
+        elif os.environ["FAULTS_WAY"] == "probed":
+            dist.probe(0)  # it reads the header, and keeps it for a receive
         sys.exit(0)
     for step in range(5):
         work = dist.isend(x, 1 - rank)
@@ -301,7 +303,7 @@ KEEP = {"openmpi": "--continuous", "mpich": HYDRA, "impi": HYDRA}
 
 
 @pytest.mark.parametrize("keep", [True, pytest.param(False, marks=ONE)])
-@pytest.mark.parametrize("way", ["at once", "in a loop"])
+@pytest.mark.parametrize("way", ["at once", "probed", "in a loop"])
 def test_a_message_that_nobody_receives(way: str, keep: bool) -> None:
     options = [KEEP[job.MPI]] if keep else []
     ended = job.run(2, sends_what_nobody_receives, env={"FAULTS_WAY": way}, options=options)

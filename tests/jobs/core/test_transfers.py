@@ -73,6 +73,44 @@ def message_never_taken() -> None:
     done()
 
 
+def killed_in_long_messages() -> None:
+    """Rank 2 dies while it exchanges messages that go in pieces, with each of the others."""
+    import os
+    import signal
+    import threading
+
+    import numpy as np
+    from ranks_tools import dist, errors, leave_together, raises, start
+
+    rank = start()
+    pairs = np.zeros((1 << 22, 2), np.float64)  # columns of 32 MiB
+    mine, others = pairs[:, 0], np.ones((1 << 22, 2))[:, 1]
+    pids = [0] * 3
+    dist.all_gather_object(pids, os.getpid())
+    if rank == 0:
+        threading.Timer(0.5, os.kill, (pids[2], signal.SIGKILL)).start()
+    with raises(errors.PeerDiedError, "of 33554432 bytes", ranks=[2], most=4.0):
+        while True:
+            if rank == 0:
+                dist.send(mine, 2)
+            elif rank == 1:
+                dist.recv(others, 2)
+                assert (others == 2).all()
+            else:
+                dist.recv(others, 0)
+                mine[...] = 2
+                dist.send(mine, 1)
+    assert (pairs[:, 1] == 0).all()
+    for call in (dist.send, dist.recv):
+        try:
+            call(mine, 2)
+        except (errors.PeerDiedError, errors.GroupBrokenError) as error:
+            assert error.ranks == (2,), error
+        else:
+            raise AssertionError("rank 2 is dead")
+    leave_together(rank)
+
+
 def no_memory_on_one() -> None:
     """A rank takes scratch memory before it announces. If there is no memory, it refuses."""
     import numpy as np
@@ -102,6 +140,13 @@ def no_memory_on_one() -> None:
 
 
 @pytest.mark.one_mpi
+@pytest.mark.one_mpi
+def test_killed_in_long_messages() -> None:
+    ended = job.run(3, killed_in_long_messages, options=("--with-ft", "ulfm"))
+    for rank in (0, 1):
+        ended.stamp(f"raised-{rank}")
+
+
 def test_no_memory_on_one() -> None:
     job.succeed(2, no_memory_on_one)
 

@@ -97,6 +97,9 @@ def test_sendrecv(dist: ModuleType, rank: int, size: int) -> None:
 def test_another_length(dist: ModuleType, rank: int) -> None:
     sent = [Room("columns").fill().given, VALUES, VALUES, np.zeros(100), np.zeros(2)]
     taken = [np.zeros(COUNT - 1, np.float32), np.zeros(9), np.zeros(2), *(Room("list").given,) * 2]
+    # Shorter than the header, which travels in the place of a long message.
+    sent += [VALUES, VALUES, VALUES, VALUES[:3], VALUES[:3]]
+    taken += [np.zeros(1), np.zeros(0), np.zeros(6, np.int16)[::2], np.zeros(1), np.zeros(0)]
     for give, take in zip(sent, taken, strict=True):
         if rank == 0:
             dist.send(give, 1)

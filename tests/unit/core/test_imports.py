@@ -80,6 +80,7 @@ TORCH = (
     ("activation",),
     ("__init__", "bench"),
     ("embedding", "distributed_optimizer"),  # imported when paddlempi.ps needs them
+    ("transpiler",),
     ("checkpoint",),  # imported by programs that use it
     ("bench_model",),
 )
@@ -104,6 +105,7 @@ PADDLE = (
     ("activation", "bench"),
     ("__init__",),
     ("embedding", "distributed_optimizer"),  # imported when paddlempi.ps needs them
+    ("transpiler",),
 )
 
 # The describers. A describer may import the framework that it is named after. That of Paddle may

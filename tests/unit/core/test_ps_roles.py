@@ -29,6 +29,8 @@ T, P, B = "trainer", "pserver", "trainer+pserver"
         ("trainer+pserver:2,trainer", 3, (B, B, T)),
         ("pserver+trainer:*", 1, (B,)),
         ({0: P, 1: T}, 2, (P, T)),
+        ("master+pserver,trainer:*", 3, ("pserver+master", T, T)),
+        ("trainer:2,pserver,master", 4, (T, T, P, "master")),
         (lambda rank: P if rank % 2 else T, 4, (T, P, T, P)),
         (None, 3, (B, B, B)),
     ],
@@ -47,6 +49,8 @@ def test_roles_of_all_ranks(given: Any, size: int, expected: tuple[str, ...]) ->
         ("trainer:-1,pserver:5", 4, errors.ArgumentError, "'-1' is no number"),
         ("trainer:", 1, errors.ArgumentError, "'' is no number"),
         ("worker:2", 2, errors.ArgumentError, "'worker' is none of 'trainer', 'pserver'"),
+        ("trainer:1,pserver:1,master:2", 4, errors.ArgumentError, r"ranks \[2, 3\] are masters"),
+        ("trainer:1,master:1", 2, errors.ArgumentError, "no rank is a pserver"),
         ("", 2, errors.ArgumentError, "'' is none of"),
         ("trainer:2", 2, errors.ArgumentError, "no rank is a pserver"),
         ({0: P, 1: P}, 2, errors.ArgumentError, "no rank is a trainer"),
@@ -129,7 +133,9 @@ def test_a_group_of_the_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
     ps.init("pserver,trainer:2")
     assert [given["ranks"] for method, given in fake.controls if method == "new_group"] == [[1, 2]]
     assert ps.trainer_group().rank() == 0 and ps.trainers() == [1, 2]
-    with pytest.raises(errors.ArgumentError, match="rank 1 is a trainer; only servers serve"):
+    with pytest.raises(
+        errors.ArgumentError, match="rank 1 is a trainer; only servers and the master serve"
+    ):
         ps.serve()
     ps.shutdown()
     assert fake.called()[-2:] == ["ps_complete", "ps_close"]  # it waits for nobody

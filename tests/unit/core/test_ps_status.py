@@ -21,6 +21,12 @@ def server(rank: int, error: str = "", **statistics: Any) -> dict[str, Any]:
     return {"rank": rank, "address": address, "statistics": said, "error": error}
 
 
+def split(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """The servers and the master of what an answer has."""
+    masters = [one for one in found if one.get("is_master")]
+    return {"servers": [one for one in found if one not in masters], "masters": masters}
+
+
 def trainer(rank: int, step: int, **more: Any) -> dict[str, Any]:
     return {"rank": rank, "step": step, "queue": 1, "staleness": 0.5, "completed": False, **more}
 
@@ -37,7 +43,7 @@ def answer(fresh_core: FakeCore, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         if isinstance(found, BaseException):
             raise found
         roles = {"0": "trainer", "1": "trainer", "2": "trainer", "4": "trainer", "3": "pserver"}
-        return json.dumps({"file": "/run/ps-7.json", "pid": 7, "roles": roles, "servers": found})
+        return json.dumps({"file": "/run/ps-7.json", "pid": 7, "roles": roles, **split(found)})
 
     monkeypatch.setattr(fresh_core, "control", control)
     monkeypatch.setattr(ps_status.time, "sleep", lambda seconds: None)
@@ -150,3 +156,23 @@ def test_times_are_checked(wrong: str, capsys: pytest.CaptureFixture[str]) -> No
     with pytest.raises(SystemExit):
         main(["ps", "status", f"--watch={wrong}"])
     assert "--watch" in capsys.readouterr().err
+
+
+def test_a_master(answer: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    lease = {"shard": 121, "rank": 0, "tries": 1, "since": 3.2, "remains": 57.0}
+    failed = {"epoch": 1, "shard": 40, "rank": 2, "reason": "line 17\x1b[2J"}
+    queue = {"name": "clicks", "epoch": 1, "shards": 240, "queued": 118, "done": 120}
+    queue |= {"leased": [lease], "failed": [failed], "failed_in_all": 1}
+    answer.append([server(3), {**server(5, master={"queues": [queue]}), "is_master": True}])
+    assert main(["ps", "status"]) == 0
+    shown = capsys.readouterr().out
+    lines = rows(shown)
+    assert ["clicks", "5", "1", "240", "118", "1", "120", "1"] in lines
+    assert ["clicks", "121", "0", "1", "3s", "57s"] in lines
+    assert "clicks: shard 40 failed in epoch 1, rank 2: line 17?[2J" in shown
+    for odd in (None, {}, {"queues": 3}, {"queues": [{"name": 5, "leased": [{}], "failed": [{}]}]}):
+        answer.append([server(3), {**server(5, master=odd), "is_master": True}])
+        assert main(["ps", "status"]) == 0
+    answer.append([server(3), {**server(5, "it does not answer"), "is_master": True}])
+    assert main(["ps", "status"]) == 1
+    assert "master, rank 5: it does not answer" in capsys.readouterr().out

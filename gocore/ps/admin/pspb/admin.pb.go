@@ -26,6 +26,422 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type OpenRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	From          int64                  `protobuf:"varint,1,opt,name=from,proto3" json:"from,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Shards        int64                  `protobuf:"varint,3,opt,name=shards,proto3" json:"shards,omitempty"`
+	Digest        string                 `protobuf:"bytes,4,opt,name=digest,proto3" json:"digest,omitempty"`
+	Shuffle       bool                   `protobuf:"varint,5,opt,name=shuffle,proto3" json:"shuffle,omitempty"`
+	Seed          uint64                 `protobuf:"varint,6,opt,name=seed,proto3" json:"seed,omitempty"`
+	LeaseNs       int64                  `protobuf:"varint,7,opt,name=lease_ns,json=leaseNs,proto3" json:"lease_ns,omitempty"`
+	Retries       int64                  `protobuf:"varint,8,opt,name=retries,proto3" json:"retries,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OpenRequest) Reset() {
+	*x = OpenRequest{}
+	mi := &file_admin_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OpenRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OpenRequest) ProtoMessage() {}
+
+func (x *OpenRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OpenRequest.ProtoReflect.Descriptor instead.
+func (*OpenRequest) Descriptor() ([]byte, []int) {
+	return file_admin_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *OpenRequest) GetFrom() int64 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+func (x *OpenRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *OpenRequest) GetShards() int64 {
+	if x != nil {
+		return x.Shards
+	}
+	return 0
+}
+
+func (x *OpenRequest) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *OpenRequest) GetShuffle() bool {
+	if x != nil {
+		return x.Shuffle
+	}
+	return false
+}
+
+func (x *OpenRequest) GetSeed() uint64 {
+	if x != nil {
+		return x.Seed
+	}
+	return 0
+}
+
+func (x *OpenRequest) GetLeaseNs() int64 {
+	if x != nil {
+		return x.LeaseNs
+	}
+	return 0
+}
+
+func (x *OpenRequest) GetRetries() int64 {
+	if x != nil {
+		return x.Retries
+	}
+	return 0
+}
+
+type OpenReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Epoch         int64                  `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OpenReply) Reset() {
+	*x = OpenReply{}
+	mi := &file_admin_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OpenReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OpenReply) ProtoMessage() {}
+
+func (x *OpenReply) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OpenReply.ProtoReflect.Descriptor instead.
+func (*OpenReply) Descriptor() ([]byte, []int) {
+	return file_admin_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *OpenReply) GetEpoch() int64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+type AskRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	From          int64                  `protobuf:"varint,1,opt,name=from,proto3" json:"from,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Request       uint64                 `protobuf:"varint,3,opt,name=request,proto3" json:"request,omitempty"`
+	Epoch         int64                  `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	WaitNs        int64                  `protobuf:"varint,5,opt,name=wait_ns,json=waitNs,proto3" json:"wait_ns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AskRequest) Reset() {
+	*x = AskRequest{}
+	mi := &file_admin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AskRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AskRequest) ProtoMessage() {}
+
+func (x *AskRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AskRequest.ProtoReflect.Descriptor instead.
+func (*AskRequest) Descriptor() ([]byte, []int) {
+	return file_admin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *AskRequest) GetFrom() int64 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+func (x *AskRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *AskRequest) GetRequest() uint64 {
+	if x != nil {
+		return x.Request
+	}
+	return 0
+}
+
+func (x *AskRequest) GetEpoch() int64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *AskRequest) GetWaitNs() int64 {
+	if x != nil {
+		return x.WaitNs
+	}
+	return 0
+}
+
+type AskReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Verdict       int32                  `protobuf:"varint,1,opt,name=verdict,proto3" json:"verdict,omitempty"` // master.Verdict
+	Shard         int64                  `protobuf:"varint,2,opt,name=shard,proto3" json:"shard,omitempty"`
+	Fence         uint64                 `protobuf:"varint,3,opt,name=fence,proto3" json:"fence,omitempty"`
+	LeaseNs       int64                  `protobuf:"varint,4,opt,name=lease_ns,json=leaseNs,proto3" json:"lease_ns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AskReply) Reset() {
+	*x = AskReply{}
+	mi := &file_admin_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AskReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AskReply) ProtoMessage() {}
+
+func (x *AskReply) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AskReply.ProtoReflect.Descriptor instead.
+func (*AskReply) Descriptor() ([]byte, []int) {
+	return file_admin_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *AskReply) GetVerdict() int32 {
+	if x != nil {
+		return x.Verdict
+	}
+	return 0
+}
+
+func (x *AskReply) GetShard() int64 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *AskReply) GetFence() uint64 {
+	if x != nil {
+		return x.Fence
+	}
+	return 0
+}
+
+func (x *AskReply) GetLeaseNs() int64 {
+	if x != nil {
+		return x.LeaseNs
+	}
+	return 0
+}
+
+type LeaseRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	From          int64                  `protobuf:"varint,1,opt,name=from,proto3" json:"from,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Epoch         int64                  `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Shard         int64                  `protobuf:"varint,4,opt,name=shard,proto3" json:"shard,omitempty"`
+	Fence         uint64                 `protobuf:"varint,5,opt,name=fence,proto3" json:"fence,omitempty"`
+	Reason        string                 `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"` // of Return; "": the shard did not fail
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LeaseRequest) Reset() {
+	*x = LeaseRequest{}
+	mi := &file_admin_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LeaseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LeaseRequest) ProtoMessage() {}
+
+func (x *LeaseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LeaseRequest.ProtoReflect.Descriptor instead.
+func (*LeaseRequest) Descriptor() ([]byte, []int) {
+	return file_admin_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *LeaseRequest) GetFrom() int64 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+func (x *LeaseRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *LeaseRequest) GetEpoch() int64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *LeaseRequest) GetShard() int64 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *LeaseRequest) GetFence() uint64 {
+	if x != nil {
+		return x.Fence
+	}
+	return 0
+}
+
+func (x *LeaseRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type LeaseReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Counts        bool                   `protobuf:"varint,1,opt,name=counts,proto3" json:"counts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LeaseReply) Reset() {
+	*x = LeaseReply{}
+	mi := &file_admin_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LeaseReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LeaseReply) ProtoMessage() {}
+
+func (x *LeaseReply) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LeaseReply.ProtoReflect.Descriptor instead.
+func (*LeaseReply) Descriptor() ([]byte, []int) {
+	return file_admin_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *LeaseReply) GetCounts() bool {
+	if x != nil {
+		return x.Counts
+	}
+	return false
+}
+
 type RegisterRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Rank          int64                  `protobuf:"varint,1,opt,name=rank,proto3" json:"rank,omitempty"`
@@ -38,7 +454,7 @@ type RegisterRequest struct {
 
 func (x *RegisterRequest) Reset() {
 	*x = RegisterRequest{}
-	mi := &file_admin_proto_msgTypes[0]
+	mi := &file_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -50,7 +466,7 @@ func (x *RegisterRequest) String() string {
 func (*RegisterRequest) ProtoMessage() {}
 
 func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_proto_msgTypes[0]
+	mi := &file_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -63,7 +479,7 @@ func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRequest.ProtoReflect.Descriptor instead.
 func (*RegisterRequest) Descriptor() ([]byte, []int) {
-	return file_admin_proto_rawDescGZIP(), []int{0}
+	return file_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *RegisterRequest) GetRank() int64 {
@@ -102,7 +518,7 @@ type RegisterReply struct {
 
 func (x *RegisterReply) Reset() {
 	*x = RegisterReply{}
-	mi := &file_admin_proto_msgTypes[1]
+	mi := &file_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -114,7 +530,7 @@ func (x *RegisterReply) String() string {
 func (*RegisterReply) ProtoMessage() {}
 
 func (x *RegisterReply) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_proto_msgTypes[1]
+	mi := &file_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -127,7 +543,7 @@ func (x *RegisterReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterReply.ProtoReflect.Descriptor instead.
 func (*RegisterReply) Descriptor() ([]byte, []int) {
-	return file_admin_proto_rawDescGZIP(), []int{1}
+	return file_admin_proto_rawDescGZIP(), []int{7}
 }
 
 type DeclareRequest struct {
@@ -145,7 +561,7 @@ type DeclareRequest struct {
 
 func (x *DeclareRequest) Reset() {
 	*x = DeclareRequest{}
-	mi := &file_admin_proto_msgTypes[2]
+	mi := &file_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -157,7 +573,7 @@ func (x *DeclareRequest) String() string {
 func (*DeclareRequest) ProtoMessage() {}
 
 func (x *DeclareRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_proto_msgTypes[2]
+	mi := &file_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -170,7 +586,7 @@ func (x *DeclareRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeclareRequest.ProtoReflect.Descriptor instead.
 func (*DeclareRequest) Descriptor() ([]byte, []int) {
-	return file_admin_proto_rawDescGZIP(), []int{2}
+	return file_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *DeclareRequest) GetFrom() int64 {
@@ -231,7 +647,7 @@ type DeclareReply struct {
 
 func (x *DeclareReply) Reset() {
 	*x = DeclareReply{}
-	mi := &file_admin_proto_msgTypes[3]
+	mi := &file_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -243,7 +659,7 @@ func (x *DeclareReply) String() string {
 func (*DeclareReply) ProtoMessage() {}
 
 func (x *DeclareReply) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_proto_msgTypes[3]
+	mi := &file_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -256,7 +672,7 @@ func (x *DeclareReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeclareReply.ProtoReflect.Descriptor instead.
 func (*DeclareReply) Descriptor() ([]byte, []int) {
-	return file_admin_proto_rawDescGZIP(), []int{3}
+	return file_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *DeclareReply) GetId() uint32 {
@@ -276,7 +692,7 @@ type BarrierRequest struct {
 
 func (x *BarrierRequest) Reset() {
 	*x = BarrierRequest{}
-	mi := &file_admin_proto_msgTypes[4]
+	mi := &file_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -288,7 +704,7 @@ func (x *BarrierRequest) String() string {
 func (*BarrierRequest) ProtoMessage() {}
 
 func (x *BarrierRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_proto_msgTypes[4]
+	mi := &file_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -301,7 +717,7 @@ func (x *BarrierRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BarrierRequest.ProtoReflect.Descriptor instead.
 func (*BarrierRequest) Descriptor() ([]byte, []int) {
-	return file_admin_proto_rawDescGZIP(), []int{4}
+	return file_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *BarrierRequest) GetFrom() int64 {
@@ -326,7 +742,7 @@ type BarrierReply struct {
 
 func (x *BarrierReply) Reset() {
 	*x = BarrierReply{}
-	mi := &file_admin_proto_msgTypes[5]
+	mi := &file_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -338,7 +754,7 @@ func (x *BarrierReply) String() string {
 func (*BarrierReply) ProtoMessage() {}
 
 func (x *BarrierReply) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_proto_msgTypes[5]
+	mi := &file_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -351,7 +767,7 @@ func (x *BarrierReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BarrierReply.ProtoReflect.Descriptor instead.
 func (*BarrierReply) Descriptor() ([]byte, []int) {
-	return file_admin_proto_rawDescGZIP(), []int{5}
+	return file_admin_proto_rawDescGZIP(), []int{11}
 }
 
 type CompleteRequest struct {
@@ -363,7 +779,7 @@ type CompleteRequest struct {
 
 func (x *CompleteRequest) Reset() {
 	*x = CompleteRequest{}
-	mi := &file_admin_proto_msgTypes[6]
+	mi := &file_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -375,7 +791,7 @@ func (x *CompleteRequest) String() string {
 func (*CompleteRequest) ProtoMessage() {}
 
 func (x *CompleteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_proto_msgTypes[6]
+	mi := &file_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -388,7 +804,7 @@ func (x *CompleteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompleteRequest.ProtoReflect.Descriptor instead.
 func (*CompleteRequest) Descriptor() ([]byte, []int) {
-	return file_admin_proto_rawDescGZIP(), []int{6}
+	return file_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *CompleteRequest) GetFrom() int64 {
@@ -406,7 +822,7 @@ type CompleteReply struct {
 
 func (x *CompleteReply) Reset() {
 	*x = CompleteReply{}
-	mi := &file_admin_proto_msgTypes[7]
+	mi := &file_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -418,7 +834,7 @@ func (x *CompleteReply) String() string {
 func (*CompleteReply) ProtoMessage() {}
 
 func (x *CompleteReply) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_proto_msgTypes[7]
+	mi := &file_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -431,7 +847,7 @@ func (x *CompleteReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompleteReply.ProtoReflect.Descriptor instead.
 func (*CompleteReply) Descriptor() ([]byte, []int) {
-	return file_admin_proto_rawDescGZIP(), []int{7}
+	return file_admin_proto_rawDescGZIP(), []int{13}
 }
 
 type CheckpointRequest struct {
@@ -448,7 +864,7 @@ type CheckpointRequest struct {
 
 func (x *CheckpointRequest) Reset() {
 	*x = CheckpointRequest{}
-	mi := &file_admin_proto_msgTypes[8]
+	mi := &file_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -460,7 +876,7 @@ func (x *CheckpointRequest) String() string {
 func (*CheckpointRequest) ProtoMessage() {}
 
 func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_proto_msgTypes[8]
+	mi := &file_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -473,7 +889,7 @@ func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_admin_proto_rawDescGZIP(), []int{8}
+	return file_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CheckpointRequest) GetFrom() int64 {
@@ -520,7 +936,7 @@ type CheckpointReply struct {
 
 func (x *CheckpointReply) Reset() {
 	*x = CheckpointReply{}
-	mi := &file_admin_proto_msgTypes[9]
+	mi := &file_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -532,7 +948,7 @@ func (x *CheckpointReply) String() string {
 func (*CheckpointReply) ProtoMessage() {}
 
 func (x *CheckpointReply) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_proto_msgTypes[9]
+	mi := &file_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -545,7 +961,7 @@ func (x *CheckpointReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointReply.ProtoReflect.Descriptor instead.
 func (*CheckpointReply) Descriptor() ([]byte, []int) {
-	return file_admin_proto_rawDescGZIP(), []int{9}
+	return file_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CheckpointReply) GetReport() []byte {
@@ -565,7 +981,7 @@ type SetLearningRateRequest struct {
 
 func (x *SetLearningRateRequest) Reset() {
 	*x = SetLearningRateRequest{}
-	mi := &file_admin_proto_msgTypes[10]
+	mi := &file_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -577,7 +993,7 @@ func (x *SetLearningRateRequest) String() string {
 func (*SetLearningRateRequest) ProtoMessage() {}
 
 func (x *SetLearningRateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_proto_msgTypes[10]
+	mi := &file_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -590,7 +1006,7 @@ func (x *SetLearningRateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLearningRateRequest.ProtoReflect.Descriptor instead.
 func (*SetLearningRateRequest) Descriptor() ([]byte, []int) {
-	return file_admin_proto_rawDescGZIP(), []int{10}
+	return file_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SetLearningRateRequest) GetName() string {
@@ -615,7 +1031,7 @@ type SetLearningRateReply struct {
 
 func (x *SetLearningRateReply) Reset() {
 	*x = SetLearningRateReply{}
-	mi := &file_admin_proto_msgTypes[11]
+	mi := &file_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -627,7 +1043,7 @@ func (x *SetLearningRateReply) String() string {
 func (*SetLearningRateReply) ProtoMessage() {}
 
 func (x *SetLearningRateReply) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_proto_msgTypes[11]
+	mi := &file_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -640,7 +1056,7 @@ func (x *SetLearningRateReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLearningRateReply.ProtoReflect.Descriptor instead.
 func (*SetLearningRateReply) Descriptor() ([]byte, []int) {
-	return file_admin_proto_rawDescGZIP(), []int{11}
+	return file_admin_proto_rawDescGZIP(), []int{17}
 }
 
 type StatisticsRequest struct {
@@ -651,7 +1067,7 @@ type StatisticsRequest struct {
 
 func (x *StatisticsRequest) Reset() {
 	*x = StatisticsRequest{}
-	mi := &file_admin_proto_msgTypes[12]
+	mi := &file_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -663,7 +1079,7 @@ func (x *StatisticsRequest) String() string {
 func (*StatisticsRequest) ProtoMessage() {}
 
 func (x *StatisticsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_proto_msgTypes[12]
+	mi := &file_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -676,7 +1092,7 @@ func (x *StatisticsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatisticsRequest.ProtoReflect.Descriptor instead.
 func (*StatisticsRequest) Descriptor() ([]byte, []int) {
-	return file_admin_proto_rawDescGZIP(), []int{12}
+	return file_admin_proto_rawDescGZIP(), []int{18}
 }
 
 type StatisticsReply struct {
@@ -688,7 +1104,7 @@ type StatisticsReply struct {
 
 func (x *StatisticsReply) Reset() {
 	*x = StatisticsReply{}
-	mi := &file_admin_proto_msgTypes[13]
+	mi := &file_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -700,7 +1116,7 @@ func (x *StatisticsReply) String() string {
 func (*StatisticsReply) ProtoMessage() {}
 
 func (x *StatisticsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_proto_msgTypes[13]
+	mi := &file_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -713,7 +1129,7 @@ func (x *StatisticsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatisticsReply.ProtoReflect.Descriptor instead.
 func (*StatisticsReply) Descriptor() ([]byte, []int) {
-	return file_admin_proto_rawDescGZIP(), []int{13}
+	return file_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *StatisticsReply) GetStatistics() []byte {
@@ -736,7 +1152,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_admin_proto_msgTypes[14]
+	mi := &file_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -748,7 +1164,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_proto_msgTypes[14]
+	mi := &file_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -761,7 +1177,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_admin_proto_rawDescGZIP(), []int{14}
+	return file_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Failure) GetCode() int32 {
@@ -796,7 +1212,40 @@ var File_admin_proto protoreflect.FileDescriptor
 
 const file_admin_proto_rawDesc = "" +
 	"\n" +
-	"\vadmin.proto\x12\x0fpaddlempi.ps.v1\"_\n" +
+	"\vadmin.proto\x12\x0fpaddlempi.ps.v1\"\xc8\x01\n" +
+	"\vOpenRequest\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\x03R\x04from\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
+	"\x06shards\x18\x03 \x01(\x03R\x06shards\x12\x16\n" +
+	"\x06digest\x18\x04 \x01(\tR\x06digest\x12\x18\n" +
+	"\ashuffle\x18\x05 \x01(\bR\ashuffle\x12\x12\n" +
+	"\x04seed\x18\x06 \x01(\x04R\x04seed\x12\x19\n" +
+	"\blease_ns\x18\a \x01(\x03R\aleaseNs\x12\x18\n" +
+	"\aretries\x18\b \x01(\x03R\aretries\"!\n" +
+	"\tOpenReply\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\x03R\x05epoch\"}\n" +
+	"\n" +
+	"AskRequest\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\x03R\x04from\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
+	"\arequest\x18\x03 \x01(\x04R\arequest\x12\x14\n" +
+	"\x05epoch\x18\x04 \x01(\x03R\x05epoch\x12\x17\n" +
+	"\await_ns\x18\x05 \x01(\x03R\x06waitNs\"k\n" +
+	"\bAskReply\x12\x18\n" +
+	"\averdict\x18\x01 \x01(\x05R\averdict\x12\x14\n" +
+	"\x05shard\x18\x02 \x01(\x03R\x05shard\x12\x14\n" +
+	"\x05fence\x18\x03 \x01(\x04R\x05fence\x12\x19\n" +
+	"\blease_ns\x18\x04 \x01(\x03R\aleaseNs\"\x90\x01\n" +
+	"\fLeaseRequest\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\x03R\x04from\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
+	"\x05epoch\x18\x03 \x01(\x03R\x05epoch\x12\x14\n" +
+	"\x05shard\x18\x04 \x01(\x03R\x05shard\x12\x14\n" +
+	"\x05fence\x18\x05 \x01(\x04R\x05fence\x12\x16\n" +
+	"\x06reason\x18\x06 \x01(\tR\x06reason\"$\n" +
+	"\n" +
+	"LeaseReply\x12\x16\n" +
+	"\x06counts\x18\x01 \x01(\bR\x06counts\"_\n" +
 	"\x0fRegisterRequest\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\x03R\x04rank\x12\x12\n" +
 	"\x04role\x18\x02 \x01(\tR\x04role\x12\x10\n" +
@@ -851,7 +1300,13 @@ const file_admin_proto_rawDesc = "" +
 	"Checkpoint\x12\".paddlempi.ps.v1.CheckpointRequest\x1a .paddlempi.ps.v1.CheckpointReply\x12a\n" +
 	"\x0fSetLearningRate\x12'.paddlempi.ps.v1.SetLearningRateRequest\x1a%.paddlempi.ps.v1.SetLearningRateReply\x12R\n" +
 	"\n" +
-	"Statistics\x12\".paddlempi.ps.v1.StatisticsRequest\x1a .paddlempi.ps.v1.StatisticsReplyB5Z3github.com/paddlempi/paddlempi/gocore/ps/admin/pspbb\x06proto3"
+	"Statistics\x12\".paddlempi.ps.v1.StatisticsRequest\x1a .paddlempi.ps.v1.StatisticsReply2\xd7\x02\n" +
+	"\x05Tasks\x12@\n" +
+	"\x04Open\x12\x1c.paddlempi.ps.v1.OpenRequest\x1a\x1a.paddlempi.ps.v1.OpenReply\x12=\n" +
+	"\x03Ask\x12\x1b.paddlempi.ps.v1.AskRequest\x1a\x19.paddlempi.ps.v1.AskReply\x12C\n" +
+	"\x05Renew\x12\x1d.paddlempi.ps.v1.LeaseRequest\x1a\x1b.paddlempi.ps.v1.LeaseReply\x12B\n" +
+	"\x04Done\x12\x1d.paddlempi.ps.v1.LeaseRequest\x1a\x1b.paddlempi.ps.v1.LeaseReply\x12D\n" +
+	"\x06Return\x12\x1d.paddlempi.ps.v1.LeaseRequest\x1a\x1b.paddlempi.ps.v1.LeaseReplyB5Z3github.com/paddlempi/paddlempi/gocore/ps/admin/pspbb\x06proto3"
 
 var (
 	file_admin_proto_rawDescOnce sync.Once
@@ -865,41 +1320,57 @@ func file_admin_proto_rawDescGZIP() []byte {
 	return file_admin_proto_rawDescData
 }
 
-var file_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_admin_proto_goTypes = []any{
-	(*RegisterRequest)(nil),        // 0: paddlempi.ps.v1.RegisterRequest
-	(*RegisterReply)(nil),          // 1: paddlempi.ps.v1.RegisterReply
-	(*DeclareRequest)(nil),         // 2: paddlempi.ps.v1.DeclareRequest
-	(*DeclareReply)(nil),           // 3: paddlempi.ps.v1.DeclareReply
-	(*BarrierRequest)(nil),         // 4: paddlempi.ps.v1.BarrierRequest
-	(*BarrierReply)(nil),           // 5: paddlempi.ps.v1.BarrierReply
-	(*CompleteRequest)(nil),        // 6: paddlempi.ps.v1.CompleteRequest
-	(*CompleteReply)(nil),          // 7: paddlempi.ps.v1.CompleteReply
-	(*CheckpointRequest)(nil),      // 8: paddlempi.ps.v1.CheckpointRequest
-	(*CheckpointReply)(nil),        // 9: paddlempi.ps.v1.CheckpointReply
-	(*SetLearningRateRequest)(nil), // 10: paddlempi.ps.v1.SetLearningRateRequest
-	(*SetLearningRateReply)(nil),   // 11: paddlempi.ps.v1.SetLearningRateReply
-	(*StatisticsRequest)(nil),      // 12: paddlempi.ps.v1.StatisticsRequest
-	(*StatisticsReply)(nil),        // 13: paddlempi.ps.v1.StatisticsReply
-	(*Failure)(nil),                // 14: paddlempi.ps.v1.Failure
+	(*OpenRequest)(nil),            // 0: paddlempi.ps.v1.OpenRequest
+	(*OpenReply)(nil),              // 1: paddlempi.ps.v1.OpenReply
+	(*AskRequest)(nil),             // 2: paddlempi.ps.v1.AskRequest
+	(*AskReply)(nil),               // 3: paddlempi.ps.v1.AskReply
+	(*LeaseRequest)(nil),           // 4: paddlempi.ps.v1.LeaseRequest
+	(*LeaseReply)(nil),             // 5: paddlempi.ps.v1.LeaseReply
+	(*RegisterRequest)(nil),        // 6: paddlempi.ps.v1.RegisterRequest
+	(*RegisterReply)(nil),          // 7: paddlempi.ps.v1.RegisterReply
+	(*DeclareRequest)(nil),         // 8: paddlempi.ps.v1.DeclareRequest
+	(*DeclareReply)(nil),           // 9: paddlempi.ps.v1.DeclareReply
+	(*BarrierRequest)(nil),         // 10: paddlempi.ps.v1.BarrierRequest
+	(*BarrierReply)(nil),           // 11: paddlempi.ps.v1.BarrierReply
+	(*CompleteRequest)(nil),        // 12: paddlempi.ps.v1.CompleteRequest
+	(*CompleteReply)(nil),          // 13: paddlempi.ps.v1.CompleteReply
+	(*CheckpointRequest)(nil),      // 14: paddlempi.ps.v1.CheckpointRequest
+	(*CheckpointReply)(nil),        // 15: paddlempi.ps.v1.CheckpointReply
+	(*SetLearningRateRequest)(nil), // 16: paddlempi.ps.v1.SetLearningRateRequest
+	(*SetLearningRateReply)(nil),   // 17: paddlempi.ps.v1.SetLearningRateReply
+	(*StatisticsRequest)(nil),      // 18: paddlempi.ps.v1.StatisticsRequest
+	(*StatisticsReply)(nil),        // 19: paddlempi.ps.v1.StatisticsReply
+	(*Failure)(nil),                // 20: paddlempi.ps.v1.Failure
 }
 var file_admin_proto_depIdxs = []int32{
-	0,  // 0: paddlempi.ps.v1.Admin.Register:input_type -> paddlempi.ps.v1.RegisterRequest
-	2,  // 1: paddlempi.ps.v1.Admin.Declare:input_type -> paddlempi.ps.v1.DeclareRequest
-	4,  // 2: paddlempi.ps.v1.Admin.Barrier:input_type -> paddlempi.ps.v1.BarrierRequest
-	6,  // 3: paddlempi.ps.v1.Admin.Complete:input_type -> paddlempi.ps.v1.CompleteRequest
-	8,  // 4: paddlempi.ps.v1.Admin.Checkpoint:input_type -> paddlempi.ps.v1.CheckpointRequest
-	10, // 5: paddlempi.ps.v1.Admin.SetLearningRate:input_type -> paddlempi.ps.v1.SetLearningRateRequest
-	12, // 6: paddlempi.ps.v1.Admin.Statistics:input_type -> paddlempi.ps.v1.StatisticsRequest
-	1,  // 7: paddlempi.ps.v1.Admin.Register:output_type -> paddlempi.ps.v1.RegisterReply
-	3,  // 8: paddlempi.ps.v1.Admin.Declare:output_type -> paddlempi.ps.v1.DeclareReply
-	5,  // 9: paddlempi.ps.v1.Admin.Barrier:output_type -> paddlempi.ps.v1.BarrierReply
-	7,  // 10: paddlempi.ps.v1.Admin.Complete:output_type -> paddlempi.ps.v1.CompleteReply
-	9,  // 11: paddlempi.ps.v1.Admin.Checkpoint:output_type -> paddlempi.ps.v1.CheckpointReply
-	11, // 12: paddlempi.ps.v1.Admin.SetLearningRate:output_type -> paddlempi.ps.v1.SetLearningRateReply
-	13, // 13: paddlempi.ps.v1.Admin.Statistics:output_type -> paddlempi.ps.v1.StatisticsReply
-	7,  // [7:14] is the sub-list for method output_type
-	0,  // [0:7] is the sub-list for method input_type
+	6,  // 0: paddlempi.ps.v1.Admin.Register:input_type -> paddlempi.ps.v1.RegisterRequest
+	8,  // 1: paddlempi.ps.v1.Admin.Declare:input_type -> paddlempi.ps.v1.DeclareRequest
+	10, // 2: paddlempi.ps.v1.Admin.Barrier:input_type -> paddlempi.ps.v1.BarrierRequest
+	12, // 3: paddlempi.ps.v1.Admin.Complete:input_type -> paddlempi.ps.v1.CompleteRequest
+	14, // 4: paddlempi.ps.v1.Admin.Checkpoint:input_type -> paddlempi.ps.v1.CheckpointRequest
+	16, // 5: paddlempi.ps.v1.Admin.SetLearningRate:input_type -> paddlempi.ps.v1.SetLearningRateRequest
+	18, // 6: paddlempi.ps.v1.Admin.Statistics:input_type -> paddlempi.ps.v1.StatisticsRequest
+	0,  // 7: paddlempi.ps.v1.Tasks.Open:input_type -> paddlempi.ps.v1.OpenRequest
+	2,  // 8: paddlempi.ps.v1.Tasks.Ask:input_type -> paddlempi.ps.v1.AskRequest
+	4,  // 9: paddlempi.ps.v1.Tasks.Renew:input_type -> paddlempi.ps.v1.LeaseRequest
+	4,  // 10: paddlempi.ps.v1.Tasks.Done:input_type -> paddlempi.ps.v1.LeaseRequest
+	4,  // 11: paddlempi.ps.v1.Tasks.Return:input_type -> paddlempi.ps.v1.LeaseRequest
+	7,  // 12: paddlempi.ps.v1.Admin.Register:output_type -> paddlempi.ps.v1.RegisterReply
+	9,  // 13: paddlempi.ps.v1.Admin.Declare:output_type -> paddlempi.ps.v1.DeclareReply
+	11, // 14: paddlempi.ps.v1.Admin.Barrier:output_type -> paddlempi.ps.v1.BarrierReply
+	13, // 15: paddlempi.ps.v1.Admin.Complete:output_type -> paddlempi.ps.v1.CompleteReply
+	15, // 16: paddlempi.ps.v1.Admin.Checkpoint:output_type -> paddlempi.ps.v1.CheckpointReply
+	17, // 17: paddlempi.ps.v1.Admin.SetLearningRate:output_type -> paddlempi.ps.v1.SetLearningRateReply
+	19, // 18: paddlempi.ps.v1.Admin.Statistics:output_type -> paddlempi.ps.v1.StatisticsReply
+	1,  // 19: paddlempi.ps.v1.Tasks.Open:output_type -> paddlempi.ps.v1.OpenReply
+	3,  // 20: paddlempi.ps.v1.Tasks.Ask:output_type -> paddlempi.ps.v1.AskReply
+	5,  // 21: paddlempi.ps.v1.Tasks.Renew:output_type -> paddlempi.ps.v1.LeaseReply
+	5,  // 22: paddlempi.ps.v1.Tasks.Done:output_type -> paddlempi.ps.v1.LeaseReply
+	5,  // 23: paddlempi.ps.v1.Tasks.Return:output_type -> paddlempi.ps.v1.LeaseReply
+	12, // [12:24] is the sub-list for method output_type
+	0,  // [0:12] is the sub-list for method input_type
 	0,  // [0:0] is the sub-list for extension type_name
 	0,  // [0:0] is the sub-list for extension extendee
 	0,  // [0:0] is the sub-list for field type_name
@@ -916,9 +1387,9 @@ func file_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_admin_proto_rawDesc), len(file_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   15,
+			NumMessages:   21,
 			NumExtensions: 0,
-			NumServices:   1,
+			NumServices:   2,
 		},
 		GoTypes:           file_admin_proto_goTypes,
 		DependencyIndexes: file_admin_proto_depIdxs,

@@ -370,3 +370,271 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 	Streams:  []grpc.StreamDesc{},
 	Metadata: "admin.proto",
 }
+
+const (
+	Tasks_Open_FullMethodName   = "/paddlempi.ps.v1.Tasks/Open"
+	Tasks_Ask_FullMethodName    = "/paddlempi.ps.v1.Tasks/Ask"
+	Tasks_Renew_FullMethodName  = "/paddlempi.ps.v1.Tasks/Renew"
+	Tasks_Done_FullMethodName   = "/paddlempi.ps.v1.Tasks/Done"
+	Tasks_Return_FullMethodName = "/paddlempi.ps.v1.Tasks/Return"
+)
+
+// TasksClient is the client API for Tasks service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Tasks is the master's service, on the rank with that role (package master).
+type TasksClient interface {
+	// Open makes the queue of a data set, or finds the one of the same description.
+	Open(ctx context.Context, in *OpenRequest, opts ...grpc.CallOption) (*OpenReply, error)
+	// Ask gives a trainer a shard, as a lease. It may wait until there is one.
+	Ask(ctx context.Context, in *AskRequest, opts ...grpc.CallOption) (*AskReply, error)
+	// Renew says that a trainer makes progress with its shard.
+	Renew(ctx context.Context, in *LeaseRequest, opts ...grpc.CallOption) (*LeaseReply, error)
+	// Done says that a trainer has done its shard.
+	Done(ctx context.Context, in *LeaseRequest, opts ...grpc.CallOption) (*LeaseReply, error)
+	// Return gives a shard back that was not done.
+	Return(ctx context.Context, in *LeaseRequest, opts ...grpc.CallOption) (*LeaseReply, error)
+}
+
+type tasksClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewTasksClient(cc grpc.ClientConnInterface) TasksClient {
+	return &tasksClient{cc}
+}
+
+func (c *tasksClient) Open(ctx context.Context, in *OpenRequest, opts ...grpc.CallOption) (*OpenReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(OpenReply)
+	err := c.cc.Invoke(ctx, Tasks_Open_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *tasksClient) Ask(ctx context.Context, in *AskRequest, opts ...grpc.CallOption) (*AskReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AskReply)
+	err := c.cc.Invoke(ctx, Tasks_Ask_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *tasksClient) Renew(ctx context.Context, in *LeaseRequest, opts ...grpc.CallOption) (*LeaseReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(LeaseReply)
+	err := c.cc.Invoke(ctx, Tasks_Renew_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *tasksClient) Done(ctx context.Context, in *LeaseRequest, opts ...grpc.CallOption) (*LeaseReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(LeaseReply)
+	err := c.cc.Invoke(ctx, Tasks_Done_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *tasksClient) Return(ctx context.Context, in *LeaseRequest, opts ...grpc.CallOption) (*LeaseReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(LeaseReply)
+	err := c.cc.Invoke(ctx, Tasks_Return_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// TasksServer is the server API for Tasks service.
+// All implementations must embed UnimplementedTasksServer
+// for forward compatibility.
+//
+// Tasks is the master's service, on the rank with that role (package master).
+type TasksServer interface {
+	// Open makes the queue of a data set, or finds the one of the same description.
+	Open(context.Context, *OpenRequest) (*OpenReply, error)
+	// Ask gives a trainer a shard, as a lease. It may wait until there is one.
+	Ask(context.Context, *AskRequest) (*AskReply, error)
+	// Renew says that a trainer makes progress with its shard.
+	Renew(context.Context, *LeaseRequest) (*LeaseReply, error)
+	// Done says that a trainer has done its shard.
+	Done(context.Context, *LeaseRequest) (*LeaseReply, error)
+	// Return gives a shard back that was not done.
+	Return(context.Context, *LeaseRequest) (*LeaseReply, error)
+	mustEmbedUnimplementedTasksServer()
+}
+
+// UnimplementedTasksServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedTasksServer struct{}
+
+func (UnimplementedTasksServer) Open(context.Context, *OpenRequest) (*OpenReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Open not implemented")
+}
+func (UnimplementedTasksServer) Ask(context.Context, *AskRequest) (*AskReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Ask not implemented")
+}
+func (UnimplementedTasksServer) Renew(context.Context, *LeaseRequest) (*LeaseReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Renew not implemented")
+}
+func (UnimplementedTasksServer) Done(context.Context, *LeaseRequest) (*LeaseReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Done not implemented")
+}
+func (UnimplementedTasksServer) Return(context.Context, *LeaseRequest) (*LeaseReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Return not implemented")
+}
+func (UnimplementedTasksServer) mustEmbedUnimplementedTasksServer() {}
+func (UnimplementedTasksServer) testEmbeddedByValue()               {}
+
+// UnsafeTasksServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to TasksServer will
+// result in compilation errors.
+type UnsafeTasksServer interface {
+	mustEmbedUnimplementedTasksServer()
+}
+
+func RegisterTasksServer(s grpc.ServiceRegistrar, srv TasksServer) {
+	// If the following call panics, it indicates UnimplementedTasksServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&Tasks_ServiceDesc, srv)
+}
+
+func _Tasks_Open_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(OpenRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TasksServer).Open(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Tasks_Open_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TasksServer).Open(ctx, req.(*OpenRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Tasks_Ask_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AskRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TasksServer).Ask(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Tasks_Ask_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TasksServer).Ask(ctx, req.(*AskRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Tasks_Renew_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(LeaseRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TasksServer).Renew(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Tasks_Renew_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TasksServer).Renew(ctx, req.(*LeaseRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Tasks_Done_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(LeaseRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TasksServer).Done(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Tasks_Done_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TasksServer).Done(ctx, req.(*LeaseRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Tasks_Return_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(LeaseRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TasksServer).Return(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Tasks_Return_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TasksServer).Return(ctx, req.(*LeaseRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// Tasks_ServiceDesc is the grpc.ServiceDesc for Tasks service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var Tasks_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "paddlempi.ps.v1.Tasks",
+	HandlerType: (*TasksServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "Open",
+			Handler:    _Tasks_Open_Handler,
+		},
+		{
+			MethodName: "Ask",
+			Handler:    _Tasks_Ask_Handler,
+		},
+		{
+			MethodName: "Renew",
+			Handler:    _Tasks_Renew_Handler,
+		},
+		{
+			MethodName: "Done",
+			Handler:    _Tasks_Done_Handler,
+		},
+		{
+			MethodName: "Return",
+			Handler:    _Tasks_Return_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "admin.proto",
+}

@@ -1,9 +1,10 @@
-package gocore
+package job
 
 import (
 	"context"
 	"encoding/json"
 
+	"github.com/paddlempi/paddlempi/gocore/method"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/ps/admin"
 	"github.com/paddlempi/paddlempi/gocore/ps/client"
@@ -11,38 +12,22 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// Codes of TableOp for KVs.
-const (
-	kvPush     = 6
-	kvPull     = 7
-	kvPushPull = 8
-	kvWait     = 9
-	kvTake     = 10
-	kvReply    = 11
-)
-
-// remoteKV is a KV on servers.
-type remoteKV struct {
-	*client.KV
-	client *client.Client
-}
-
 // kvConfig is what trainers declare of a KV besides its name and dim.
 type kvConfig struct {
 	DType string `json:"dtype"`
 }
 
-// controlPSKVDeclare makes a KV on the servers, unless another trainer has, and returns its number here.
-func controlPSKVDeclare(request []byte, _ work.Interrupt) (any, error) {
+// declareKV makes a KV on the servers, unless another trainer has, and returns its number here.
+func (p *Process) declareKV(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {
 		Name string `json:"name"`
 		Dim  int64  `json:"dim"`
 		kvConfig
 	}
-	if err := parse("ps_kv_declare", request, &r); err != nil {
+	if err := method.Parse("ps_kv_declare", request, &r); err != nil {
 		return nil, err
 	}
-	j, err := psTrainer("ps_kv_declare")
+	j, err := p.trainer("ps_kv_declare")
 	if err != nil {
 		return nil, err
 	}
@@ -58,11 +43,11 @@ func controlPSKVDeclare(request []byte, _ work.Interrupt) (any, error) {
 	}); err != nil {
 		return nil, err
 	}
-	return map[string]any{"table": addTable(remoteKV{&client.KV{IDs: numbers, Name: r.Name, Dim: r.Dim, DType: dtype}, j.client})}, nil
+	return map[string]any{"table": p.tables.add(entry{kv: &client.KV{Client: j.client, IDs: numbers, Name: r.Name, Dim: r.Dim, DType: dtype}})}, nil
 }
 
 // declareKV is Declare of a KV.
-func (j *psJob) declareKV(from int, m admin.Meta) (uint32, error) {
+func (b backend) declareKV(from int, m admin.Meta) (uint32, error) {
 	var c kvConfig
 	if err := json.Unmarshal(m.Config, &c); err != nil {
 		return 0, status.New(status.Argument, "declare %q: the configuration is not what a KV takes: %v", m.Name, err)
@@ -71,12 +56,12 @@ func (j *psJob) declareKV(from int, m admin.Meta) (uint32, error) {
 	if !known {
 		return 0, status.New(status.Type, "declare %q: dtype=%.64q is none that can be sent", m.Name, c.DType)
 	}
-	return j.server.DeclareKV(from, m.Name, m.Dim, dtype)
+	return b.server.DeclareKV(from, m.Name, m.Dim, dtype)
 }
 
-// controlPSKVNext returns the next call of a KV, or {} after the job has ended.
-func controlPSKVNext(_ []byte, _ work.Interrupt) (any, error) {
-	j, err := psServes("ps_kv_next")
+// nextOfKVs returns the next call of a KV, or {} after the job has ended.
+func (p *Process) nextOfKVs(_ []byte, _ work.Interrupt) (any, error) {
+	j, err := p.server("ps_kv_next")
 	if err != nil {
 		return nil, err
 	}
@@ -88,58 +73,50 @@ func controlPSKVNext(_ []byte, _ work.Interrupt) (any, error) {
 		"keys": c.Keys, "push": c.Push, "pull": c.Pull}, nil
 }
 
-// controlPSKVFail answers a call with an error of the program's function.
-func controlPSKVFail(request []byte, _ work.Interrupt) (any, error) {
+// failOfKV answers a call with an error of the program's function.
+func (p *Process) failOfKV(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {
 		Call    int64  `json:"call"`
 		Message string `json:"message"`
 	}
-	if err := parse("ps_kv_fail", request, &r); err != nil {
+	if err := method.Parse("ps_kv_fail", request, &r); err != nil {
 		return nil, err
 	}
-	j, err := psServes("ps_kv_fail")
+	j, err := p.server("ps_kv_fail")
 	if err != nil {
 		return nil, err
 	}
 	return struct{}{}, j.server.Finish(r.Call, nil, status.New(status.Refused, "%.4096s", r.Message).WithRanks(j.group.Ranks[j.group.Rank]))
 }
 
-// kvOp carries out a call of a KV. count is the timestamp of one that was started.
-func kvOp(d *TableOp) (count int64, err error) {
-	values := &d.Values
-	if values.DType == 0 {
-		values = nil
-	}
-	switch d.Code {
-	case kvTake, kvReply:
-		j, err := psServes("pmpi_table")
+// callKV carries out a call of a KV. count is the timestamp of one that was started.
+func (p *Process) callKV(o *TableOp) (count int64, err error) {
+	rows := given(&o.Values)
+	switch o.Code {
+	case KVTake, KVReply:
+		j, err := p.server("pmpi_table")
 		if err != nil {
 			return 0, err
 		}
-		if d.Code == kvTake {
-			return 0, j.server.Take(d.Step, &d.IDs, values)
+		if o.Code == KVTake {
+			return 0, j.server.Take(o.Step, &o.IDs, rows)
 		}
-		return 0, j.server.Finish(d.Step, values, nil)
+		return 0, j.server.Finish(o.Step, rows, nil)
 	}
-	t, err := tableOf(d.Table)
+	kv, err := p.tables.kv(o.Code, o.Table)
 	if err != nil {
 		return 0, err
 	}
-	kv, ok := t.(remoteKV)
-	if !ok {
-		return 0, status.New(status.Argument, "pmpi_table: code %d is for a KV, and %d is none", d.Code, d.Table)
-	}
-	call := &client.KVCall{KV: kv.KV, Keys: &d.IDs, Command: d.Step}
-	if d.States.DType != 0 {
-		call.Room = &d.States
-	}
-	switch d.Code {
-	case kvPush, kvPushPull:
-		call.Rows, call.Pull = values, d.Code == kvPushPull
-	case kvPull:
+	call := client.KVCall{Keys: &o.IDs, Room: given(&o.States), Command: o.Step}
+	switch o.Code {
+	case KVPush:
+		call.Rows = rows
+	case KVPull:
 		call.Pull = true
-	default:
-		return 0, kv.client.Wait(kv.KV, d.Step, values)
+	case KVPushPull:
+		call.Rows, call.Pull = rows, true
+	case KVWait:
+		return 0, kv.Wait(o.Step, rows)
 	}
-	return kv.client.Start(call)
+	return kv.Start(&call)
 }

@@ -1,4 +1,4 @@
-package gocore
+package job
 
 import (
 	"context"
@@ -10,10 +10,12 @@ import (
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/method"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/ps/admin"
 	"github.com/paddlempi/paddlempi/gocore/ps/client"
 	"github.com/paddlempi/paddlempi/gocore/ps/link"
+	"github.com/paddlempi/paddlempi/gocore/ps/master"
 	"github.com/paddlempi/paddlempi/gocore/ps/server"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
@@ -21,33 +23,49 @@ import (
 
 // This file begins and ends a job with parameter servers.
 
-// controlPSInit connects trainers and servers. It is collective over all ranks of a group.
-func controlPSInit(request []byte, _ work.Interrupt) (any, error) {
+// The modes: when servers apply what trainers push.
+const (
+	modeSync  = "sync"  // a step of all trainers at once
+	modeAsync = "async" // each push as it comes
+	modeSSP   = "ssp"   // the same, and trainers that are far ahead wait
+)
+
+var modes = []string{modeSync, modeAsync, modeSSP}
+
+// processors is how many Go processors a process with parameter servers has at least: eight for
+// threads that wait in MPI, and four for gRPC. Such a thread keeps its processor until the
+// runtime's timer thread takes it away, and that sleeps with a slack of 10 ms (capi/slack.c). With
+// four in all, a call waited 10 ms for each of its steps.
+const processors = 12
+
+// begin connects trainers and servers. It is collective over all ranks of a group.
+func (p *Process) begin(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {
 		Group   int64      `json:"group"`
 		Roles   [][]string `json:"roles"` // of each rank
 		Mode    string     `json:"mode"`
+		Slack   int64      `json:"staleness"` // of mode ssp
 		Timeout *float64   `json:"timeout"`
 		Address string     `json:"address"` // where the service of this rank listens; "": the core chooses
 		TLS     admin.TLS  `json:"tls"`
 		// The names of the functions that this rank's program has for KVs.
 		Functions []string `json:"functions"`
 	}
-	if err := parse("ps_init", request, &r); err != nil {
+	if err := method.Parse("ps_init", request, &r); err != nil {
 		return nil, err
 	}
-	g, err := groupOf(r.Group)
+	g, interrupt, err := p.core.Group(r.Group)
 	if err != nil {
 		return nil, err
 	}
-	w, err := initialWorld()
-	if err != nil {
+	if !slices.Contains(modes, r.Mode) {
+		return nil, status.New(status.Argument, "ps_init: mode=%q is none of %q", r.Mode, modes)
+	}
+	if err := server.CheckSlack(r.Slack); err != nil {
 		return nil, err
 	}
-	if r.Mode != "sync" && r.Mode != "async" {
-		return nil, status.New(status.Argument, "ps_init: mode=%q is neither sync nor async", r.Mode)
-	}
-	j := &psJob{group: g, timeout: seconds(r.Timeout), interrupt: w.env.Interrupt, stop: make(chan struct{})}
+	j := &job{group: g, timeout: method.Seconds(r.Timeout), interrupt: interrupt, stop: make(chan struct{}), masterRank: -1,
+		bounded: r.Mode == modeSSP, slack: r.Slack}
 	if len(r.Roles) != g.Size {
 		return nil, status.New(status.Argument, "ps_init: roles has %d entries; the group has %d ranks", len(r.Roles), g.Size)
 	}
@@ -58,8 +76,13 @@ func controlPSInit(request []byte, _ work.Interrupt) (any, error) {
 				j.trainers = append(j.trainers, rank)
 			case admin.PServer:
 				j.servers = append(j.servers, rank)
+			case admin.Master:
+				if j.masterRank >= 0 {
+					return nil, status.New(status.Argument, "ps_init: ranks %d and %d are masters; there may be one", j.masterRank, rank)
+				}
+				j.masterRank = rank
 			default:
-				return nil, status.New(status.Argument, "ps_init: rank %d has the role %q; roles are %s and %s", rank, role, admin.Trainer, admin.PServer)
+				return nil, status.New(status.Argument, "ps_init: rank %d has the role %q; roles are %s, %s and %s", rank, role, admin.Trainer, admin.PServer, admin.Master)
 			}
 		}
 	}
@@ -67,46 +90,47 @@ func controlPSInit(request []byte, _ work.Interrupt) (any, error) {
 		return nil, status.New(status.Argument, "ps_init: there are %d trainers and %d servers; there must be one of each", len(j.trainers), len(j.servers))
 	}
 	runtime.GOMAXPROCS(max(processors, runtime.GOMAXPROCS(0)))
-	if err := beginOpening(); err != nil {
+	if err := p.beginOpening(); err != nil {
 		return nil, err
 	}
-	var opened *psJob
-	defer func() { endOpening(opened) }()
-	if err := j.open(server.Config{Sync: r.Mode == "sync", Functions: r.Functions}, r.Roles, admin.Options{Address: r.Address, OneHost: g.Local(), TLS: r.TLS, Panicked: func(p any) { Poison(fmt.Sprint(p)) }}); err != nil {
+	var opened *job
+	defer func() { p.endOpening(opened) }()
+	c := server.Config{Sync: r.Mode == modeSync, Bounded: j.bounded, Slack: j.slack, Functions: r.Functions}
+	if err := j.open(c, r.Roles, admin.Options{Address: r.Address, OneHost: g.Local(), TLS: r.TLS, Panicked: func(why any) { p.core.Poison(fmt.Sprint(why)) }}); err != nil {
 		j.close(err)
 		return nil, err
 	}
-	j.removeCloser = closing.add(func(bool) { j.close(status.New(status.NotInitialized, "this process ends")) })
+	j.removeCloser = p.core.AtEnd(func(bool) { j.close(status.New(status.NotInitialized, "this process ends")) })
 	opened = j
 	return map[string]any{"endpoints": j.file}, nil
 }
 
-// beginOpening lets one thread make the job. Others get an error until endOpening, and so does a signal handler that
-// has interrupted the wait for the other ranks.
-func beginOpening() error {
-	ps.Lock()
-	defer ps.Unlock()
+// beginOpening lets one thread make the job. Others get an error until endOpening, and so does a
+// signal handler that has interrupted the wait for the other ranks.
+func (p *Process) beginOpening() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	switch {
-	case ps.job != nil:
+	case p.job != nil:
 		return status.New(status.AlreadyInitialized, "ps_init: this process takes part already; call ps.shutdown first")
-	case ps.opening == thread():
+	case p.opening == thread():
 		return status.New(status.Reentrant, "ps_init: called by a signal handler that interrupted ps_init, which cannot end before the handler does")
-	case ps.opening != 0:
+	case p.opening != 0:
 		return status.New(status.AlreadyInitialized, "ps_init: another thread is in it")
 	}
-	ps.opening, ps.deaths = thread(), 0
+	p.opening, p.deaths = thread(), 0
 	return nil
 }
 
 // endOpening makes a job that of this process; nil: it was not opened.
-func endOpening(j *psJob) {
-	ps.Lock()
-	defer ps.Unlock()
-	ps.opening, ps.job = 0, j
+func (p *Process) endOpening(j *job) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.opening, p.job = 0, j
 }
 
 // open makes this rank's parts: its links, its server, and its clients.
-func (j *psJob) open(c server.Config, roles [][]string, o admin.Options) (err error) {
+func (j *job) open(c server.Config, roles [][]string, o admin.Options) (err error) {
 	me := j.group.Rank
 	if j.links, err = link.Open(j.group, j.servers, j.timeout); err != nil {
 		return err
@@ -127,12 +151,19 @@ func (j *psJob) open(c server.Config, roles [][]string, o admin.Options) (err er
 	if index := slices.Index(j.servers, me); index >= 0 {
 		c.Index, c.Servers, c.Trainers = index, len(j.servers), j.trainers
 		j.server = server.New(c)
-		if j.service, mistake = admin.Serve(o, backend{j}); mistake == nil {
-			address = j.service.Address()
-		}
 		j.links.Serve(func(in *link.Incoming) {
 			j.server.Handle(&server.Incoming{From: in.From, Header: in.Header, IDs: in.IDs, Values: in.Values, Answer: in.Answer, Reply: in.Reply})
 		})
+	}
+	if me == j.masterRank {
+		j.master = master.NewMaster(j.trainers, c.Sync)
+		j.watching.Add(1)
+		go j.tick()
+	}
+	if j.server != nil || j.master != nil {
+		if j.service, mistake = admin.Serve(o, backend{j}); mistake == nil {
+			address = j.service.Address()
+		}
 		j.watching.Add(1)
 		go j.watch()
 	}
@@ -143,25 +174,45 @@ func (j *psJob) open(c server.Config, roles [][]string, o admin.Options) (err er
 	if mistake != nil {
 		return mistake
 	}
+	addressOf := func(rank int, who string) (at admin.ServerAddress, err error) {
+		at = admin.ServerAddress{Rank: j.group.Ranks[rank], Address: strings.TrimRight(string(all[rank]), "\x00")}
+		if at.Address == "" {
+			err = status.New(status.Refused, "ps_init: the service of %s, rank %d, did not start; its rank has the reason", who, rank).WithRanks(at.Rank)
+		}
+		return at, err
+	}
 	var addresses []admin.ServerAddress
 	for i, rank := range j.servers {
-		address := strings.TrimRight(string(all[rank]), "\x00")
-		if address == "" {
-			return status.New(status.Refused, "ps_init: the service of server %d, rank %d, did not start; its rank has the reason", i, rank).WithRanks(j.group.Ranks[rank])
+		at, err := addressOf(rank, fmt.Sprintf("server %d", i))
+		if err != nil {
+			return err
 		}
-		addresses = append(addresses, admin.ServerAddress{Rank: j.group.Ranks[rank], Address: address})
+		addresses = append(addresses, at)
+	}
+	var ofMaster *admin.ServerAddress
+	if j.masterRank >= 0 {
+		at, err := addressOf(j.masterRank, "the master")
+		if err != nil {
+			return err
+		}
+		ofMaster = &at
 	}
 	if me == j.servers[0] {
 		by := map[int]string{}
 		for rank, r := range roles {
 			by[j.group.Ranks[rank]] = roleOf(r)
 		}
-		if j.file, err = admin.WriteJobFile(admin.JobFile{PID: os.Getpid(), Token: o.Token, Servers: addresses, Roles: by, TLS: o.TLS}); err != nil {
+		if j.file, err = admin.WriteJobFile(admin.JobFile{PID: os.Getpid(), Token: o.Token, Servers: addresses, Master: ofMaster, Roles: by, TLS: o.TLS}); err != nil {
 			return err
 		}
 	}
 	if !slices.Contains(j.trainers, me) {
 		return nil
+	}
+	if ofMaster != nil {
+		if j.tasks, err = admin.Dial(ofMaster.Address, o.Token, o.TLS); err != nil {
+			return err
+		}
 	}
 	host, _ := os.Hostname()
 	for _, e := range addresses {
@@ -177,27 +228,19 @@ func (j *psJob) open(c server.Config, roles [][]string, o admin.Options) (err er
 		return err
 	}
 	j.client = client.New(j.links, len(j.servers), c.Sync && len(j.trainers) > 1, j.timeout, j.interrupt)
-	if c.Sync {
+	if c.Sync || c.Bounded {
 		j.client.Late = j.late
 	}
 	return nil
 }
 
-func roleOf(roles []string) string {
-	if len(roles) == 2 {
-		return admin.Both
-	}
-	if len(roles) == 1 {
-		return roles[0]
-	}
-	return ""
-}
+func roleOf(roles []string) string { return strings.Join(roles, ",") }
 
 // addressBytes is room for a host name and a port.
 const addressBytes = 300
 
 // gather returns what every rank of the group gives, each addressBytes long. It is collective.
-func (j *psJob) gather(mine []byte) (all [][]byte, err error) {
+func (j *job) gather(mine []byte) (all [][]byte, err error) {
 	n := int64(addressBytes)
 	room, err := mem.Alloc(n * int64(j.group.Size+1))
 	if err != nil {
@@ -220,15 +263,15 @@ func (j *psJob) gather(mine []byte) (all [][]byte, err error) {
 	return all, nil
 }
 
-// controlPSClose ends this rank's part.
-func controlPSClose([]byte, work.Interrupt) (any, error) {
-	ps.Lock()
-	defer ps.Unlock()
-	if j := ps.job; j != nil {
+// close ends this rank's part.
+func (p *Process) close([]byte, work.Interrupt) (any, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if j := p.job; j != nil {
 		j.removeCloser()
 		j.close(status.New(status.NotInitialized, "the server was closed"))
-		forgetRemote(j.client)
-		ps.job = nil
+		p.tables.forget(j.client)
+		p.job = nil
 	}
-	return map[string]any{"deaths": ps.deaths}, nil
+	return map[string]any{"deaths": p.deaths}, nil
 }

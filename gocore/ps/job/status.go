@@ -1,17 +1,19 @@
-package gocore
+package job
 
 import (
 	"context"
 	"encoding/json"
+	"slices"
 	"sync"
 	"time"
 
+	"github.com/paddlempi/paddlempi/gocore/method"
 	"github.com/paddlempi/paddlempi/gocore/ps/admin"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// psServer is what ps_status says of one server.
-type psServer struct {
+// askedServer is what ps_status says of one server.
+type askedServer struct {
 	Rank       int             `json:"rank"`
 	Address    string          `json:"address"`
 	Statistics json.RawMessage `json:"statistics"` // null: there is an error
@@ -21,13 +23,13 @@ type psServer struct {
 // askedAtOnce is how many servers ps_status asks at the same time.
 const askedAtOnce = 64
 
-// controlPSStatus asks the servers of a job, which need not be this process's, for their statistics.
-func controlPSStatus(request []byte, interrupt work.Interrupt) (any, error) {
+// status asks the servers of a job, which need not be this process's, for their statistics.
+func (p *Process) status(request []byte, interrupt work.Interrupt) (any, error) {
 	var r struct {
 		File    string   `json:"file"`
 		Timeout *float64 `json:"timeout"`
 	}
-	if err := parse("ps_status", request, &r); err != nil {
+	if err := method.Parse("ps_status", request, &r); err != nil {
 		return nil, err
 	}
 	job, path, err := admin.ReadJobFile(r.File)
@@ -36,17 +38,21 @@ func controlPSStatus(request []byte, interrupt work.Interrupt) (any, error) {
 	}
 	limit := 10 * time.Second
 	if r.Timeout != nil {
-		limit = seconds(r.Timeout)
+		limit = method.Seconds(r.Timeout)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	servers := make([]psServer, len(job.Servers))
+	asked := job.Servers
+	if job.Master != nil {
+		asked = append(slices.Clone(asked), *job.Master)
+	}
+	servers := make([]askedServer, len(asked))
 	var all sync.WaitGroup
 	free := make(chan struct{}, askedAtOnce)
 	over := make(chan struct{})
 	go func() {
 		defer close(over)
-		for i, s := range job.Servers {
+		for i, s := range asked {
 			free <- struct{}{}
 			all.Add(1)
 			go func() {
@@ -61,11 +67,11 @@ func controlPSStatus(request []byte, interrupt work.Interrupt) (any, error) {
 		<-over
 		return nil, err
 	}
-	return map[string]any{"file": path, "pid": job.PID, "roles": job.Roles, "servers": servers}, nil
+	return map[string]any{"file": path, "pid": job.PID, "roles": job.Roles, "servers": servers[:len(job.Servers)], "masters": servers[len(job.Servers):]}, nil
 }
 
-func askServer(ctx context.Context, s admin.ServerAddress, job admin.JobFile) psServer {
-	found := psServer{Rank: s.Rank, Address: s.Address}
+func askServer(ctx context.Context, s admin.ServerAddress, job admin.JobFile) askedServer {
+	found := askedServer{Rank: s.Rank, Address: s.Address}
 	c, err := admin.Dial(s.Address, job.Token, job.TLS)
 	if err == nil {
 		defer c.Close()

@@ -1,4 +1,4 @@
-package gocore
+package job
 
 import (
 	"cmp"
@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"sync"
 
+	"github.com/paddlempi/paddlempi/gocore/method"
 	"github.com/paddlempi/paddlempi/gocore/ps/admin"
 	"github.com/paddlempi/paddlempi/gocore/ps/checkpoint"
 	"github.com/paddlempi/paddlempi/gocore/ps/server"
@@ -22,28 +24,31 @@ const (
 	phaseBegin   = "begin"   // all trainers have come, and ask for the same: the first server
 	phaseHold    = "hold"    // every server holds updates, and says how far it has come
 	phaseWrite   = "write"   // every server comes to the same point, writes its part, and goes on
-	phaseRestore = "restore" // every server comes to the same point, reads the rows that are its own, and goes on
+	phaseRestore = "restore" // every server comes to the same point, reads its rows, and goes on
 	phaseRelease = "release" // every server goes on, because the trainer that has held it fails
 	phaseAdd     = "add"     // the first server takes a piece of what the cut will have besides rows
 	phaseCommit  = "commit"  // the first server makes the cut complete
-	phaseExtra   = "extra"   // the first server tells what the cut has besides rows that was restored last
+	phaseExtra   = "extra"   // the first server tells what the restored cut has besides rows
 	phaseList    = "list"    // the first server says which cuts there are
 	phaseVerify  = "verify"  // every server reads its share of a cut
 	phaseRemove  = "remove"  // the first server removes cuts
-	phaseOutcome = "outcome" // the first server keeps, or tells, how the last call ended that one trainer made for all
+	phaseQueues  = "queues"  // the master tells its queues
+	phaseRefill  = "refill"  // the master takes a piece of its queues, or begins with those that came
+	phaseEnding  = "ending"  // the first server keeps, or tells, the last ending
 )
 
 // detail is what travels with a phase.
 type detail struct {
 	Asked   string                  `json:"asked,omitempty"`   // begin: for what
-	To      *server.Point           `json:"to,omitempty"`      // write, restore: where all servers come to
+	To      *server.Point           `json:"to,omitempty"`      // write, restore: where all come to
 	Parts   []checkpoint.ServerPart `json:"parts,omitempty"`   // commit
 	Version int64                   `json:"version,omitempty"` // commit: updates of the first server
-	Extra   []byte                  `json:"extra,omitempty"`   // add: a piece of what the first trainer adds
-	At      int                     `json:"at,omitempty"`      // add: where the piece begins; commit: where the last one ended
-	Anew    bool                    `json:"anew,omitempty"`    // verify: read it also if it is known to be right
+	Extra   []byte                  `json:"extra,omitempty"`   // add, refill: a piece
+	At      int                     `json:"at,omitempty"`      // add, refill: where the piece begins; commit: the end
+	Queues  *int                    `json:"queues,omitempty"`  // commit: bytes at the end that are queues; refill: of all
+	Anew    bool                    `json:"anew,omitempty"`    // verify: even if it was read before
 	Steps   []int64                 `json:"steps,omitempty"`   // remove
-	Outcome *outcome                `json:"outcome,omitempty"` // outcome; nil: tell it
+	Ending  *ending                 `json:"ending,omitempty"`  // ending; nil: tell it
 	Taking  *taking                 `json:"taking,omitempty"`  // restore
 }
 
@@ -62,32 +67,38 @@ type verified struct {
 type extra struct {
 	Version int64  `json:"version"` // updates that the servers had applied
 	User    []byte `json:"user"`    // of the first trainer
+	Queues  []byte `json:"queues"`  // of the master; nil: there was none, or it had none
 }
 
 const (
-	// MostExtra is the most bytes that a trainer adds to a cut: the manifest holds them.
-	MostExtra = 8 << 20
+	// mostExtra is the most bytes that a trainer adds to a cut: the manifest holds them.
+	mostExtra = 8 << 20
 	// extraPiece is how much of that travels in a request, well below admin.DefaultLimit.
 	extraPiece = 128 << 10
 )
 
 // checkpoints asks the servers for phases that concern a directory.
 type checkpoints struct {
-	*psJob
+	*job
 	dir string
 }
 
 // ask takes a server through a phase.
 func (k checkpoints) ask(ctx context.Context, i int, phase string, step int64, d detail, into any) error {
+	return k.askOf(ctx, k.admins[i], phase, step, d, into)
+}
+
+// askOf takes a server or the master through a phase.
+func (k checkpoints) askOf(ctx context.Context, of *admin.Client, phase string, step int64, d detail, into any) error {
 	text, err := json.Marshal(d)
 	if err != nil {
 		return err
 	}
-	report, err := k.admins[i].Checkpoint(ctx, k.group.Rank, phase, k.dir, step, text)
+	report, err := of.Checkpoint(ctx, k.group.Rank, phase, k.dir, step, text)
 	if err != nil || into == nil {
 		return err
 	}
-	return parseReport(report, i, into)
+	return parseReport(report, into)
 }
 
 // first takes the first server through a phase.
@@ -95,7 +106,8 @@ func (k checkpoints) first(phase string, step int64, d detail, into any) error {
 	return k.call(func(ctx context.Context) error { return k.ask(ctx, 0, phase, step, d, into) })
 }
 
-// whileHeld holds the updates of all servers, and takes them through a phase at the point that they all come to.
+// whileHeld holds the updates of all servers, and takes them through a phase at the point that they
+// all come to.
 func (k checkpoints) whileHeld(phase string, step int64, d detail, into func(server int) any) (err error) {
 	points := make([]server.Point, len(k.admins))
 	defer func() {
@@ -120,7 +132,8 @@ func (k checkpoints) whileHeld(phase string, step int64, d detail, into func(ser
 	})
 }
 
-// release ends the holds of this trainer. A server that does not hear of it ends its hold by itself.
+// release ends the holds of this trainer. A server that does not hear of it ends its hold by
+// itself.
 func (k checkpoints) release() {
 	ctx, cancel := context.WithTimeout(context.Background(), lastAnswer)
 	defer cancel()
@@ -149,18 +162,18 @@ func (k checkpoints) verify(step int64, anew bool) (damaged, err error) {
 	return nil, err
 }
 
-// controlPSSave writes a cut of all tables. All trainers that have not completed call it.
-func controlPSSave(request []byte, _ work.Interrupt) (any, error) {
+// save writes a cut of all tables. All trainers that have not completed call it.
+func (p *Process) save(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {
 		Dir   string `json:"dir"`
 		Step  int64  `json:"step"`
 		Keep  int    `json:"keep"`
 		Extra []byte `json:"extra"`
 	}
-	if err := parse("ps_save", request, &r); err != nil {
+	if err := method.Parse("ps_save", request, &r); err != nil {
 		return nil, err
 	}
-	j, err := psTrainer("ps_save")
+	j, err := p.trainer("ps_save")
 	if err != nil {
 		return nil, err
 	}
@@ -168,8 +181,8 @@ func controlPSSave(request []byte, _ work.Interrupt) (any, error) {
 		if r.Keep < 0 {
 			return nil, status.New(status.Argument, "ps_save: keep=%d is below 0", r.Keep)
 		}
-		if len(r.Extra) > MostExtra {
-			return nil, status.New(status.Argument, "ps_save: extra has %d bytes, and a cut takes %d; write more into files of your own, and their names into extra", len(r.Extra), MostExtra)
+		if len(r.Extra) > mostExtra {
+			return nil, status.New(status.Argument, "ps_save: extra has %d bytes, and a cut takes %d; write more into files of your own, and their names into extra", len(r.Extra), mostExtra)
 		}
 		return struct{}{}, checkpoints{j, r.Dir}.save(r.Step, r.Keep, r.Extra)
 	})
@@ -180,12 +193,18 @@ func (k checkpoints) save(step int64, keep int, more []byte) error {
 	if err := k.whileHeld(phaseWrite, step, detail{}, func(i int) any { return &wrote[i] }); err != nil {
 		return err
 	}
+	queues, err := k.saveQueues(step) // all trainers wait for this one, so none takes or ends a shard
+	if err != nil {
+		return err
+	}
+	more = slices.Concat(more, queues)
 	for at := 0; at < len(more); at += extraPiece {
 		if err := k.first(phaseAdd, step, detail{At: at, Extra: more[at:min(at+extraPiece, len(more))]}, nil); err != nil {
 			return err
 		}
 	}
-	d := detail{Version: wrote[0].Version, At: len(more)}
+	ofQueues := len(queues)
+	d := detail{Version: wrote[0].Version, At: len(more), Queues: &ofQueues}
 	for _, w := range wrote {
 		d.Parts = append(d.Parts, w.ServerPart)
 	}
@@ -209,13 +228,14 @@ func (k checkpoints) save(step int64, keep int, more []byte) error {
 	return err
 }
 
-// together lets the first trainer that has not completed do something for all, while the others wait. All get its
-// answer, in JSON, or its error. If they do not all ask for the same, nothing is done, and all get an error. If that
-// trainer dies before it has told how it went, and the servers go on without it, the next one does it.
-func (j *psJob) together(name, asked string, lead func() (any, error)) (answer any, err error) {
+// together lets the first trainer that has not completed do something for all, while the others
+// wait. All get its answer, in JSON, or its error. If they do not all ask for the same, nothing is
+// done, and all get an error. If that trainer dies before it has told how it went, and the servers
+// go on without it, the next one does it.
+func (j *job) together(name, asked string, lead func() (any, error)) (answer any, err error) {
 	k := checkpoints{j, name}
-	var before outcome
-	if err = k.first(phaseOutcome, 0, detail{}, &before); err == nil {
+	var before ending
+	if err = k.first(phaseEnding, 0, detail{}, &before); err == nil {
 		err = k.first(phaseBegin, 0, detail{Asked: asked}, nil)
 	}
 	for err == nil {
@@ -225,8 +245,8 @@ func (j *psJob) together(name, asked string, lead func() (any, error)) (answer a
 		}
 		if leads {
 			answer, err = lead()
-			told := outcomeOf(answer, err)
-			if missing := k.first(phaseOutcome, 0, detail{Outcome: &told}, nil); err == nil {
+			told := endingOf(answer, err)
+			if missing := k.first(phaseEnding, 0, detail{Ending: &told}, nil); err == nil {
 				err = missing
 			}
 		}
@@ -237,16 +257,26 @@ func (j *psJob) together(name, asked string, lead func() (any, error)) (answer a
 		if err != nil || leads {
 			break
 		}
-		var told outcome
-		if err = k.first(phaseOutcome, 0, detail{}, &told); err == nil && told.Number > before.Number {
+		var told ending
+		if err = k.first(phaseEnding, 0, detail{}, &told); err == nil && told.Number > before.Number {
 			return told.of()
 		}
 	}
 	return answer, err
 }
 
-// outcomeOf returns how a call has ended.
-func outcomeOf(answer any, err error) (told outcome) {
+// ending is how a call ended that one trainer has made for all. The first server keeps the last one
+// for the others.
+type ending struct {
+	Number  int64           `json:"number"` // of those that this server was told; 0: none
+	Answer  json.RawMessage `json:"answer"` // if there is no error
+	Code    status.Code     `json:"code"`
+	Message string          `json:"message"`
+	Ranks   []int           `json:"ranks"`
+}
+
+// endingOf returns how a call has ended.
+func endingOf(answer any, err error) (told ending) {
 	var e *status.Error
 	switch {
 	case errors.As(err, &e):
@@ -260,22 +290,22 @@ func outcomeOf(answer any, err error) (told outcome) {
 }
 
 // of returns what the other trainers get.
-func (o outcome) of() (answer any, err error) {
-	if o.Code != status.OK {
-		return nil, status.New(o.Code, "%s", o.Message).WithRanks(o.Ranks...)
+func (e ending) of() (answer any, err error) {
+	if e.Code != status.OK {
+		return nil, status.New(e.Code, "%s", e.Message).WithRanks(e.Ranks...)
 	}
-	return o.Answer, nil
+	return e.Answer, nil
 }
 
 // leads tells whether this is the first trainer that is active.
-func (j *psJob) leads() (bool, error) {
+func (j *job) leads() (bool, error) {
 	var s admin.Report
 	err := j.call(func(ctx context.Context) error {
 		b, err := j.admins[0].Statistics(ctx)
 		if err != nil {
 			return err
 		}
-		return parseReport(b, 0, &s)
+		return parseReport(b, &s)
 	})
 	for _, t := range s.Trainers {
 		if !t.Completed {
@@ -295,16 +325,18 @@ type described struct {
 // restored is what a restore tells.
 type restored struct {
 	Step    int64               `json:"step"`
-	Extra   []byte              `json:"extra"`   // what the first trainer added to the cut; each trainer asks for it by itself
-	Rows    int64               `json:"rows"`    // of all servers
-	Skipped []checkpoint.Listed `json:"skipped"` // newer cuts, the newest first
-	Tables  []string            `json:"tables"`  // the names of those that were read, in order
+	Extra   []byte              `json:"extra"`            // of the first trainer; each trainer asks for it itself
+	Rows    int64               `json:"rows"`             // of all servers
+	Skipped []checkpoint.Listed `json:"skipped"`          // newer cuts, the newest first
+	Tables  []string            `json:"tables"`           // the names of those that were read, in order
+	Tasks   []string            `json:"tasks"`            // the names of the data sets whose queues were read
+	Queues  []byte              `json:"queues,omitempty"` // of the cut; the first server tells them who leads
 }
 
 // taking says which tables of a cut a restore reads.
 type taking struct {
 	Tables []string `json:"tables"` // their names; nil: all
-	Strict bool     `json:"strict"` // a table that only the cut has, or that it does not have, is an error
+	Strict bool     `json:"strict"` // a table that only the cut has, or lacks, is an error
 }
 
 func (t taking) String() string {
@@ -318,19 +350,19 @@ func (t taking) String() string {
 	return text
 }
 
-// controlPSRestore reads a complete cut into the tables that were declared. All trainers that have not completed
-// call it.
-func controlPSRestore(request []byte, _ work.Interrupt) (any, error) {
+// restore reads a complete cut into the tables that were declared. All trainers that have not
+// completed call it.
+func (p *Process) restore(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {
 		Dir  string `json:"dir"`
 		Step *int64 `json:"step"` // nil: the newest cut
 		taking
 	}
 	r.Strict = true
-	if err := parse("ps_restore", request, &r); err != nil {
+	if err := method.Parse("ps_restore", request, &r); err != nil {
 		return nil, err
 	}
-	j, err := psTrainer("ps_restore")
+	j, err := p.trainer("ps_restore")
 	if err != nil {
 		return nil, err
 	}
@@ -345,6 +377,10 @@ func controlPSRestore(request []byte, _ work.Interrupt) (any, error) {
 			return nil, err
 		}
 		total, err := k.restore(step, r.taking)
+		if err == nil {
+			total.Tasks, err = k.giveQueues(step, total.Queues, r.taking)
+		}
+		total.Queues = nil
 		total.Skipped = append([]checkpoint.Listed{}, skipped...)
 		return total, err
 	})
@@ -361,15 +397,15 @@ func (k checkpoints) withExtra(answer any) (told restored, err error) {
 	case restored:
 		told = a
 	case json.RawMessage: // of the trainer that has made the call
-		if err := parseReport(a, 0, &told); err != nil {
+		if err := parseReport(a, &told); err != nil {
 			return told, err
 		}
 	}
 	return told, k.first(phaseExtra, told.Step, detail{}, &told.Extra)
 }
 
-// choose returns the step of the cut that is restored, which the servers have read whole, and which newer ones are not
-// whole.
+// choose returns the step of the cut that is restored, which the servers have read whole, and which
+// newer ones are not whole.
 func (k checkpoints) choose(step *int64) (int64, []checkpoint.Listed, error) {
 	if step != nil {
 		if *step < 0 {
@@ -399,16 +435,30 @@ func (k checkpoints) restore(step int64, what taking) (total restored, err error
 	return total, err
 }
 
-// controlPSLatest returns the step of the newest cut that the first server sees; {} if nothing is saved. A trainer need
-// not see the folder. It waits for no other trainer.
-func controlPSLatest(request []byte, _ work.Interrupt) (any, error) {
+// giveQueues has the master take over the queues of a cut, unless some tables are chosen.
+func (k checkpoints) giveQueues(step int64, queues []byte, what taking) (names []string, err error) {
+	switch {
+	case what.Tables != nil:
+		return []string{}, nil
+	case k.tasks != nil:
+		names, err = k.restoreQueues(step, queues)
+	case len(queues) > 0 && what.Strict:
+		err = status.New(status.Argument, "ps_restore: the cut of step %d has queues of ps.tasks, and no rank is a master; "+
+			"with strict=False they are left out. The tables are those of the cut", step)
+	}
+	return append([]string{}, names...), err
+}
+
+// latest returns the step of the newest cut that the first server sees; {} if nothing is saved. A
+// trainer need not see the folder. It waits for no other trainer.
+func (p *Process) latest(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {
 		Dir string `json:"dir"`
 	}
-	if err := parse("ps_latest", request, &r); err != nil {
+	if err := method.Parse("ps_latest", request, &r); err != nil {
 		return nil, err
 	}
-	j, err := psTrainer("ps_latest")
+	j, err := p.trainer("ps_latest")
 	if err != nil {
 		return nil, err
 	}
@@ -416,7 +466,8 @@ func controlPSLatest(request []byte, _ work.Interrupt) (any, error) {
 	if err := (checkpoints{j, r.Dir}).first(phaseList, 0, detail{}, &list); err != nil {
 		return nil, err
 	}
-	step, _, err := checkpoint.NewestWhole(r.Dir, list, func(int64) (damaged, err error) { return nil, nil }) // by the sizes
+	bySizes := func(int64) (damaged, err error) { return nil, nil }
+	step, _, err := checkpoint.NewestWhole(r.Dir, list, bySizes)
 	if err != nil || step < 0 {
 		return struct{}{}, err
 	}

@@ -1,4 +1,4 @@
-package gocore
+package job
 
 import (
 	"context"
@@ -31,7 +31,7 @@ func oneRow(t *testing.T) (b backend, train func()) {
 	t.Cleanup(func() { mem.Free(room) })
 	*(*int64)(room), *(*float32)(unsafe.Add(room, 8)) = 7, 1
 	step := int64(0)
-	return backend{&psJob{server: s}}, func() {
+	return backend{&job{server: s}}, func() {
 		step++
 		require.NoError(t, s.Tables()[0].Table.Push(table.Batch{IDs: &op.Buf{Data: room, Count: 1, DType: op.Int64, NDim: 1},
 			Values: &op.Buf{Data: unsafe.Add(room, 8), Count: 1, DType: op.Float32, NDim: 1}}, math.NaN(), step))

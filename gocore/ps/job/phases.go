@@ -1,4 +1,4 @@
-package gocore
+package job
 
 import (
 	"context"
@@ -6,13 +6,14 @@ import (
 	"slices"
 
 	"github.com/paddlempi/paddlempi/gocore/ps/checkpoint"
+	"github.com/paddlempi/paddlempi/gocore/ps/master"
 	"github.com/paddlempi/paddlempi/gocore/ps/route"
 	"github.com/paddlempi/paddlempi/gocore/ps/server"
 	"github.com/paddlempi/paddlempi/gocore/ps/table"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-func (j *psJob) phase(ctx context.Context, from int, phase, dir string, step int64, d detail) (answer any, err error) {
+func (j *job) phase(ctx context.Context, from int, phase, dir string, step int64, d detail) (answer any, err error) {
 	switch phase { // these wait for trainers, or end such waits
 	case phaseBegin:
 		return struct{}{}, j.server.Meet(ctx, from, dir, d.Asked)
@@ -22,7 +23,8 @@ func (j *psJob) phase(ctx context.Context, from int, phase, dir string, step int
 		j.server.Release(from)
 		return struct{}{}, nil
 	}
-	// The others wait for each other, because one of a trainer that has died may be under way still.
+	// The others wait for each other, because one of a trainer that has died may be under way
+	// still.
 	j.cuts.Lock()
 	defer j.cuts.Unlock()
 	switch phase {
@@ -56,9 +58,9 @@ func (j *psJob) phase(ctx context.Context, from int, phase, dir string, step int
 	case phaseRemove:
 		checkpoint.Remove(dir, d.Steps)
 		return struct{}{}, nil
-	case phaseOutcome:
-		if d.Outcome != nil {
-			j.keepOutcome(*d.Outcome)
+	case phaseEnding:
+		if d.Ending != nil {
+			j.keepEnding(*d.Ending)
 		}
 		return j.told, nil
 	}
@@ -66,7 +68,7 @@ func (j *psJob) phase(ctx context.Context, from int, phase, dir string, step int
 }
 
 // write writes the part of this server, whose updates are held until it calls copied.
-func (j *psJob) write(ctx context.Context, dir string, step int64, copied func()) (w written, err error) {
+func (j *job) write(ctx context.Context, dir string, step int64, copied func()) (w written, err error) {
 	w.Version = j.server.Version()
 	sources := make([]checkpoint.Source, 0)
 	for _, t := range j.server.Tables() {
@@ -84,32 +86,40 @@ func (j *psJob) write(ctx context.Context, dir string, step int64, copied func()
 	return w, err
 }
 
-// keepOutcome keeps how a call ended that one trainer has made for all. The caller holds cuts.
-func (j *psJob) keepOutcome(o outcome) {
-	o.Number = j.told.Number + 1
-	j.told = o
+// keepEnding keeps how a call ended that one trainer has made for all. The caller holds cuts.
+func (j *job) keepEnding(e ending) {
+	e.Number = j.told.Number + 1
+	j.told = e
 }
 
-// add takes a piece of what the next cut will have besides rows. The first piece begins anew. The caller holds cuts.
-func (j *psJob) add(from int, d detail) error {
+// add takes a piece of what the next cut will have besides rows. The first piece begins anew. The
+// caller holds cuts.
+func (j *job) add(from int, d detail) error {
 	if d.At == 0 {
 		j.extra = nil
 	}
-	if d.At != len(j.extra) || len(d.Extra) > MostExtra-len(j.extra) {
-		return status.New(status.Argument, "checkpoint: rank %d adds %d bytes at %d; %d have come, of at most %d", from, len(d.Extra), d.At, len(j.extra), MostExtra).WithRanks(from)
+	if d.At != len(j.extra) || len(d.Extra) > mostExtra+master.MostSnapshot-len(j.extra) {
+		return status.New(status.Argument, "checkpoint: rank %d adds %d bytes at %d; %d have come, of at most %d", from, len(d.Extra), d.At, len(j.extra), mostExtra+master.MostSnapshot).WithRanks(from)
 	}
 	j.extra = append(j.extra, d.Extra...)
 	return nil
 }
 
-func (j *psJob) commit(ctx context.Context, dir string, step int64, d detail) error {
+func (j *job) commit(ctx context.Context, dir string, step int64, d detail) error {
 	if d.At == 0 {
 		j.extra = nil // what has come is of a trainer that has died
 	}
 	if d.At != len(j.extra) {
 		return status.New(status.Argument, "checkpoint: %d bytes of extra have come, and there were %d", len(j.extra), d.At)
 	}
-	more, err := json.Marshal(extra{d.Version, j.extra})
+	ofUser := len(j.extra)
+	if d.Queues != nil {
+		ofUser -= *d.Queues
+	}
+	if ofUser < 0 || ofUser > len(j.extra) {
+		return status.New(status.Argument, "checkpoint: %d bytes of queues are said to be in %d of extra", *d.Queues, len(j.extra))
+	}
+	more, err := json.Marshal(extra{d.Version, j.extra[:ofUser], j.extra[ofUser:]})
 	j.extra = nil
 	if err != nil {
 		return err
@@ -118,11 +128,11 @@ func (j *psJob) commit(ctx context.Context, dir string, step int64, d detail) er
 		return err
 	}
 	// The cut is complete, also if the trainer dies before it hears of it.
-	j.keepOutcome(outcomeOf(struct{}{}, nil))
+	j.keepEnding(endingOf(struct{}{}, nil))
 	return nil
 }
 
-func (j *psJob) restore(ctx context.Context, dir string, step int64, take *taking) (told restored, err error) {
+func (j *job) restore(ctx context.Context, dir string, step int64, take *taking) (told restored, err error) {
 	if take == nil {
 		take = &taking{Strict: true}
 	}
@@ -155,6 +165,9 @@ func (j *psJob) restore(ctx context.Context, dir string, step int64, take *takin
 	j.server.SetVersion(e.Version)
 	j.given = e.User
 	told = restored{Step: m.Step, Tables: []string{}}
+	if j.server.Index == 0 {
+		told.Queues = e.Queues
+	}
 	for i := range m.Tables {
 		if name := m.Tables[i].Name; into[name] != nil {
 			j.server.RestoreLearningRate(name, m.Tables[i].LearningRate)

@@ -1,24 +1,40 @@
-package gocore
+package job
 
 import (
 	"context"
 	"encoding/json"
 	"os"
+	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/ps/admin"
+	"github.com/paddlempi/paddlempi/gocore/ps/master"
 	"github.com/paddlempi/paddlempi/gocore/ps/server"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// backend answers the service of a server.
-type backend struct{ *psJob }
+// backend answers the service of a server, of the master, or of a rank that is both.
+type backend struct{ *job }
+
+// serves returns an error on a rank that has no tables.
+func (b backend) serves(what string) error {
+	if b.server == nil {
+		return status.New(status.Argument, "%s: rank %d has no tables; servers are ranks %v", what, b.group.Rank, b.servers)
+	}
+	return nil
+}
 
 func (b backend) Register(m admin.Member) error {
+	if err := b.serves("register"); err != nil {
+		return err
+	}
 	return b.server.Register(server.Member{Rank: m.Rank, PID: m.PID, Host: m.Host})
 }
 
 func (b backend) Declare(from int, m admin.Meta) (uint32, error) {
+	if err := b.serves("declare"); err != nil {
+		return 0, err
+	}
 	if m.Kind == admin.KV {
 		return b.declareKV(from, m)
 	}
@@ -31,16 +47,38 @@ func (b backend) Declare(from int, m admin.Meta) (uint32, error) {
 }
 
 func (b backend) Barrier(ctx context.Context, from int, name string) error {
+	if err := b.serves("barrier"); err != nil {
+		return err
+	}
 	return b.server.Barrier(ctx, from, name)
 }
 
-func (b backend) Complete(from int) error { return b.server.Complete(from) }
+func (b backend) Complete(from int) error {
+	if b.master != nil {
+		if err := b.master.Complete(from); err != nil {
+			return err
+		}
+	}
+	if b.server != nil {
+		return b.server.Complete(from)
+	}
+	return nil
+}
 
 func (b backend) SetLearningRate(name string, rate float64) error {
+	if err := b.serves("set_learning_rate"); err != nil {
+		return err
+	}
 	return b.server.SetLearningRate(name, rate)
 }
 
 func (b backend) Statistics() []byte {
+	if b.server == nil {
+		text, _ := json.Marshal(struct { // it has nothing that JSON cannot say
+			Master master.Report `json:"master"`
+		}{b.master.Report()})
+		return text
+	}
 	host, _ := os.Hostname()
 	s := b.server.Statistics()
 	over := b.service.Traffic()
@@ -58,11 +96,16 @@ func (b backend) Statistics() []byte {
 		}
 		r.Trainers = append(r.Trainers, admin.TrainerReport{Rank: t.Rank, Step: t.Steps, Queue: queue, Staleness: t.Staleness, Completed: t.State != "active", State: t.State, Lag: t.Lag, Silent: t.Silent, At: t.At})
 	}
-	text, _ := json.Marshal(r) // it has nothing that JSON cannot say
+	if b.master != nil {
+		m := b.master.Report()
+		r.Master = &m
+	}
+	text, _ := json.Marshal(r)
 	return text
 }
 
-// Checkpoint carries out a phase on a server, until ctx is done: the trainer that asked has given up.
+// Checkpoint carries out a phase on a server, until ctx is done: the trainer that asked has given
+// up.
 func (b backend) Checkpoint(ctx context.Context, from int, phase, dir string, step int64, text []byte) (report []byte, err error) {
 	var d detail
 	if len(text) > 0 {
@@ -70,40 +113,50 @@ func (b backend) Checkpoint(ctx context.Context, from int, phase, dir string, st
 			return nil, status.New(status.Argument, "checkpoint: what rank %d tells for phase %q cannot be read: %v", from, phase, err).WithRanks(from)
 		}
 	}
-	answer, err := b.phase(ctx, from, phase, dir, step, d)
+	answer, err := b.phaseHere(ctx, from, phase, dir, step, d)
 	if err != nil {
 		return nil, err
 	}
 	return json.Marshal(answer)
 }
 
-// controlPSStats returns the statistics of all servers, for a trainer, and of this rank.
-func controlPSStats([]byte, work.Interrupt) (any, error) {
-	j, err := psOf("ps_stats")
+// phaseHere carries out a phase of the master or of the server.
+func (b backend) phaseHere(ctx context.Context, from int, phase, dir string, step int64, d detail) (any, error) {
+	if phase == phaseQueues || phase == phaseRefill {
+		return b.ofQueues(from, phase, d)
+	}
+	if err := b.serves("checkpoint"); err != nil {
+		return nil, err
+	}
+	return b.phase(ctx, from, phase, dir, step, d)
+}
+
+// serve returns when all trainers have completed.
+func (p *Process) serve(_ []byte, interrupt work.Interrupt) (any, error) {
+	j, err := p.current("ps_serve")
 	if err != nil {
 		return nil, err
 	}
-	shared, mpi, local := j.links.Bytes()
-	var rpcs, grpc uint64
-	for _, c := range j.admins {
-		t := c.Traffic()
-		rpcs, grpc = rpcs+t.Calls, grpc+t.In+t.Out
+	if j.service == nil {
+		return nil, status.New(status.Argument, "ps_serve: rank %d is no server; servers are ranks %v", j.group.Rank, j.servers)
 	}
-	out := map[string]any{"rank": j.group.Rank, "rpcs": rpcs, "bytes": map[string]uint64{"shared": shared, "mpi": mpi, "local": local, "grpc": grpc}}
-	if j.client == nil {
-		out["servers"] = []json.RawMessage{backend{j}.Statistics()}
-		return out, nil
+	if interrupt == nil {
+		interrupt = j.interrupt
 	}
-	out["staleness"] = j.client.Staleness()
-	all := make([]json.RawMessage, len(j.admins))
-	err = j.each(func(ctx context.Context, i int, c *admin.Client) error {
-		b, err := c.Statistics(ctx)
-		if err == nil && !json.Valid(b) {
-			err = status.New(status.Argument, "server %d answers with statistics that are not JSON", i)
+	// The end of this rank's part is an end too: close.
+	if j.server != nil {
+		if err := work.Await(j.server.Done(), time.Time{}, interrupt); err != nil {
+			return nil, err
 		}
-		all[i] = b
-		return err
-	})
-	out["servers"] = all
-	return out, err
+		if err := j.server.Err(); err != nil {
+			return nil, err
+		}
+	}
+	if j.master == nil {
+		return struct{}{}, nil
+	}
+	if err := work.Await(j.master.Ended(), time.Time{}, interrupt); err != nil {
+		return nil, err
+	}
+	return struct{}{}, j.master.Err()
 }

@@ -1,0 +1,59 @@
+package client
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/paddlempi/paddlempi/gocore/ps/request"
+)
+
+// Effect is what a trainer knows of what a request of it has done on a server.
+type Effect uint8
+
+const (
+	// NotApplied: nothing. The server never got the request, or has answered that it has refused
+	// it.
+	NotApplied Effect = iota
+	// Unknown: the server may have carried it out, or may do so yet. It was sent, and no answer has
+	// come.
+	Unknown
+	// Applied: the server has answered that it has carried it out.
+	Applied
+)
+
+func (e Effect) String() string {
+	switch e {
+	case NotApplied:
+		return "not applied"
+	case Unknown:
+		return "unknown"
+	case Applied:
+		return "applied"
+	}
+	return "Effect(" + strconv.Itoa(int(e)) + ")"
+}
+
+// result is how a request to one server has ended. The zero result is that of a server that was not
+// asked.
+type result struct {
+	effect Effect
+	answer request.Answer // if it was applied
+}
+
+// resultOf waits for the answer to a request that was sent. whole says that a server which refuses
+// it has changed nothing.
+func (c *Client) resultOf(p pending, whole bool, deadline time.Time) (r result, err error) {
+	header, err := p.Wait(deadline, c.interrupt)
+	if err == nil {
+		r.answer, err = request.DecodeAnswer(header)
+	}
+	switch {
+	case err == nil:
+		r.effect = Applied
+	case whole && p.Answered() && header == nil:
+		r.effect = NotApplied
+	default:
+		r.effect = Unknown
+	}
+	return r, err
+}

@@ -1,0 +1,69 @@
+package server
+
+import (
+	"slices"
+
+	"github.com/paddlempi/paddlempi/gocore/ps/request"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// This file bounds the staleness of rows (stale synchronous parallel, SSP): Q. Ho et al., "More
+// Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NIPS 2013. Pushes are
+// applied at once, as in asynchronous mode. A trainer that has pushed c steps may pull when every
+// active trainer has pushed c - Slack steps at least. So what it pulls has all updates of steps
+// before that, of all trainers, and no trainer is ever more than Slack + 1 steps ahead of another.
+
+// keepsAhead keeps a pull of a trainer that is too many steps ahead of another one, and tells
+// whether it has. It is carried out when the others have come closer, or have left.
+func (s *Server) keepsAhead(u *update) bool {
+	if !s.Bounded || u.op != request.Pull {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.failed != nil || !s.isAheadLocked(u.from) {
+		return false
+	}
+	s.ahead = append(s.ahead, u)
+	return true
+}
+
+// isAheadLocked tells whether a trainer is more than Slack steps ahead of one that is active. The
+// caller holds mu.
+func (s *Server) isAheadLocked(rank int) bool {
+	mine := s.trainers[rank].steps
+	for _, t := range s.trainers {
+		if t.state == active && mine-t.steps > s.Slack {
+			return true
+		}
+	}
+	return false
+}
+
+// closerLocked returns the pulls that are kept no longer. The caller holds mu, and carries them out
+// with pullAll after it has given mu back.
+func (s *Server) closerLocked() (free []*update) {
+	s.ahead = slices.DeleteFunc(s.ahead, func(u *update) bool {
+		if s.isAheadLocked(u.from) {
+			return false
+		}
+		free = append(free, u)
+		return true
+	})
+	return free
+}
+
+// pullAll carries pulls out.
+func (s *Server) pullAll(pulls []*update) {
+	for _, u := range pulls {
+		u.done(s.access(u))
+	}
+}
+
+// CheckSlack returns an error if a bound of staleness is out of its limits.
+func CheckSlack(slack int64) error {
+	if slack < 0 || slack > 1<<30 {
+		return status.New(status.Argument, "ps_init: staleness=%d; it is from 0 to %d steps", slack, 1<<30)
+	}
+	return nil
+}

@@ -1,0 +1,353 @@
+"""What a transpiled training program does where: :func:`transpile` of both fronts makes a Plan.
+
+The names of the operations in a plan are those of Fluid's design for MPI: a trainer ends its step
+with ``mpi_send`` of gradients and ``mpi_recv`` of parameters, and a server runs
+``mpi_listenandserve``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, ClassVar
+
+from .. import _native, memory
+from .._ops import TableCall
+from ..collectives import broadcast
+from ..errors import ArgumentError, DtypeError, UnsupportedError
+from ..group import DEFAULT_TIMEOUT
+from . import session
+from .dense import BLOCK, PLACEMENTS, Blocks
+from .distributed import Vector
+from .layers import RemoteLayer
+from .optimizers import Optimizer
+from .role_map import RolesArgument
+
+__all__ = ["Owners", "Placed", "Plan", "equal", "placed", "pull_vectors", "rows_of_layer"]
+__all__ += ["transpile", "unsupported"]
+
+_PIECE = 1 << 16  # rows of one request of state_dict
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where a parameter of the single-machine program is.
+
+    Attributes:
+        name: its name in the model.
+        shape: its shape.
+        table: the name of its table on the servers; None: it is frozen, and each trainer has it.
+        optimizer: what the servers do; None without a table.
+        blocks: how many blocks a dense parameter has; None: it is a table of rows by id.
+        first: which of all blocks is its first, if they are dealt in turn; else None.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    table: str | None = None
+    optimizer: Optimizer | None = None
+    blocks: int | None = None
+    first: int | None = None
+
+    def servers(self, count: int) -> str:
+        """Which of ``count`` servers have it."""
+        if self.table is None:
+            return "-"
+        if self.blocks is None or self.first is None:
+            return "by hash" if count > 1 else "0"
+        owners = sorted({(self.first + k) % count for k in range(min(self.blocks, count))})
+        return "all" if len(owners) == count > 1 else ",".join(map(str, owners))
+
+    def memory(self) -> int:
+        """How many bytes all servers need for it, when each row of a table is there."""
+        if self.optimizer is None:
+            return 0
+        if self.blocks is None:
+            rows, dim = self.shape
+        else:
+            rows, dim = self.blocks, min(math.prod(self.shape), BLOCK)
+        return rows * 4 * (dim + self.optimizer.state_width(dim))
+
+    def traffic(self) -> int:
+        """How many bytes of a dense parameter a trainer sends, and receives, in a step."""
+        return 4 * math.prod(self.shape) if self.blocks is not None else 0
+
+
+class Plan:
+    """A single-machine training program, spread over trainers and servers. See :func:`transpile`.
+
+    ``print(plan)`` shows what is where.
+
+    Attributes:
+        model: the model to train with: embeddings with sparse gradients are layers of
+            ``paddlempi.ps``, all else is as it was.
+        optimizer: the optimizer to train with, or a list of them if a list was given. Its ``step``
+            is one step of all trainers; schedules of the learning rate work on it, and on the one
+            that was given.
+        parameters: where each parameter is, in the order of the model.
+    """
+
+    FRAMEWORK: ClassVar[str]
+    model: Any
+    optimizer: Any
+    parameters: list[Placed]
+    _layers: Mapping[str, RemoteLayer]
+
+    def trainer_program(self) -> list[str]:
+        """The operations of a trainer's step, one in each line, with the design's names."""
+        sent = [one.table for one in self.parameters if one.table is not None]
+        rows = [one.table for one in self.parameters if one.table and one.blocks is None]
+        dense = [one.table for one in self.parameters if one.blocks is not None]
+        return [
+            *(f"mpi_recv({name}, ids of the batch)" for name in rows),
+            "forward, backward",
+            f"mpi_send({', '.join(f'{name}@GRAD' for name in sent)})",
+            *([f"mpi_recv({', '.join(map(str, dense))})"] if dense else []),
+        ]
+
+    def server_program(self) -> list[str]:
+        """The operations of a server, one in each line, with the design's names."""
+        return [
+            "mpi_listenandserve(",
+            *(
+                f"    {type(one.optimizer).__name__.lower()}({one.table})"
+                for one in self.parameters
+                if one.table is not None
+            ),
+            ")",
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state dict of the single-machine model: names, shapes and values of now.
+
+        The rows of embeddings are pulled from the servers, all of them: they must fit in the memory
+        of this trainer, who may call it alone. For models that do not, see
+        :func:`paddlempi.ps.export`.
+        """
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        found = session.current("ps.Plan")
+        count = len(session.pservers())
+        yield (
+            f"{len(found.trainers)} trainers, {count} servers, mode {found.mode}: "
+            f"{len(self.parameters)} parameters"
+        )
+        head = ("parameter", "shape", "on the servers", "servers", "optimizer", "memory", "a step")
+        rows = [head, *(_row(one, count) for one in self.parameters)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            padded = (word.ljust(width) for word, width in zip(row, widths, strict=True))
+            yield "  ".join(padded).rstrip()
+        dense = sum(one.traffic() for one in self.parameters)
+        most = max(self._memory_of(server, count) for server in range(count))
+        yield (
+            f"a trainer sends and receives {_size(dense)} each of dense parameters in a step; "
+            f"a server has {_size(most)} at most, when all rows are there"
+        )
+        yield "trainer: " + "; ".join(self.trainer_program())
+        yield "server: " + " ".join(line.strip() for line in self.server_program())
+
+    def _memory_of(self, server: int, count: int) -> int:
+        total = 0
+        for one in self.parameters:
+            if one.blocks is None or one.first is None:
+                total += -(-one.memory() // count)
+            else:
+                mine = len(range((server - one.first) % count, one.blocks, count))
+                total += one.memory() // one.blocks * mine
+        return total
+
+
+def _row(one: Placed, count: int) -> tuple[str, ...]:
+    """What a plan shows of a parameter."""
+    if one.optimizer is None:
+        kind, moved = "no: frozen", "-"
+    elif one.blocks is None:
+        kind, moved = "rows by id", "rows of a batch"
+    else:
+        kind = f"{one.blocks} block{'s' if one.blocks > 1 else ''}"
+        moved = f"2 x {_size(one.traffic())}"
+    shape = "x".join(map(str, one.shape)) or "1"
+    does = "-" if one.optimizer is None else type(one.optimizer).__name__
+    return one.name, shape, kind, one.servers(count), does, _size(one.memory()), moved
+
+
+def _size(amount: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"
+
+
+class Owners:
+    """Which optimizer and which module has a parameter.
+
+    Args:
+        named: the trained parameters of the model, by name; each once.
+        owned: the parameters of each optimizer.
+
+    Raises:
+        ArgumentError: a parameter has no optimizer, or two; or an optimizer has one that the model
+            does not have.
+    """
+
+    def __init__(self, named: Mapping[str, Any], owned: Sequence[Sequence[Any]]) -> None:
+        names = {id(parameter): name for name, parameter in named.items()}
+        self.of: dict[int, int] = {}
+        for number, parameters in enumerate(owned):
+            for place, parameter in enumerate(parameters):
+                name = names.get(id(parameter))
+                if name is None:
+                    raise ArgumentError(
+                        f"ps.transpile: parameter {place} of optimizer {number}, of shape "
+                        f"{tuple(parameter.shape)}, is none of the model that is trained: give the "
+                        "model that has all of them, and freeze none that an optimizer has"
+                    )
+                if id(parameter) in self.of:
+                    raise ArgumentError(
+                        f"ps.transpile: parameter {name!r} belongs to two: optimizer "
+                        f"{self.of[id(parameter)]} and optimizer {number}"
+                    )
+                self.of[id(parameter)] = number
+        for name, parameter in named.items():
+            if id(parameter) not in self.of:
+                raise ArgumentError(
+                    f"ps.transpile: parameter {name!r} belongs to nobody: give it to an optimizer, "
+                    "or freeze it"
+                )
+
+
+def transpile(
+    model: Any,
+    optimizer: Any,
+    roles: RolesArgument = None,
+    *,
+    mode: str = "sync",
+    staleness: int = 3,
+    timeout: timedelta | float = DEFAULT_TIMEOUT,
+    tls: Any = None,
+    average: bool = True,
+    placement: str = "round_robin",
+    name: str = "plan",
+) -> Plan:
+    """Spread a single-machine training program over trainers and servers.
+
+    All ranks call it in the same program, and train with what it returns::
+
+        model, optimizer = Model(), torch.optim.Adagrad(...)
+        plan = ps.transpile(model, optimizer, "trainer:2,pserver:2")
+        model, optimizer = plan.model, plan.optimizer
+
+    On a rank that does not train it does not return: it serves until all trainers have completed,
+    and then ends the process with status 0. It calls :func:`init` if the program has not.
+
+    * Embeddings with sparse gradients (torch's ``sparse=True`` of ``Embedding`` and
+      ``EmbeddingBag``, Paddle's ``sparse=True`` of ``Embedding``) become tables, whose rows are
+      dealt to the servers by a hash of the id. They begin with the rows of the first trainer.
+    * Each other parameter that is trained becomes blocks of 8192 elements, which are dealt to the
+      servers; a smaller one is one block. All trainers begin with the values of the first; buffers
+      and frozen parameters too, but these are each trainer's afterwards.
+    * The optimizer runs on the servers, with the numbers of its groups. Learning rates may change
+      in each step; other numbers may not.
+
+    In sync mode a step is that of one process which runs the batches of the trainers one after
+    another and adds their gradients in the order of ranks, divided by the number of trainers
+    (``average=False``: not divided).
+
+    Args:
+        model: a ``torch.nn.Module`` or ``paddle.nn.Layer``. Its embeddings are replaced in it.
+        optimizer: the optimizer of all its parameters, or a list of optimizers.
+        roles, mode, staleness, timeout, tls: of :func:`init`, if it was not called.
+        average: whether gradients are divided by the number of trainers in sync mode.
+        placement: how blocks are dealt to servers: "round_robin" or "hash_name".
+        name: what the names of its tables begin with: another one for a second plan of a program.
+
+    Raises:
+        ArgumentError: a trained parameter has no optimizer or two, an optimizer has one that is not
+            the model's, or ``placement`` is another word.
+        DtypeError: ``model`` or ``optimizer`` is of another type.
+        UnsupportedError: servers do not have the optimizer, or a layer wants what tables do not
+            have: it is named.
+        MismatchError: the trainers' models or optimizers differ.
+        Error: what :func:`init` raises.
+    """
+    front = None
+    for base in type(model).__mro__:
+        framework = base.__module__.partition(".")[0]
+        if framework in ("torch", "paddle"):
+            front = importlib.import_module(f"..{framework}.transpiler", __package__)
+            break
+    if front is None:
+        raise DtypeError(
+            f"ps.transpile: a {type(model).__qualname__} is no torch.nn.Module and no "
+            "paddle.nn.Layer"
+        )
+    if placement not in PLACEMENTS:
+        raise ArgumentError(
+            f"ps.transpile: placement={placement!r} is none of {', '.join(map(repr, PLACEMENTS))}"
+        )
+    if not isinstance(name, str) or not name:
+        raise DtypeError(f"ps.transpile: name={name!r} is no text")
+    front.check(model, optimizer)  # before ranks talk to each other
+    if not session.is_begun():
+        session.init(roles, mode=mode, staleness=staleness, timeout=timeout, tls=tls)
+    elif roles is not None:
+        raise ArgumentError("ps.transpile: roles were given to ps.init, which was called before")
+    if not session.is_trainer():
+        session.serve()
+        session.shutdown()
+        sys.exit(0)
+    plan: Plan = front.make(model, optimizer, average, placement, name)
+    return plan
+
+
+def equal(tensors: Sequence[Any]) -> None:
+    """Give all trainers the first one's values of tensors."""
+    found = session.as_trainer("ps.transpile")
+    if len(found.trainers) > 1:
+        for tensor in tensors:
+            broadcast(tensor, src=found.trainers[0], group=found.trainer_group)
+
+
+def pull_vectors(vectors: Sequence[Vector]) -> None:
+    """Set parameters to those on the servers, in one request."""
+    blocks = [vector.blocks for vector in vectors]
+    if blocks:
+        _native.load().tables(TableCall.PULL, tuple(one.pulled() for one in blocks))
+    for vector in vectors:
+        vector.written()
+
+
+def placed(name: str, parameter: Any, blocks: Blocks) -> Placed:
+    """Return where a dense parameter is."""
+    return Placed(
+        name,
+        tuple(parameter.shape),
+        blocks.table.name,
+        blocks.table.optimizer,
+        blocks.count,
+        blocks.first,
+    )
+
+
+def rows_of_layer(layer: RemoteLayer) -> Iterator[tuple[int, Any]]:
+    """The rows of an embedding that are on the servers, in pieces: the first id, and the rows."""
+    count = layer.num_embeddings or 0
+    for begin in range(0, count, _PIECE):
+        ids = memory.empty(min(_PIECE, count - begin), "int64")
+        ids[:] = range(begin, begin + len(ids))
+        yield begin, layer.table.pull(ids)
+
+
+def unsupported(name: str, why: str) -> UnsupportedError:
+    """The error of a layer that cannot become a table."""
+    return UnsupportedError(f"ps.transpile: embedding {name!r}: {why}")
