@@ -104,7 +104,7 @@ func TestControlRefusesWrongArguments(t *testing.T) {
 		case "destroy", "ps_serve", "ps_complete", "ps_refuse", "ps_stats", "ps_close", "ps_kv_next": // they take no arguments
 			continue
 		}
-		for _, request := range []string{"[", "[]", `"x"`, `{"group":"x","ranks":"x","timeout":"x","status":"x","mpi":1,"sys_prefix":1,"wait":1,"step":1,"hidden":1,"one_host":1,"generation":"x","descriptor":"x","pids":"x","table":"x","window":"x","dim":"x","name":1,"dir":1,"file":1,"call":"x","bytes":"x"}`} {
+		for _, request := range []string{"[", "[]", `"x"`, `{"group":"x","ranks":"x","timeout":"x","status":"x","mpi":1,"sys_prefix":1,"wait":1,"step":1,"hidden":1,"one_host":1,"generation":"x","descriptor":"x","pids":"x","table":"x","window":"x","dim":"x","name":1,"dir":1,"file":1,"call":"x","bytes":"x","handle":"x","path":1}`} {
 			refused(t, status.Argument, "control "+method, method, request)
 		}
 	}
@@ -235,4 +235,14 @@ func TestAPanicPoisonsTheCore(t *testing.T) {
 	assert.Equal(t, status.Panic, status.CodeOf(err))
 	_, _, err = Wait(1, 0, nil, false)
 	assert.Equal(t, status.Panic, status.CodeOf(err))
+}
+
+func TestFilesNeedAnMPIWithFiles(t *testing.T) {
+	refused(t, status.NotInitialized, "call init_process_group first", "file_open", `{"path":"/a","mode":"r"}`)
+	initialised(t) // a fake MPI
+	refused(t, status.Unsupported, "has no calls for files", "file_open", `{"path":"/a","mode":"r"}`)
+	refused(t, status.Argument, `mode="w"`, "file_open", `{"path":"/a","mode":"w"}`)
+	for _, method := range []string{"file_write", "file_read", "file_sync", "file_close"} {
+		refused(t, status.Argument, "there is no file 7", method, `{"handle":7}`)
+	}
 }

@@ -67,7 +67,8 @@ ROOMS = (
         "channel diagnose dl grid group heap meet method mpi netif op ps/job reduce status topo "
         "trace transport window work world",
         files="doc boundary control control_grid control_join join control_cuda control_heap "
-        "control_trace window_calls servers core prepared guests world windows closers",
+        "control_files control_trace window_calls servers core prepared guests world windows "
+        "closers",
     ),
     Room(
         "gocore/ps/job",

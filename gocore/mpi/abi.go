@@ -86,6 +86,10 @@ const (
 	iTypeShared
 	iTagUB
 	iKeyvalInvalid
+	iModeCreate
+	iModeExcl
+	iModeRdonly
+	iModeRdwr
 	numInts
 )
 
@@ -94,6 +98,7 @@ var intNames = [numInts]string{
 	iThreadSingle: "MPI_THREAD_SINGLE", iThreadFunneled: "MPI_THREAD_FUNNELED",
 	iThreadSerialized: "MPI_THREAD_SERIALIZED", iThreadMultiple: "MPI_THREAD_MULTIPLE",
 	iTypeShared: "MPI_COMM_TYPE_SHARED", iTagUB: "MPI_TAG_UB", iKeyvalInvalid: "MPI_KEYVAL_INVALID",
+	iModeCreate: "MPI_MODE_CREATE", iModeExcl: "MPI_MODE_EXCL", iModeRdonly: "MPI_MODE_RDONLY", iModeRdwr: "MPI_MODE_RDWR",
 }
 
 // Constant is one line of an ABI for the checker in tests/abi.

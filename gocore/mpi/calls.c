@@ -20,12 +20,6 @@ _Static_assert(sizeof(struct pmpi_mpi_request) == 48, "layout of transport.Reque
 _Static_assert(offsetof(struct pmpi_mpi_request, bytes) == 24, "layout of transport.Request");
 _Static_assert(sizeof(int) == sizeof(int32_t), "int32 arrays are given to MPI as they are");
 
-// Room for MPI_Status of any MPI: 20, 24 or 32 bytes in the known ABIs.
-typedef union {
-	char bytes[64];
-	int64_t align;
-} raw_status;
-
 static int32_t field(const raw_status *status, int32_t offset) {
 	int32_t value;
 	memcpy(&value, status->bytes + offset, sizeof value);

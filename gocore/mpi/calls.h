@@ -87,6 +87,8 @@ void pmpi_mpi_free(struct pmpi_mpi_table *t);
 // pmpi_mpi_function_name returns the symbol of the table's i-th function, or NULL after the last
 // one.
 const char *pmpi_mpi_function_name(int i);
+// pmpi_mpi_function_is_optional tells whether an MPI may lack the table's i-th function.
+int pmpi_mpi_function_is_optional(int i);
 // pmpi_mpi_set_function fills in the i-th function.
 void pmpi_mpi_set_function(struct pmpi_mpi_table *t, int i, void *symbol);
 // pmpi_mpi_set_constants fills in the ABI's constants.
@@ -156,6 +158,20 @@ int pmpi_mpi_attribute(const struct pmpi_mpi_table *t, uintptr_t comm, int keyva
 // pmpi_mpi_bytes makes a committed datatype of n bytes, from blocks whose lengths fit into an int.
 int pmpi_mpi_bytes(const struct pmpi_mpi_table *t, int64_t n, uintptr_t *out);
 int pmpi_mpi_free_type(const struct pmpi_mpi_table *t, uintptr_t type);
+
+// Files. pmpi_mpi_lacks_files returns the name of a function that this MPI lacks; NULL if it has
+// all. The others must not be called if it lacks one.
+const char *pmpi_mpi_lacks_files(const struct pmpi_mpi_table *t);
+// hints has n keys, each followed by its value.
+int pmpi_mpi_file_open(const struct pmpi_mpi_table *t, uintptr_t comm, const char *path, int mode,
+					   char **hints, int n, uintptr_t *out);
+// Both move at most 2^30 bytes and tell how many they have moved.
+int pmpi_mpi_file_write(const struct pmpi_mpi_table *t, uintptr_t file, int64_t at, uintptr_t data,
+						int64_t bytes, int64_t *moved);
+int pmpi_mpi_file_read(const struct pmpi_mpi_table *t, uintptr_t file, int64_t at, uintptr_t data,
+					   int64_t bytes, int64_t *moved);
+int pmpi_mpi_file_sync(const struct pmpi_mpi_table *t, uintptr_t file);
+int pmpi_mpi_file_close(const struct pmpi_mpi_table *t, uintptr_t file);
 
 // The user ops: MIN and MAX that propagate NaN.
 enum {

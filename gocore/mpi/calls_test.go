@@ -147,3 +147,20 @@ func BenchmarkPoll(b *testing.B) {
 		lib.Poll(list)
 	}
 }
+
+func TestAnMPIWithoutFilesIsTold(t *testing.T) {
+	libc, err := dl.Open("libc.so.6", dl.Now)
+	require.NoError(t, err)
+	table, missing := fillTable(func(name string) unsafe.Pointer {
+		if name == "MPI_File_read_at" {
+			return nil
+		}
+		return libc.Lookup("ffs")
+	})
+	require.Empty(t, missing)
+	l := nothing(t)
+	l.table = table
+	_, err = l.OpenFile("/a", FileReads, nil)
+	require.Equal(t, status.Unsupported, status.CodeOf(err))
+	require.ErrorContains(t, err, "MPI_File_read_at")
+}

@@ -133,7 +133,7 @@ func nameOf(version string) string {
 	return "MPI"
 }
 
-// newTable looks up every function. A missing one is an error.
+// newTable looks up every function. A missing one is an error, unless it is optional.
 func (l *loaded) newTable() (*C.struct_pmpi_mpi_table, error) {
 	t, missing := fillTable(l.file.Lookup)
 	if t == nil {
@@ -157,7 +157,7 @@ func (l *loaded) newTable() (*C.struct_pmpi_mpi_table, error) {
 }
 
 // fillTable makes a table of the functions that lookup finds, and returns the name of the first one
-// that it does not find. The table is nil if memory is short.
+// that it does not find and that is not optional. The table is nil if memory is short.
 func fillTable(lookup func(string) unsafe.Pointer) (t *C.struct_pmpi_mpi_table, missing string) {
 	if t = C.pmpi_mpi_new(); t == nil {
 		return nil, ""
@@ -169,7 +169,7 @@ func fillTable(lookup func(string) unsafe.Pointer) (t *C.struct_pmpi_mpi_table, 
 		}
 		name := spelled(C.GoString(s))
 		symbol := lookup(name)
-		if symbol == nil {
+		if symbol == nil && C.pmpi_mpi_function_is_optional(i) == 0 {
 			return t, name
 		}
 		C.pmpi_mpi_set_function(t, i, symbol)

@@ -14,9 +14,13 @@
 
 // The nonblocking names are MPI_IBcast and so on here. MPI spells them MPI_Ibcast, and the caller
 // corrects them.
-static const char *const function_names[] = {COLLECTIVES(NAMES) OTHERS(NAME)};
+static const char *const function_names[] = {COLLECTIVES(NAMES) OTHERS(NAME) OPTIONAL(NAME)};
+static const char *const optional_names[] = {OPTIONAL(NAME)};
 
-enum { FUNCTIONS = sizeof function_names / sizeof function_names[0] };
+enum {
+	FUNCTIONS = sizeof function_names / sizeof function_names[0],
+	OPTIONALS = sizeof optional_names / sizeof optional_names[0],
+};
 
 _Static_assert(sizeof(struct pmpi_mpi_functions) == FUNCTIONS * sizeof(void *),
 			   "one pointer a name");
@@ -31,6 +35,10 @@ void pmpi_mpi_free(struct pmpi_mpi_table *t) {
 
 const char *pmpi_mpi_function_name(int i) {
 	return i < FUNCTIONS ? function_names[i] : NULL;
+}
+
+int pmpi_mpi_function_is_optional(int i) {
+	return i >= FUNCTIONS - OPTIONALS;
 }
 
 void pmpi_mpi_set_function(struct pmpi_mpi_table *t, int i, void *symbol) {

@@ -10,7 +10,7 @@
 
 typedef uintptr_t handle;  // of a communicator, datatype, op, message, request ...
 typedef intptr_t mpi_aint; // MPI_Aint
-typedef int64_t mpi_count; // MPI_Count, 8 bytes in every known ABI
+typedef int64_t mpi_count; // MPI_Count, 8 bytes in every known ABI; so is MPI_Offset
 
 typedef int comm_copy_fn(handle comm, int keyval, void *extra, void *in, void *out, int *flag);
 typedef int comm_delete_fn(handle comm, int keyval, void *value, void *extra);
@@ -129,6 +129,15 @@ typedef void user_fn(void *in, void *inout, int *len, handle *type);
 	  (int n, const int *lengths, const mpi_aint *displacements, handle old, handle *newtype))    \
 	X(Type_commit, (handle *type))                                                                \
 	X(Type_free, (handle *type))
+
+// An MPI may be built without MPI-IO. Without one of these functions it opens no files.
+#define OPTIONAL(X)                                                                               \
+	X(File_open, (handle comm, const char *path, int mode, handle info, handle *file))            \
+	X(File_write_at,                                                                              \
+	  (handle file, mpi_count at, const void *buf, int n, handle type, void *status))             \
+	X(File_read_at, (handle file, mpi_count at, void *buf, int n, handle type, void *status))     \
+	X(File_sync, (handle file))                                                                   \
+	X(File_close, (handle *file))
 // clang-format on
 
 #define FIELDS(name, blocking, nonblocking)                                                        \
@@ -141,7 +150,14 @@ typedef void user_fn(void *in, void *inout, int *len, handle *type);
 struct pmpi_mpi_functions {
 	COLLECTIVES(FIELDS)
 	OTHERS(FIELD)
+	OPTIONAL(FIELD)
 };
+
+// Room for MPI_Status of any MPI: 20, 24 or 32 bytes in the known ABIs.
+typedef union {
+	char bytes[64];
+	int64_t align;
+} raw_status;
 
 struct pmpi_mpi_table {
 	struct pmpi_mpi_functions f;

@@ -17,15 +17,16 @@ import fcntl
 import os
 import re
 import secrets
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from ..errors import ArgumentError
 from ..together import flush
 from . import layout
 from .header import Header, length, parse
+from .opened import created
 
-__all__ = ["STATE", "Names", "Save", "opened", "read_header"]
+__all__ = ["STATE", "Names", "Save", "read_header"]
 
 _MODEL = "model.safetensors"
 _INDEX = ".index.json"
@@ -74,7 +75,8 @@ class Names:
         stem, suffix = re.escape(self.one.stem), re.escape(self.one.suffix)
         partial = rf"{re.escape(self.one.name)}(?:{re.escape(_INDEX)})?\.([0-9a-f]{{16}})\.partial"
         beside = rf"{stem}-([0-9a-f]{{16}})-(?:\d{{5}}-of-\d{{5}}|[a-z]+){suffix}"
-        found = re.fullmatch(f"{partial}|{beside}", name)
+        # Open MPI's MPI-IO makes such a file while it opens one.
+        found = re.fullmatch(rf"(?:{partial}|{beside})(?:\.locktest\.\d+)?", name)
         return None if found is None else found[1] or found[2]
 
 
@@ -170,7 +172,7 @@ class Save:
         self._close()
 
     def _make(self, path: Path) -> int:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        descriptor = created(str(path))
         self._made.append(path)
         return descriptor
 
@@ -249,31 +251,3 @@ def read_header(descriptor: int) -> Header:
             raise OSError(errno.EIO, "the file has become shorter")
         text += more
     return parse(text, size)
-
-
-def opened(path: str, flags: int, made: bool, stack: ExitStack) -> int:
-    """Open a file until the stack is closed, and return the descriptor.
-
-    Args:
-        path: of the file.
-        flags: of ``os.open``.
-        made: whether another rank has just made it.
-        stack: closes it.
-
-    Raises:
-        FileNotFoundError: this rank does not see it.
-        OSError: it cannot be opened.
-    """
-    try:
-        descriptor = os.open(path, flags | os.O_CLOEXEC)
-    except FileNotFoundError as error:
-        if not made:
-            raise
-        raise FileNotFoundError(
-            error.errno,
-            "this rank does not see the file that rank 0 has made; give a path on a file system "
-            "that all hosts share",
-            path,
-        ) from None
-    stack.callback(os.close, descriptor)
-    return descriptor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from math import prod
 from pathlib import Path
@@ -18,12 +18,13 @@ from ..group import ProcessGroup
 from ..memory import name_of_dtype
 from ..together import leads, rank_in, size_of, together, world_rank
 from . import tiles
-from .commit import Names, Save, opened
+from .commit import Names, Save
 from .elements import Elements, new
+from .opened import created, opened
 from .places import Place, box, runs, whole
 from .reader import read_place
 from .tiles import Box, Piece
-from .writer import Target, flush_all, put, write
+from .writer import Target, write
 
 __all__ = ["File", "View"]
 
@@ -90,7 +91,9 @@ class File:
             if step.told[0] is not None:
                 self._path = self._path.with_name(step.told[0])
             with together(self._what, group):
-                self._descriptor = opened(str(self._path), _MODES[mode], mode == "w", stack)
+                self._file = opened(
+                    str(self._path), _MODES[mode], stack, made=mode == "w", ahead=atomic
+                )
             self._stack = stack.pop_all()
 
     def _made(self, mode: str, atomic: bool) -> str | None:
@@ -100,8 +103,7 @@ class File:
         if atomic:
             self._save = Save(self._what, Names(self._path, plain=True), None)
             return self._save.partial.name
-        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        os.close(os.open(self._path, flags, 0o666))
+        os.close(created(str(self._path), os.O_TRUNC))
         return None
 
     def _same(self, name: str, told: Sequence[Any]) -> None:
@@ -122,7 +124,7 @@ class File:
 
     def size(self) -> int:
         """Return how many bytes the file has."""
-        return os.fstat(self._descriptor).st_size
+        return os.fstat(self._file.descriptor).st_size
 
     def write_at(self, offset: int, tensor: Any) -> int:
         """Write a tensor at an offset.
@@ -135,10 +137,14 @@ class File:
             DtypeError: it is no tensor.
             OSError: it cannot be written; the text has the path, the rank and the offset.
         """
+        return self._write_at(offset, tensor, _quiet)
+
+    def _write_at(self, offset: int, tensor: Any, progress: Callable[[int], object]) -> int:
         at, elements = _offset(offset), Elements(tensor)
         for _, array in elements.parts():
-            put(self._descriptor, array.reshape(-1).view("u1"), at, self.path)
+            self._file.put(array.reshape(-1).view("u1"), at)
             at += array.nbytes
+            progress(array.nbytes)
         return elements.nbytes
 
     def read_at(self, offset: int, out: Any) -> int:
@@ -153,22 +159,25 @@ class File:
             OSError: it cannot be read, or the file ends before; the text has the path, the rank and
                 the offset.
         """
+        return self._read_at(offset, out, _quiet)
+
+    def _read_at(self, offset: int, out: Any, progress: Callable[[int], object]) -> int:
         elements = Elements(out)
         elements.check_writable()
         place = whole(elements.shape)
-        read_place(self._descriptor, self.path, _offset(offset), place, elements, _quiet)
+        read_place(self._file, _offset(offset), place, elements, progress)
         elements.written()
         return elements.nbytes
 
     def write_at_all(self, offset: int, tensor: Any) -> int:
         """Write a tensor of each rank at an offset of its own; see :meth:`write_at`. Collective."""
-        with together(self._what, self._group):
-            return self.write_at(offset, tensor)
+        with together(self._what, self._group) as step:
+            return self._write_at(offset, tensor, step.alive)
 
     def read_at_all(self, offset: int, out: Any) -> int:
         """Read into a tensor of each rank; see :meth:`read_at`. Collective."""
-        with together(self._what, self._group):
-            return self.read_at(offset, out)
+        with together(self._what, self._group) as step:
+            return self._read_at(offset, out, step.alive)
 
     def write_ordered(self, tensor: Any, offset: int | None = None) -> int:
         """Write the tensors of all ranks one behind the other, in the order of the ranks.
@@ -244,21 +253,21 @@ class File:
         """
         with together(self._what, self._group):
             if leads(self._group) and _offset(size):
-                os.posix_fallocate(self._descriptor, 0, size)
+                os.posix_fallocate(self._file.descriptor, 0, size)
 
     def sync(self) -> None:
         """Return when what all ranks have written is on the disk. Collective."""
         with together(self._what, self._group):
-            flush_all([(self._descriptor, self.path)])
+            self._file.flush()
 
     def close(self) -> None:
         """Close the file; with ``atomic`` also flush it and give it its name. Collective."""
-        if self._descriptor < 0:
+        if self._file.descriptor < 0:
             return
         try:
             with together(self._what, self._group):
                 if self._atomic:
-                    flush_all([(self._descriptor, self.path)])
+                    self._file.flush()
             with together(self._what, self._group):
                 if self._save is not None:
                     self._save.commit()
@@ -266,7 +275,6 @@ class File:
             self._end()
 
     def _end(self) -> None:
-        self._descriptor = -1
         self._stack.close()
 
     def _abandon(self) -> None:
@@ -285,7 +293,7 @@ class File:
         if error is None:
             self.close()
             return
-        if isinstance(error, Exception) and self._descriptor >= 0:
+        if isinstance(error, Exception) and self._file.descriptor >= 0:
             with suppress(Exception), together(self._what, self._group):
                 raise error  # the others are in close()
         self._end()
@@ -330,11 +338,14 @@ class View:
             DtypeError: it has another dtype.
             OSError: it cannot be read, or the file ends before.
         """
+        return self._read(out, framework, _quiet)
+
+    def _read(self, out: Any, framework: str, progress: Callable[[int], object]) -> Any:
         out = new(framework, self.dtype, self.shape) if out is None else out
         elements = self._checked(out)
         elements.check_writable()
         file = self._file
-        read_place(file._descriptor, file.path, self._start, self._place, elements, _quiet)
+        read_place(file._file, self._start, self._place, elements, progress)
         elements.written()
         return out
 
@@ -346,6 +357,9 @@ class View:
             DtypeError: it has another dtype.
             OSError: it cannot be written.
         """
+        self._write(tensor, _quiet)
+
+    def _write(self, tensor: Any, progress: Callable[[int], object]) -> None:
         elements, file = self._checked(tensor), self._file
         size = elements.itemsize
         for index, array in elements.parts():
@@ -357,12 +371,13 @@ class View:
             data, step = memoryview(array.reshape(-1).view("u1")), there.elements * size
             for number, first in enumerate(there.begins.tolist()):
                 run = data[number * step : (number + 1) * step]
-                put(file._descriptor, run, self._start + first * size, file.path)
+                file._file.put(run, self._start + first * size)
+            progress(array.nbytes)
 
     def read_all(self, out: Any = None, framework: str = "numpy") -> Any:
         """Read on all ranks; see :meth:`read`. Collective."""
-        with together(self._file._what, self._file._group):
-            return self.read(out, framework)
+        with together(self._file._what, self._file._group) as step:
+            return self._read(out, framework, step.alive)
 
     def write_all(self, tensor: Any) -> None:
         """Write on all ranks; see :meth:`write`. Collective.
@@ -381,20 +396,19 @@ class View:
         told = step.told
         boxes = [part[1] for _, _, part in told if part is not None]
         if len(boxes) < size_of(file._group) or len({(d, s, p[0]) for d, s, p in told}) > 1:
-            with together(file._what, file._group):
-                self.write(tensor)
+            with together(file._what, file._group) as step:
+                self._write(tensor, step.alive)
             return
         bounds, mine = self._part  # type: ignore[misc]
         pieces = [Piece(0, rank, one) for rank, one in enumerate(boxes) if prod(one.lengths)]
         target = Target(0, self._start, bounds, elements.itemsize)
-        files = [(file._descriptor, file.path)]
-        with together(file._what, file._group):
-            try:
-                tiles.check("view", bounds, np.array(boxes, np.int64).reshape(len(boxes), 2, -1))
-                holes = False
-            except Error:
-                holes = True
-            write([(elements, mine)], pieces, [target], files, file._group, _quiet, holes)
+        try:
+            tiles.check("view", bounds, np.array(boxes, np.int64).reshape(len(boxes), 2, -1))
+            holes = False
+        except Error:
+            holes = True
+        held, files = [(elements, mine)], [file._file]
+        write(file._what, held, pieces, [target], lambda: files, file._group, _quiet, holes=holes)
 
     def _checked(self, tensor: Any) -> Elements:
         elements = Elements(tensor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -13,47 +12,27 @@ import numpy as np
 
 from ..errors import ArgumentError, DtypeError, Error, UnsupportedError
 from ..group import ProcessGroup, is_initialized, warn_nonmember
-from ..together import leads, rank_in, together, world_rank
+from ..together import leads, together
 from ..window_proxy import indexed
 from . import layout, shards
 from .commit import Names, read_header
 from .elements import STAGED, Elements, new, raw
 from .header import Entry, Header
+from .opened import opened
 from .places import Place, Slab, box, flipped, runs, slabs, span, whole
+from .posix import PosixFile
 from .progress import Bar
 from .tiles import Box, within
 
-__all__ = ["OpenFile", "TensorSlice", "get", "load_file", "open_file", "read_place"]
+__all__ = ["OpenFile", "TensorSlice", "load_file", "open_file", "read_place"]
 
 _GAP = 64 << 10
 """Shorter gaps between short runs are read too, because that is faster than a call for each run."""
 _FRAMEWORKS = ("numpy", "torch", "paddle")
 
 
-def get(descriptor: int, data: Any, at: int, path: str) -> None:
-    """Read bytes at an offset, as many as ``data`` has.
-
-    Raises:
-        OSError: the text has the rank, the offset and the path.
-    """
-    view = memoryview(data).cast("B")
-    while len(view):
-        try:
-            read = os.preadv(descriptor, [view], at)
-        except OSError as error:
-            rank = world_rank(rank_in())
-            raise OSError(
-                error.errno, f"{error.strerror}: rank {rank} could not read at byte {at}", path
-            ) from error
-        if not read:
-            raise OSError(errno.EIO, f"the file ends at byte {at}: it has become shorter", path)
-        view = view[read:]
-        at += read
-
-
 def read_place(
-    descriptor: int,
-    path: str,
+    file: PosixFile,
     begin: int,
     place: Place,
     out: Elements,
@@ -62,7 +41,7 @@ def read_place(
     """Read the elements of a place.
 
     Args:
-        descriptor, path: the file.
+        file: which is read.
         begin: the byte from which the place counts.
         place: in elements of ``out``; no stride is below 0.
         out: has the shape of the place.
@@ -75,26 +54,26 @@ def read_place(
         short = there.elements * size < _GAP and gap * size < _GAP * len(there.begins)
         target = out.part(slab.part) if out.array is not None else None
         if len(there.begins) > 1 and short:
-            _sieve(descriptor, path, begin, slab, out)
+            _sieve(file, begin, slab, out)
         elif target is not None and target.flags.c_contiguous:
-            _get_runs(descriptor, path, begin, there, target, size)
+            _get_runs(file, begin, there, target, size)
         else:
             staged = np.empty(slab.place.shape, out.raw)
-            _get_runs(descriptor, path, begin, there, staged, size)
+            _get_runs(file, begin, there, staged, size)
             out.store(slab.part, staged)
         progress(int(np.prod(slab.place.shape, dtype=np.int64)) * size)
 
 
-def _get_runs(descriptor: int, path: str, begin: int, there: Any, out: Any, size: int) -> None:
+def _get_runs(file: PosixFile, begin: int, there: Any, out: Any, size: int) -> None:
     data, step = memoryview(out.reshape(-1).view("u1")), there.elements * size
     for number, first in enumerate(there.begins.tolist()):
-        get(descriptor, data[number * step : (number + 1) * step], begin + first * size, path)
+        file.get(data[number * step : (number + 1) * step], begin + first * size)
 
 
-def _sieve(descriptor: int, path: str, begin: int, slab: Slab, out: Elements) -> None:
+def _sieve(file: PosixFile, begin: int, slab: Slab, out: Elements) -> None:
     """Read a slab with the gaps between its runs, and copy what it has."""
     staged = np.empty(span(slab.place), out.raw)
-    get(descriptor, staged.view("u1"), begin + slab.place.offset * out.itemsize, path)
+    file.get(staged.view("u1"), begin + slab.place.offset * out.itemsize)
     strides = [step * out.itemsize for step in slab.place.strides]
     out.store(slab.part, np.ndarray(slab.place.shape, out.raw, staged.data, 0, strides))
 
@@ -103,12 +82,11 @@ class _Source(NamedTuple):
     """An open file.
 
     Attributes:
-        descriptor, path: the file.
+        file: which is read.
         header: what its header says.
     """
 
-    descriptor: int
-    path: str
+    file: PosixFile
     header: Header
 
 
@@ -172,7 +150,9 @@ class OpenFile:
         self._at = {name: sources[file] for name, file in where[0].items()}
         for name, source in self._at.items():
             if name not in source.header.entries:
-                raise ArgumentError(f"{source.path} has no {name!r}, and {names.index} says it has")
+                raise ArgumentError(
+                    f"{source.file.path} has no {name!r}, and {names.index} says it has"
+                )
 
     def keys(self) -> list[str]:
         """Return the names of the tensors, in the order of their bytes."""
@@ -270,7 +250,7 @@ class OpenFile:
     ) -> None:
         source = self._at[name]
         begin = source.header.data + source.header.entries[name].begin
-        read_place(source.descriptor, source.path, begin, place, out, progress)
+        read_place(source.file, begin, place, out, progress)
 
     def new(self, name: str, shape: Sequence[int]) -> Any:
         """Return a new tensor of the framework, of the dtype of a tensor of the file."""
@@ -378,16 +358,20 @@ def load_file(
                 some = ", ".join(map(repr, missing[:8]))
                 raise ArgumentError(f"{what}: {os.fspath(path)!r} has no {some}")
             total = sum(part.elements.nbytes for part in parts.values())
-        with together(what, group), Bar(what, total, progress and leads(group)) as bar:
+        with together(what, group) as step, Bar(what, total, progress and leads(group)) as bar:
+
+            def told(done: int) -> None:
+                bar.add(done)
+                step.alive()
+
             for name, part in parts.items():
-                file.fill(name, part, bar.add)
+                file.fill(name, part, told)
     return found
 
 
 def _source(path: str, stack: ExitStack) -> _Source:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    stack.callback(os.close, descriptor)
-    return _Source(descriptor, path, _about(path, lambda: read_header(descriptor)))
+    file = opened(path, os.O_RDONLY, stack)
+    return _Source(file, _about(path, lambda: read_header(file.descriptor)))
 
 
 def _about(path: str, read: Callable[[], Any]) -> Any:

@@ -15,13 +15,15 @@ from ..errors import ArgumentError, DtypeError, Error, MismatchError
 from ..group import ProcessGroup, is_initialized, warn_nonmember
 from ..together import leads, size_of, together, world_rank
 from . import layout, shards, tiles
-from .commit import Names, Save, opened
+from .commit import Names, Save
 from .dtypes import code_of
 from .elements import Elements
 from .layout import Whole
+from .opened import opened
+from .posix import PosixFile
 from .progress import Bar
 from .tiles import Box
-from .writer import Target, flush_all, write
+from .writer import Target, write
 
 __all__ = ["Content", "agreed", "save_file", "saved"]
 
@@ -248,8 +250,7 @@ def saved(
     """
     total = sum(one.nbytes for one in content.wholes.values())
     is_set = most is not None and total > most
-    with together(what, group):  # a header that is too long
-        files = _files(content, most if is_set else None)
+    files = _files(content, most if is_set else None)  # the same on all ranks, as its error
     numbers = {name: number for number, file in enumerate(files) for name in file.layout.begins}
     targets = [
         Target(
@@ -263,24 +264,24 @@ def saved(
     pieces = tiles.shared_out(held, [one.itemsize for one in targets], size_of(group))
     save: Save | None = None
     try:
-        with together(what, group) as step:
-            if leads(group):
-                save = Save(what, names, is_set)
-                made = [save.beside(file.label) if file.label else save.partial for file in files]
-                for path, file in zip(made, files, strict=True):
-                    save.begin(path, file.layout.head, file.layout.size)
-                step.tell = [path.name for path in made]
-        there: list[str] = step.told[0]
         with ExitStack() as stack:
-            # A rank that cannot open takes no part in the exchange of what is written.
-            with together(what, group):
-                paths = [str(names.one.parent / name) for name in there]
-                here = [(opened(path, os.O_RDWR, True, stack), path) for path in paths]
+            with together(what, group) as step:
                 mine = _bytes_of_lead(pieces, targets)
                 bar = stack.enter_context(Bar(what, mine, progress and leads(group)))
-            with together(what, group):
-                write(content.held(), pieces, targets, here, group, bar.add)
-                flush_all(here)
+                if leads(group):
+                    save = Save(what, names, is_set)
+                    made = [save.beside(one.label) if one.label else save.partial for one in files]
+                    for path, file in zip(made, files, strict=True):
+                        save.begin(path, file.layout.head, file.layout.size)
+                    step.tell = [path.name for path in made]
+            there: list[str] = step.told[0]
+
+            def opens() -> list[PosixFile]:
+                paths = [str(names.one.parent / name) for name in there]
+                return [opened(path, os.O_RDWR, stack, made=True, ahead=True) for path in paths]
+
+            held_here = content.held()
+            write(what, held_here, pieces, targets, opens, group, bar.add, flushes=True)
         with together(what, group):
             if save is not None:
                 if is_set:

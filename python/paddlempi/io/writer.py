@@ -8,22 +8,23 @@ of 32 MiB a rank at the most.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import collectives, memory
-from ..group import ProcessGroup, is_initialized
-from ..together import rank_in, size_of, world_rank
+from ..group import ProcessGroup
+from ..together import rank_in, size_of, together
 from .elements import STAGED, Elements
 from .places import box as place_of_box
 from .places import runs, slabs, span, whole
+from .posix import PosixFile
 from .tiles import Box, Piece
 
-__all__ = ["MANY", "SHORT", "Target", "exchanged", "flush_all", "put", "write", "write_piece"]
+__all__ = ["MANY", "SHORT", "Swap", "Target", "exchange", "exchanged", "write", "write_piece"]
 
 SHORT = 64 << 10
 """A run of fewer bytes is short."""
@@ -48,41 +49,6 @@ class Target(NamedTuple):
     itemsize: int
 
 
-def put(descriptor: int, data: Any, at: int, path: str) -> None:
-    """Write bytes at an offset.
-
-    Raises:
-        OSError: the text has the rank, the offset and the path.
-    """
-    view = memoryview(data).cast("B")
-    while len(view):
-        try:
-            written = os.pwrite(descriptor, view, at)
-        except OSError as error:
-            raise _told(error, "write", at, path) from error
-        view = view[written:]
-        at += written
-
-
-def _told(error: OSError, verb: str, at: int, path: str) -> OSError:
-    rank = world_rank(rank_in())
-    return OSError(
-        error.errno, f"{error.strerror}: rank {rank} could not {verb} at byte {at}", path
-    )
-
-
-def flush_all(descriptors: Iterable[tuple[int, str]]) -> None:
-    """Write what the system has of files to the disk."""
-    for descriptor, path in descriptors:
-        try:
-            os.fsync(descriptor)
-        except OSError as error:
-            rank = world_rank(rank_in())
-            raise OSError(
-                error.errno, f"{error.strerror}: rank {rank} could not flush it", path
-            ) from error
-
-
 def exchanged(pieces: Iterable[Piece], targets: Sequence[Target]) -> set[int]:
     """Return the tensors that have many short runs. The same on all ranks."""
     found = set()
@@ -97,42 +63,122 @@ def exchanged(pieces: Iterable[Piece], targets: Sequence[Target]) -> set[int]:
 
 
 def write(
+    what: str,
     parts: Sequence[tuple[Elements, Box]],
     pieces: Sequence[Piece],
     targets: Sequence[Target],
-    files: Sequence[tuple[int, str]],
+    opens: Callable[[], Sequence[PosixFile]],
     group: ProcessGroup | None,
     progress: Callable[[int], object],
+    *,
+    flushes: bool = False,
     holes: bool = False,
 ) -> None:
-    """Write this rank's pieces. All members of the group call it.
+    """Write this rank's pieces. All members of the group call it: all succeed, or all raise.
 
-    An error of a file does not keep this rank from giving the others what they need.
+    A rank that cannot open or write long runs keeps all from the exchange of short ones. One that
+    fails in the exchange goes on giving the others what they need.
 
     Args:
+        what: the beginning of the text of an error of another rank.
         parts: what this rank holds of each tensor.
         pieces: who writes what, of all ranks.
         targets: where each tensor goes.
-        files: descriptors and paths.
+        opens: gives the files.
         group: the ranks.
         progress: is told the bytes of this rank's that were written.
+        flushes: whether the files are flushed at the end.
         holes: whether the pieces may not tile the tensors. What is in the file stays there.
 
     Raises:
         OSError: this rank could not write.
+        RefusedError: ``ranks`` raise an error of their own.
     """
     rank = rank_in(group)
     apart = exchanged(pieces, targets) if size_of(group) > 1 else set()
-    failed: Exception | None = None
-    try:
+    with together(what, group) as step:
+
+        def told(done: int) -> None:
+            progress(done)
+            step.alive()
+
+        files = opens()
         for piece in pieces:
             if piece.rank == rank and piece.tensor not in apart:
-                write_piece(parts[piece.tensor], piece.box, targets[piece.tensor], files, progress)
-    except Exception as error:
-        failed = error
-    if apart and is_initialized():
-        exchange = _Exchange(parts, pieces, targets, files, group, progress, holes)
-        failed = exchange.run(apart, failed)
+                write_piece(parts[piece.tensor], piece.box, targets[piece.tensor], files, told)
+        if flushes and not apart:
+            _flush(files)
+    if apart:
+        held = {tensor: parts[tensor] for tensor in apart}
+        shared = [piece for piece in pieces if piece.tensor in apart]
+        with together(what, group):
+            exchange(held, shared, targets, files, _swap(group), progress, holes=holes)
+            if flushes:
+                _flush(files)
+
+
+def _flush(files: Iterable[PosixFile]) -> None:
+    for file in files:
+        file.flush()
+
+
+class Swap(NamedTuple):
+    """How the ranks exchange bytes.
+
+    Attributes:
+        rank: this one.
+        size: how many there are.
+        move: gives each rank a part of an array, one behind the other, and gets parts of another
+            array, by ``move(taken, lengths taken, given, lengths given)``. Collective.
+    """
+
+    rank: int
+    size: int
+    move: Callable[[Any, Sequence[int], Any, Sequence[int]], object]
+
+
+def _swap(group: ProcessGroup | None) -> Swap:
+    def move(taken: Any, lengths: Sequence[int], given: Any, given_lengths: Sequence[int]) -> None:
+        collectives.all_to_all(_cut(taken, lengths), _cut(given, given_lengths), group)
+
+    return Swap(rank_in(group), size_of(group), move)
+
+
+def _cut(array: Any, lengths: Sequence[int]) -> list[Any]:
+    ends = list(accumulate(lengths))
+    return [array[end - n : end] for n, end in zip(lengths, ends, strict=True)]
+
+
+def exchange(
+    parts: Mapping[int, tuple[Elements, Box]],
+    pieces: Sequence[Piece],
+    targets: Sequence[Target],
+    files: Sequence[PosixFile] | Mapping[int, PosixFile],
+    swap: Swap,
+    progress: Callable[[int], object],
+    *,
+    holes: bool = False,
+    failed: Exception | None = None,
+) -> None:
+    """Write tensors with many short runs, for which the ranks bring rows together.
+
+    All ranks call it. One that fails goes on giving the others what they need.
+
+    Args:
+        parts: what this rank holds, by tensor.
+        pieces: what is written of them out of the parts of which rank.
+        targets: where they go.
+        files: where they go, by the numbers of the targets.
+        swap: how the ranks exchange bytes.
+        progress: is told the bytes that this rank has written.
+        holes: see :func:`write`.
+        failed: an error of this rank's from before.
+
+    Raises:
+        OSError: this rank could not write.
+        Exception: ``failed``.
+    """
+    failed = _Exchange(parts, pieces, targets, files, swap, progress, holes).run(failed)
     if failed is not None:
         raise failed
 
@@ -149,19 +195,18 @@ def write_piece(
     part: tuple[Elements, Box],
     box: Box,
     target: Target,
-    files: Sequence[tuple[int, str]] | Mapping[int, tuple[int, str]],
+    files: Sequence[PosixFile] | Mapping[int, PosixFile],
     progress: Callable[[int], object],
 ) -> None:
     """Write a box of a tensor, of which this rank holds ``part``, run by run."""
     elements, held = part
-    descriptor, path = files[target.file]
     for index, array in elements.parts(_index(held, box)):
         offsets = [one.start + begin for one, begin in zip(index, held.offsets, strict=True)]
         there = runs(place_of_box(target.shape, offsets, array.shape))
         data, size = memoryview(array.reshape(-1).view("u1")), there.elements * target.itemsize
         for number, begin in enumerate(there.begins.tolist()):
             run = data[number * size : (number + 1) * size]
-            put(descriptor, run, target.begin + begin * target.itemsize, path)
+            files[target.file].put(run, target.begin + begin * target.itemsize)
         progress(array.nbytes)
 
 
@@ -177,25 +222,25 @@ class _Exchange:
 
     def __init__(
         self,
-        parts: Sequence[tuple[Elements, Box]],
+        parts: Mapping[int, tuple[Elements, Box]],
         pieces: Sequence[Piece],
         targets: Sequence[Target],
-        files: Sequence[tuple[int, str]],
-        group: ProcessGroup | None,
+        files: Sequence[PosixFile] | Mapping[int, PosixFile],
+        swap: Swap,
         progress: Callable[[int], object],
         holes: bool,
     ) -> None:
         self._holes = holes
         self._parts, self._targets, self._files = parts, targets, files
-        self._group, self._progress = group, progress
-        self._rank, self._size = rank_in(group), size_of(group)
+        self._swap, self._progress = swap, progress
+        self._rank, self._size = swap.rank, swap.size
         self._pieces: dict[int, list[Piece]] = {}
         for piece in pieces:
             self._pieces.setdefault(piece.tensor, []).append(piece)
 
-    def run(self, tensors: Iterable[int], failed: Exception | None) -> Exception | None:
-        """Write tensors. Return the first error of this rank's, which may be one from before."""
-        slabs = [slab for tensor in sorted(tensors) for slab in self._slabs(tensor)]
+    def run(self, failed: Exception | None) -> Exception | None:
+        """Write the tensors. Return the first error of this rank's, which may be ``failed``."""
+        slabs = [slab for tensor in sorted(self._pieces) for slab in self._slabs(tensor)]
         # The ranks of a node copy out of each other's memory if it is in their heaps.
         give = memory.empty(_EXCHANGED, "uint8")
         take = memory.empty(_EXCHANGED, "uint8")
@@ -224,8 +269,7 @@ class _Exchange:
     def _round(
         self, slabs: Sequence[_Slab], give: Any, take: Any, failed: Exception | None
     ) -> Exception | None:
-        given: list[Any] = []
-        taken: list[Any] = []
+        given: list[int] = []
         at = 0
         for slab in slabs:  # slab i is written by rank i
             begin = at
@@ -239,19 +283,15 @@ class _Exchange:
                     except Exception as error:  # of a device
                         failed = failed or error
                     at = end
-            given.append((begin, at))
-        given = [give[begin:end] for begin, end in given]
-        given += [give[:0]] * (self._size - len(given))
+            given.append(at - begin)
+        given += [0] * (self._size - len(given))
         mine = slabs[self._rank] if self._rank < len(slabs) else None
         lengths = [0] * self._size
         if mine is not None:
             for rank, box in self._common(mine):
                 lengths[rank] += prod(box.lengths) * self._targets[mine.tensor].itemsize
-        at = 0
-        for length in lengths:
-            taken.append(take[at : at + length])
-            at += length
-        collectives.all_to_all(taken, given, self._group)
+        self._swap.move(take[: sum(lengths)], lengths, give[:at], given)
+        taken = _cut(take, lengths)
         if mine is not None and failed is None:
             try:
                 self._write(mine, taken)
@@ -268,7 +308,7 @@ class _Exchange:
         target, common = self._targets[slab.tensor], self._common(slab)
         if not common:
             return
-        size, (descriptor, path) = target.itemsize, self._files[target.file]
+        size, file = target.itemsize, self._files[target.file]
         begin = target.begin + place_of_box(target.shape, *slab.box).offset * size
         rows = np.empty(slab.box.lengths, self._parts[slab.tensor][0].raw)
         flat = rows.reshape(-1).view("u1")
@@ -277,14 +317,14 @@ class _Exchange:
             places = [place_of_box(slab.box.lengths, *_moved(slab.box, box)) for _, box in common]
             first = min(place.offset for place in places) * size
             end = max(place.offset + span(place) for place in places) * size
-            _get_old(descriptor, flat[first:end], begin + first)
+            file.get_old(flat[first:end], begin + first)
         read = [0] * self._size
         for rank, box in common:
             until = read[rank] + prod(box.lengths) * size
             data = taken[rank][read[rank] : until].view(rows.dtype).reshape(box.lengths)
             rows[_index(slab.box, box)] = data
             read[rank] = until
-        put(descriptor, flat[first:end], begin + first, path)
+        file.put(flat[first:end], begin + first)
         self._progress(end - first)
 
 
@@ -292,17 +332,6 @@ def _moved(outer: Box, box: Box) -> Box:
     """Return a box as it lies in another one."""
     offsets = (o - begin for o, begin in zip(box.offsets, outer.offsets, strict=True))
     return Box(tuple(offsets), box.lengths)
-
-
-def _get_old(descriptor: int, out: Any, at: int) -> None:
-    """Read what a file has; zeros behind its end."""
-    view = memoryview(out)
-    while len(view):
-        read = os.preadv(descriptor, [view], at)
-        if not read:
-            view[:] = bytes(len(view))
-            return
-        view, at = view[read:], at + read
 
 
 def _intersection(one: Box, two: Box) -> Box | None:

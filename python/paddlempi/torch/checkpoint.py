@@ -23,7 +23,7 @@ import json
 import os
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any, NamedTuple, NoReturn
@@ -47,15 +47,17 @@ from torch.futures import Future
 from ..errors import ArgumentError, DtypeError
 from ..group_arguments import to_seconds
 from ..io import layout, tiles
-from ..io.commit import STATE, Names, Save, opened
+from ..io.commit import STATE, Names, Save
 from ..io.dtypes import code_of
 from ..io.elements import Elements
 from ..io.layout import Whole
+from ..io.opened import opened
+from ..io.posix import PosixFile
 from ..io.reader import OpenFile
 from ..io.shards import Part
-from ..io.tiles import Box
+from ..io.tiles import Box, Piece
 from ..io.values import decoded, encoded
-from ..io.writer import Target, flush_all, write_piece
+from ..io.writer import Swap, Target, exchange, exchanged, write_piece
 from .snapshots import Snapshots
 
 __all__ = ["StorageReader", "StorageWriter"]
@@ -75,11 +77,16 @@ class _Planned(NamedTuple):
         folder: of the files.
         files: their names.
         targets: where each tensor of this rank's goes, by its name in the state dict.
+        rank: of the one that is told, among those that save.
+        shared: the tensors with many short runs, for which the ranks bring rows together: where
+            each goes, and what each rank has of it.
     """
 
     folder: str
     files: list[str]
     targets: dict[str, Target]
+    rank: int
+    shared: dict[str, tuple[Target, list[tuple[int, Box]]]]
 
 
 class _Second(NamedTuple):
@@ -105,6 +112,10 @@ class StorageWriter(storage.StorageWriter, AsyncStager):  # type: ignore[misc]
     written for ``timeout``, however long the whole takes. Give ``process_group`` a group of its
     own, because collectives of one group are called in the same order on all ranks.
 
+    A matrix that is cut by columns has many short runs in its file. With ``process_group`` the
+    ranks bring rows together, as :func:`paddlempi.io.save_file` does, in 48 MiB a rank. Without it
+    each rank writes run by run, which takes up to three times as long (measured).
+
     Args:
         path: a folder, which is made if needed, for ``model.safetensors`` in it; or the path of a
             file that ends with ``.safetensors``. None: ``checkpoint_id`` gives it.
@@ -112,6 +123,8 @@ class StorageWriter(storage.StorageWriter, AsyncStager):  # type: ignore[misc]
         metadata: texts by key, for the header of the model.
         room: bytes of the second file's header for what is no tensor.
         timeout: how long a wait may see no progress; a timedelta or seconds.
+        process_group: that of ``dcp.save`` or ``dcp.async_save``, over MPI or gloo:
+            ``torch.distributed.group.WORLD`` if they are given none. The same on all ranks.
 
     Raises:
         ArgumentError: ``max_shard_size``, ``room`` or ``timeout`` is out of range.
@@ -128,6 +141,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):  # type: ignore[misc]
         metadata: Mapping[str, str] | None = None,
         room: int = _ROOM,
         timeout: timedelta | float = 300.0,
+        process_group: Any = None,
     ) -> None:
         self._what = "StorageWriter"
         self._most = layout.bytes_of(self._what, max_shard_size)
@@ -135,6 +149,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):  # type: ignore[misc]
         self._room = room
         self._path: Any = path
         self._snapshots = Snapshots(to_seconds(timeout, self._what))
+        self._group = process_group
         self._save: Save | None = None
         self._abandon: Any = None
         self._second: _Second | None = None
@@ -181,20 +196,16 @@ class StorageWriter(storage.StorageWriter, AsyncStager):  # type: ignore[misc]
             | {name: (name,) for name in is_bytes if name not in paths},
         )
         folder = str(Names(self._path).one.parent)
+        targets = {
+            name: Target(*found[name], whole.shape, whole.dtype.bits // 8)
+            for name, whole in wholes.items()
+        }
+        shared = {} if self._group is None else _shared(plans, targets)
         new = []
-        for plan in plans:
-            targets = {
-                item.index.fqn: Target(
-                    *found[item.index.fqn],
-                    wholes[item.index.fqn].shape,
-                    wholes[item.index.fqn].dtype.bits // 8,
-                )
-                for item in plan.items
-                if item.tensor_data is not None
-            }
-            new.append(
-                dataclasses.replace(plan, storage_data=_Planned(folder, self._files, targets))
-            )
+        for rank, plan in enumerate(plans):
+            mine = {i.index.fqn: targets[i.index.fqn] for i in plan.items if i.tensor_data}
+            planned = _Planned(folder, self._files, mine, rank, shared)
+            new.append(dataclasses.replace(plan, storage_data=planned))
         return new
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[Any]]:
@@ -321,24 +332,59 @@ class StorageWriter(storage.StorageWriter, AsyncStager):  # type: ignore[misc]
         planned: _Planned = plan.storage_data
         results = []
         with ExitStack() as stack:
-            files: dict[int, tuple[int, str]] = {}
+            files: dict[int, PosixFile] = {}
+
+            def opens(target: Target) -> None:
+                if target.file not in files:
+                    path = os.path.join(planned.folder, planned.files[target.file])
+                    files[target.file] = opened(path, os.O_RDWR, stack, made=True, ahead=True)
+
+            if planned.shared:
+                self._exchange(plan, planner, files, opens)
             for item in plan.items:
                 name = item.index.fqn
                 if item.type is WriteItemType.BYTE_IO:
                     text = _json(name, planner.resolve_data(item))
                     results.append(storage.WriteResult(item.index, len(text), text))
                     continue
-                target = planned.targets[name]
-                if target.file not in files:
-                    path = os.path.join(planned.folder, planned.files[target.file])
-                    files[target.file] = (opened(path, os.O_RDWR, True, stack), path)
-                elements = Elements(planner.resolve_data(item).detach())
-                data = item.tensor_data
-                box = Box(tuple(data.chunk.offsets), tuple(data.chunk.sizes))
-                write_piece((elements, box), box, target, files, self._snapshots.progress)
+                elements, box = _part(item, planner)
+                if name not in planned.shared:
+                    target = planned.targets[name]
+                    opens(target)
+                    write_piece((elements, box), box, target, files, self._snapshots.progress)
                 results.append(storage.WriteResult(item.index, elements.nbytes, None))
-            flush_all(files.values())
+            for file in files.values():
+                file.flush()
         return results
+
+    def _exchange(
+        self,
+        plan: SavePlan,
+        planner: SavePlanner,
+        files: dict[int, PosixFile],
+        opens: Callable[[Target], None],
+    ) -> None:
+        """Write the tensors with many short runs. No error keeps this rank from the exchange."""
+        planned: _Planned = plan.storage_data
+        names = sorted(planned.shared)
+        pieces = [
+            Piece(number, rank, box)
+            for number, name in enumerate(names)
+            for rank, box in planned.shared[name][1]
+        ]
+        parts: dict[int, tuple[Elements, Box]] = {}
+        failed: Exception | None = None
+        try:
+            for name in names:
+                opens(planned.shared[name][0])
+            for item in plan.items:
+                if item.index.fqn in planned.shared:
+                    parts[names.index(item.index.fqn)] = _part(item, planner)
+        except Exception as error:
+            failed = error
+        targets = [planned.shared[name][0] for name in names]
+        swap, told = _swap(planned.rank, self._group), self._snapshots.progress
+        exchange(parts, pieces, targets, files, swap, told, failed=failed)
 
     def _write_values(self, texts: dict[str, str]) -> None:
         assert self._save is not None and self._second is not None
@@ -366,6 +412,41 @@ class StorageWriter(storage.StorageWriter, AsyncStager):  # type: ignore[misc]
         if self._abandon is not None:
             self._abandon()
         self._save = self._abandon = None
+
+
+def _part(item: WriteItem, planner: SavePlanner) -> tuple[Elements, Box]:
+    """Return what a rank holds of a tensor."""
+    data = item.tensor_data
+    box = Box(tuple(data.chunk.offsets), tuple(data.chunk.sizes))
+    return Elements(planner.resolve_data(item).detach()), box
+
+
+def _shared(
+    plans: list[SavePlan], targets: dict[str, Target]
+) -> dict[str, tuple[Target, list[tuple[int, Box]]]]:
+    """Return the tensors with many short runs of which each rank has one part at the most."""
+    boxes: dict[str, list[tuple[int, Box]]] = {}
+    for rank, plan in enumerate(plans):
+        for item in plan.items:
+            if item.tensor_data is not None:
+                chunk = item.tensor_data.chunk
+                box = Box(tuple(chunk.offsets), tuple(chunk.sizes))
+                boxes.setdefault(item.index.fqn, []).append((rank, box))
+    names = [name for name, held in boxes.items() if len(dict(held)) == len(held) > 1]
+    pieces = [Piece(n, rank, box) for n, name in enumerate(names) for rank, box in boxes[name]]
+    short = exchanged(pieces, [targets[name] for name in names])
+    return {name: (targets[name], boxes[name]) for n, name in enumerate(names) if n in short}
+
+
+def _swap(rank: int, group: Any) -> Swap:
+    """Return how the ranks of a group of torch exchange bytes."""
+    from torch import distributed as dist
+
+    def move(taken: Any, lengths: Sequence[int], given: Any, given_lengths: Sequence[int]) -> None:
+        out, parts = torch.from_numpy(taken), torch.from_numpy(given)
+        dist.all_to_all_single(out, parts, list(lengths), list(given_lengths), group)
+
+    return Swap(rank, dist.get_world_size(group), move)
 
 
 class StorageReader(storage.StorageReader):  # type: ignore[misc]

@@ -86,10 +86,15 @@ class _Snapshot(dict[str, Any]):
 
 
 class _Copier:
-    """Copies the tensors of a state dict into the heap, into those of an older copy if they fit."""
+    """Copies the tensors of a state dict into the heap, into those of an older copy if they fit.
+
+    Tied tensors, which are the same memory under several names, have one copy.
+    """
 
     def __init__(self, old: dict[Any, Any], new: dict[Any, Any]) -> None:
         self._old, self._new = old, new
+        self._tied: dict[Any, Any] = {}
+        self._taken: set[int] = set()
 
     def copied(self, value: Any, path: tuple[Any, ...]) -> Any:
         """Return a copy of a part of a state dict."""
@@ -119,10 +124,20 @@ class _Copier:
                 f"async_save: {'.'.join(map(str, path))} is a {type(tensor).__name__}; give a "
                 "state dict of DTensors"
             )
-        there = self._old.get(path)
-        if there is None or there.shape != tensor.shape or there.dtype != tensor.dtype:
-            there = _new(tensor)
-        self._new[path] = there.copy_(tensor)
+        memory_of = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        there = self._tied.get(memory_of) if tensor.numel() else None
+        if there is None:
+            there = self._old.get(path)
+            if (
+                there is None
+                or there.shape != tensor.shape
+                or there.dtype != tensor.dtype
+                or id(there) in self._taken  # it was that of tied tensors
+            ):
+                there = _new(tensor)
+            self._taken.add(id(there))
+            self._tied[memory_of] = there.copy_(tensor)
+        self._new[path] = there
         return there
 
 

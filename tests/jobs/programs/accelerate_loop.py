@@ -4,13 +4,33 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import report
 import torch
 from accelerate import Accelerator, InitProcessGroupKwargs
 from accelerate.utils import broadcast_object_list, gather_object, set_seed
+from paddlempi.torch.checkpoint import StorageReader, StorageWriter
 from torch import nn
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.utils.data import DataLoader, TensorDataset
+
+
+def save(folder: Path, model: nn.Module, optimizer: Any) -> None:
+    """Write one safetensors file for the model, by all ranks."""
+    weights, states = get_state_dict(model, optimizer.optimizer)
+    writer = StorageWriter(folder)
+    checkpoint.save({"model": weights, "optimizer": states}, storage_writer=writer)
+
+
+def load(folder: Path, model: nn.Module, optimizer: Any) -> None:
+    weights, states = get_state_dict(model, optimizer.optimizer)
+    state = {"model": weights, "optimizer": states}
+    checkpoint.load(state, storage_reader=StorageReader(folder))
+    set_state_dict(
+        model, optimizer.optimizer, model_state_dict=weights, optim_state_dict=state["optimizer"]
+    )
 
 
 def main() -> None:
@@ -48,6 +68,7 @@ def main() -> None:
             losses.append(accelerator.reduce(loss.detach(), reduction="mean").item())
         if epoch == 1:
             accelerator.save_state(str(args.out / "state"))
+            save(args.out / "all", model, optimizer)
 
     model.eval()
     outputs, seen = [], []
@@ -60,6 +81,8 @@ def main() -> None:
         seen += index.tolist()
     final = report.digest(model.parameters())
 
+    load(args.out / "all", model, optimizer)
+    loaded = report.digest(model.parameters())
     accelerator.load_state(str(args.out / "state"))
     part = torch.full((2 + accelerator.process_index,), float(accelerator.process_index))
     report.write(
@@ -73,6 +96,7 @@ def main() -> None:
         outputs=torch.cat(outputs).tolist(),
         seen=seen,
         weights=final,
+        loaded=loaded,
         restored=report.digest(model.parameters()),
         padded=accelerator.pad_across_processes(part).tolist(),
         objects=gather_object([{"rank": accelerator.process_index}]),

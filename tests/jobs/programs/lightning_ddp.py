@@ -11,10 +11,14 @@ from typing import Any
 
 import pytorch_lightning as pl
 import report
+import safetensors.torch
 import torch
+from paddlempi.torch.checkpoint import StorageWriter
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor, nn
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.utils.data import DataLoader, TensorDataset
 
 
@@ -59,6 +63,18 @@ class Classifier(pl.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=0.01)
 
 
+class SavedByAll(pl.Callback):
+    """Writes a checkpoint of each epoch: one safetensors file for the model, by all ranks."""
+
+    def __init__(self, folder: Path) -> None:
+        self.writer = StorageWriter(folder)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        weights, states = get_state_dict(module, trainer.optimizers)
+        state = {"model": weights, "optimizer": states, "epoch": trainer.current_epoch}
+        checkpoint.save(state, storage_writer=self.writer)
+
+
 def loader(rows: int, workers: int) -> DataLoader[Any]:
     x = torch.randn(rows, 6, generator=torch.Generator().manual_seed(rows))
     y = (x[:, 0] > 0).long() + (x[:, 1] > 0.5).long()
@@ -91,7 +107,7 @@ def main() -> None:
     best = ModelCheckpoint(dirpath=args.out / "best", monitor="val_loss", save_top_k=1)
     every = ModelCheckpoint(dirpath=args.out / "every", filename="{epoch}", save_top_k=-1)
     model = Classifier()
-    first = trainer(args, callbacks=[best, every])
+    first = trainer(args, callbacks=[best, every, SavedByAll(args.out / "all")])
     first.fit(model, train, validation)
 
     # Go on from the checkpoint of the first epoch, as after a crash. The end must be the same.
@@ -103,6 +119,7 @@ def main() -> None:
     weights_again = report.digest(again.state_dict().values())
     tested = second.validate(again, validation, ckpt_path=best.best_model_path, verbose=False)
 
+    saved = safetensors.torch.load_file(args.out / "all" / "model.safetensors")
     report.write(
         args.out,
         first.global_rank,
@@ -113,6 +130,7 @@ def main() -> None:
         means=model.means,
         best=[Path(best.best_model_path).name, best.best_model_score.item()],
         weights=report.digest(model.state_dict().values()),
+        saved=report.digest(saved[name] for name in model.state_dict()),
         history_again=again.history,
         weights_again=weights_again,
         tested=tested[0],

@@ -21,6 +21,7 @@ def check_loop(ours: programs.Numbers, torchrun: programs.Numbers) -> None:
         assert numbers["objects"] == [{"rank": 0}, {"rank": 1}]
         assert numbers["told"] == [0, "from rank 0"]
         assert numbers["weights"] == ours[0]["weights"] != numbers["restored"]
+        assert numbers["loaded"] == numbers["restored"]
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ def check(ours: programs.Numbers, gloo: programs.Numbers, environment: str) -> N
         least = min(epoch["val_loss"] for epoch in numbers["history"])
         assert numbers["best"][1] == least == numbers["tested"]["val_loss"]
         assert numbers["history_again"] == numbers["history"][1:]
-        assert numbers["weights_again"] == numbers["weights"]
+        assert numbers["weights_again"] == numbers["weights"] == numbers["saved"]
     assert ours[0] == ours[1]
 
 

@@ -323,3 +323,98 @@ def test_a_damaged_file(dist: ModuleType, here: Path, rank: int) -> None:
     with pytest.raises(errors.ArgumentError, match=re.escape("m: this is no safetensors file")):
         io.load_file(here / "m")
     works()
+
+
+# MPI-IO
+
+
+@pytest.fixture
+def by_mpi(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Files go through MPI. Returns the methods of the core that are called for them."""
+    from paddlempi.io import by_mpi
+
+    called: list[str] = []
+    real = by_mpi._called
+
+    def spy(method: str, **request: Any) -> Any:
+        called.append(method)
+        return real(method, **request)
+
+    monkeypatch.setenv("PADDLEMPI_IO", "mpi")
+    monkeypatch.setattr(by_mpi, "_called", spy)
+    return called
+
+
+def test_mpi_writes_the_same_bytes(
+    dist: ModuleType,
+    here: Path,
+    rank: int,
+    size: int,
+    by_mpi: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tensors = held(wholes(), rank, size)
+    monkeypatch.setenv("PADDLEMPI_IO_HINTS", "striping_factor=2, cb_nodes=1")
+    io.save_file(tensors, here / "mpi")
+    assert by_mpi.count("file_open") == (2 if rank == 0 else 1)  # the one that leads has made it
+    assert "file_write" in by_mpi and by_mpi[-1] == "file_sync"
+    same(io.load_file(here / "mpi", blank(tensors)), tensors)
+    assert "file_read" in by_mpi
+    row = np.full(40_000, rank, "i8")
+    with io.File(here / "rows by mpi", "w") as file:
+        assert file.write_ordered(row) == row.nbytes * rank
+        file.sync()
+        out = np.empty(size, "i8")
+        assert file.view("int64", (size,), strides=(40_000,)).read(out) is out
+        assert out.tolist() == list(range(size))
+        with pytest.raises(OSError, match=f"the file ends at byte {row.nbytes * size}"):
+            file.read_at(row.nbytes * size - 8, np.zeros(2, "i8"))
+    monkeypatch.setenv("PADDLEMPI_IO", "posix")
+    by_mpi.clear()
+    io.save_file(tensors, here / "posix")
+    assert not by_mpi
+    if rank == 0:
+        assert (here / "mpi").read_bytes() == (here / "posix").read_bytes()
+        assert (here / "rows by mpi").stat().st_size == row.nbytes * size
+    dist.barrier()
+
+
+@pytest.mark.one_mpi
+def test_settings_of_mpi_io(
+    here: Path, rank: int, by_mpi: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PADDLEMPI_IO_HINTS", "striping_factor")
+    with pytest.raises(errors.Error, match="striping_factor=8"):
+        io.save_file({"a": np.arange(3)}, here / "m")
+    monkeypatch.setenv("PADDLEMPI_IO_HINTS", "")
+    monkeypatch.setenv("PADDLEMPI_IO", "MPI")
+    with pytest.raises(errors.Error, match="neither posix nor mpi"):
+        io.save_file({"a": np.arange(3)}, here / "m")
+    assert not os.listdir(here)
+    works()
+
+
+def test_an_error_of_mpi_io(
+    dist: ModuleType, here: Path, rank: int, size: int, by_mpi: list[str]
+) -> None:
+    """A file that was opened to be read is not written; the text tells path, rank and offset."""
+    io.save_file({"a": np.arange(3)}, here / "m")
+    with io.File(here / "m") as file:
+        with pytest.raises(OSError, match=rf"rank {rank} could not write at byte 5.*{here}/m"):
+            file.write_at(5, np.zeros(3))
+        assert by_mpi[-1] == "file_write"
+    works()
+
+
+def test_lustre_takes_mpi_io(
+    dist: ModuleType, here: Path, by_mpi: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from paddlempi.io import by_mpi as module
+
+    monkeypatch.setenv("PADDLEMPI_IO", "")
+    io.save_file({"a": np.arange(3)}, here / "m")
+    assert not by_mpi
+    monkeypatch.setattr(module, "_kind", lambda path: 0x0BD00BD0)
+    io.save_file({"a": np.arange(3)}, here / "m")
+    assert "file_sync" in by_mpi
+    assert io.load_file(here / "m")["a"].tolist() == [0, 1, 2]

@@ -161,3 +161,118 @@ def test_while_training_goes_on(
     assert memory == state["w"].to_local().nbytes + state["b"].nbytes
     writer.close()
     dist.destroy_process_group(group)
+
+
+def test_tied_weights(dist: ModuleType, here: Path, line: Any, rank: int, size: int) -> None:
+    """They are written under each of their names, as torch's own storage does, and copied once."""
+    group = dist.new_group()
+    w = distribute_tensor(real(0, 8, 6), line, [Shard(0)])
+    writer = StorageWriter(here / "out")
+    for state in ({"w": w, "tied": w.detach()}, {"w": w + 1, "tied": w}, {"w": w, "tied": w}):
+        saving = dcp.async_save({"model": state}, storage_writer=writer, process_group=group)
+        wanted = {name: one.full_tensor().clone() for name, one in state.items()}
+        copies = {id(one): one.nbytes for one in writer._snapshots._tensors.values()}
+        assert len(copies) == (2 if state["tied"] is w and state["w"] is not w else 1)
+        saving.result()
+        found = safetensors.torch.load_file(here / "out" / "model.safetensors")
+        for name, tensor in wanted.items():
+            same(found[name], tensor)
+        dist.barrier()
+    model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 6))
+    model[1].weight = model[0].weight
+    fully_shard(model, mesh=line)
+    weights, _ = get_state_dict(model, [])
+    dcp.save({"model": weights}, storage_writer=StorageWriter(here / "tied"))
+    wanted = {name: one.full_tensor().clone() for name, one in weights.items()}
+    for one in model.parameters():
+        one.detach().zero_()
+    weights, _ = get_state_dict(model, [])
+    dcp.load({"model": weights}, storage_reader=StorageReader(here / "tied"))
+    for name, tensor in wanted.items():
+        same(weights[name].full_tensor(), tensor)
+    writer.close()
+    dist.destroy_process_group(group)
+
+
+def columns(line: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return tensors that are cut by columns, into many short runs, with others; whole and cut."""
+    whole = {"w": real(0, 90, 40), "v": real(0, 9, 50, 12, key=1), "rows": real(0, 64, 3)}
+    places = {"w": Shard(1), "v": Shard(1), "rows": Shard(0)}
+    state: dict[str, Any] = {
+        n: distribute_tensor(one, line, [places[n]]) for n, one in whole.items()
+    }
+    whole["replica"] = state["replica"] = real(0, 70, 30, key=2)
+    return whole, state
+
+
+@pytest.mark.parametrize("most", [None, 9000], ids=["file", "set"])
+def test_columns_are_brought_together(
+    dist: ModuleType,
+    here: Path,
+    line: Any,
+    rank: int,
+    size: int,
+    most: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The bytes are those of one process, and each rank writes a few long runs."""
+    whole, state = columns(line)
+    group = dist.new_group()
+    lengths: list[int] = []
+    real_pwrite = os.pwrite
+
+    def pwrite(descriptor: int, data: Any, at: int) -> int:
+        lengths.append(len(data))
+        return real_pwrite(descriptor, data, at)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    for way in (dist.group.WORLD, group):
+        lengths.clear()
+        writer = StorageWriter(here / "out", max_shard_size=most, process_group=way)
+        if way is group:
+            dcp.async_save(state, storage_writer=writer, process_group=group).result()
+        else:
+            dcp.save(state, storage_writer=writer)
+        assert len(lengths) < 40 or size == 1, lengths  # with the headers; there are 99 runs
+        dist.barrier()
+        found = {name: torch.zeros_like(one) for name, one in whole.items()}
+        dcp.load(found, storage_reader=StorageReader(here / "out"))
+        for name, tensor in whole.items():
+            same(found[name], tensor)
+        dist.barrier()
+    if rank == 0 and most is None:
+        safetensors.torch.save_file(whole, here / "t", {"format": "pt"})
+        assert (here / "out" / "model.safetensors").read_bytes() == (here / "t").read_bytes()
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.mpi(min=2)
+@pytest.mark.parametrize("name", ["pwrite", "open", "fsync"])
+def test_a_disk_fails_while_columns_are_brought_together(
+    dist: ModuleType,
+    here: Path,
+    line: Any,
+    rank: int,
+    size: int,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, state = columns(line)
+    writer = StorageWriter(here / "out", process_group=dist.group.WORLD)
+    real_call = getattr(os, name)
+
+    def fails(*arguments: Any, **named: Any) -> Any:
+        if name == "open" and "partial" not in str(arguments[0]):
+            return real_call(*arguments, **named)
+        raise OSError(116, "Stale")
+
+    with monkeypatch.context() as patch:
+        if rank == size - 1:
+            patch.setattr(os, name, fails)
+        with pytest.raises(CheckpointException, match="Stale"):
+            dcp.save(state, storage_writer=writer)
+    writer.close()
+    dist.barrier()
+    assert not files(here / "out")
+    dist.barrier()
+    dcp.save(state, storage_writer=writer)

@@ -118,9 +118,9 @@ TENSORS = (
 )
 
 IO = (
-    ("dtypes",),
-    ("header", "places", "progress", "values"),
-    ("layout", "tiles", "elements"),
+    ("dtypes", "posix"),
+    ("header", "places", "progress", "values", "by_mpi"),
+    ("layout", "tiles", "elements", "opened"),
     ("shards", "commit", "writer"),
     ("reader", "saving"),
     ("file", "states"),
