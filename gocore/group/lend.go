@@ -136,22 +136,25 @@ func extent(shape, steps []int64, elem int64) (low, bytes int64, ok bool) {
 
 // isRead tells whether no other member reads the tensor of c any more, which it has lent.
 func (c *collective) isRead() bool {
-	g, seq := c.g, c.args.Seq
-	if g.node.Lines.Finished(seq) {
-		return true
-	}
-	return g.AnyDied() && len(c.readers()) == 0
-}
-
-// readers returns the members that may still read the tensor of c.
-func (c *collective) readers() (members []int) {
-	g := c.g
-	for i, r := range g.Ranks {
-		if i != g.Rank && !g.node.Lines.HasFinished(i, c.args.Seq) && !g.Env.Roster.Died(r) {
-			members = append(members, i)
+	for i := range c.g.Ranks {
+		if c.reads(i) {
+			return false
 		}
 	}
-	return members
+	return true
+}
+
+// reads tells whether a member may still read the tensor of c.
+func (c *collective) reads(i int) bool {
+	g := c.g
+	return i != g.Rank && !g.node.Lines.HasFinished(i, c.args.Seq) && !g.node.Lines.Left(i) && !g.Env.Roster.Died(g.Ranks[i])
+}
+
+// haveRead says that this member reads nothing any more that others have lent for c, or will not begin. It is the turn of c.
+func (c *collective) haveRead() {
+	if g := c.g; c.args.Neighbours != nil && g.node != nil && c.args.Seq != 0 && c.args.Seq == g.turn {
+		g.node.Lines.Finish(c.args.Seq)
+	}
 }
 
 // runLent carries c out by alg, and waits until the tensor that it lends was read. If that takes longer, a task waits, and over is true: the
@@ -159,7 +162,7 @@ func (c *collective) readers() (members []int) {
 func (c *collective) runLent(alg *coll.Algorithm) (over bool, lingering *work.Handle, err error) {
 	computed := alg.Compute(&c.args)
 	for range readLooks {
-		if c.isRead() {
+		if c.g.node.Lines.Finished(c.args.Seq) {
 			return false, nil, computed
 		}
 	}
@@ -168,6 +171,7 @@ func (c *collective) runLent(alg *coll.Algorithm) (over bool, lingering *work.Ha
 	t.collective.untilRead(&computed)
 	t.run()
 	t.g.Env.Engine.Add(t)
+	t.g.Env.Engine.StartProgress() // after an error nobody else waits until it was read
 	lingering, _, err = t.await()
 	return true, lingering, err
 }
@@ -194,7 +198,12 @@ func (c *collective) untilRead(computed *error) {
 
 // unreadError is timeoutError of a call that waits for those that read its tensor.
 func (c *collective) unreadError() error {
-	slow := c.g.World(c.readers())
+	var slow []int
+	for i, r := range c.g.Ranks {
+		if c.reads(i) {
+			slow = append(slow, r)
+		}
+	}
 	return status.New(status.Timeout, "%s timed out after %v: all members had come, and rank(s) %s have not read this rank's tensor (are they stopped?); the group is broken",
 		c.of(), c.timeout, status.Brief(slow)).WithRanks(slow...)
 }

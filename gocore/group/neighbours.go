@@ -154,7 +154,7 @@ func (c *collective) checkNeighbours(d *op.Desc, sends, recvs []op.Buf) error {
 	if g.notes == nil {
 		return nil
 	}
-	c.flags, err = c.offer.MakeBlock(a, c.flags, g.blocks, !c.async && !g.Env.Node.Crowded())
+	c.flags, err = c.offer.MakeBlock(a, c.flags, g.blocks, g.lends && !c.async)
 	return err
 }
 
