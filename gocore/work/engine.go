@@ -248,7 +248,7 @@ func (e *Engine) tick(looking, helping bool) bool {
 
 // The looks that follow a nap while requests of other ranks are served.
 const (
-	looksInVain = 3  // end them
+	looksInVain = 2  // end them: MPI may tell of what the first has moved only in the second
 	mostLooks   = 64 // are made between two looks at the clock
 )
 
