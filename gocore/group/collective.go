@@ -156,7 +156,7 @@ func (c *collective) carryOut() (done bool, lingering *work.Handle, err error) {
 	case c.form == coll.Polled:
 		lingering, err = c.runTask(alg)
 		return true, lingering, err // the task releases the group
-	case c.form == coll.AtOnce && c.offer.Lent():
+	case c.waitsForReaders():
 		var over bool
 		if over, lingering, err = c.runLent(alg); over {
 			return true, lingering, err

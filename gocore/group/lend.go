@@ -134,6 +134,10 @@ func extent(shape, steps []int64, elem int64) (low, bytes int64, ok bool) {
 	return low, high - low, true
 }
 
+// waitsForReaders tells whether c, whose algorithm was chosen, ends when the others have read its tensor. Where messages carry it, nobody
+// reads what was lent.
+func (c *collective) waitsForReaders() bool { return c.form == coll.AtOnce && c.offer.Lent() }
+
 // isRead tells whether no other member reads the tensor of c any more, which it has lent.
 func (c *collective) isRead() bool {
 	for i := range c.g.Ranks {

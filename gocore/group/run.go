@@ -53,7 +53,7 @@ func (c *collective) build(alg *coll.Algorithm) error {
 		if err := c.pack(); err != nil {
 			return err
 		}
-	case c.offer.Lent():
+	case c.waitsForReaders():
 		c.buildLent(alg)
 		return nil
 	}

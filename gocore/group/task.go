@@ -118,7 +118,7 @@ func (t *task) overdue() error {
 		if t.shared != nil && t.stage == running {
 			return t.collective.chunksTimeout(t.shared)
 		}
-		if t.collective.offer.Lent() && t.stage == running {
+		if t.collective.waitsForReaders() && t.stage == running {
 			return t.collective.unreadError()
 		}
 		return t.collective.timeoutError()
