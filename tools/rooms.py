@@ -201,6 +201,10 @@ ROOMS = (
         "mpi op status transport work",
     ),
     Room(
+        "gocore/mpi/mpistub",
+        "functions of MPI in C that say of requests what a test wants",
+    ),
+    Room(
         "gocore/mpi",
         "libmpi: how it is found and loaded, a file of constants for each ABI, one table of "
         "calls; the seam over it",

@@ -123,6 +123,10 @@ int pa_finished(const pa_member *m, int n, uint64_t seq) {
 	return 1;
 }
 
+int pa_has_finished(const pa_member *m, int i, uint64_t seq) {
+	return __atomic_load_n(&m[i].finished, __ATOMIC_ACQUIRE) >= seq;
+}
+
 int pa_may_announce(const pa_member *m, int n, uint64_t seq) {
 	return seq < PA_SLOTS || pa_finished(m, n, seq - PA_SLOTS + 1);
 }

@@ -136,6 +136,11 @@ func (l *Lines) Finished(seq uint64) bool {
 	return C.pa_finished(l.base(), C.int(l.n), C.uint64_t(seq)) != 0
 }
 
+// HasFinished is Finished for one member.
+func (l *Lines) HasFinished(i int, seq uint64) bool {
+	return C.pa_has_finished(l.base(), C.int(i), C.uint64_t(seq)) != 0
+}
+
 // Look tests whether all members have announced collective seq, whose turn it need not be.
 func (l *Lines) Look(seq uint64) (State, Result) {
 	var from C.int

@@ -129,6 +129,9 @@ void pa_turn(pa_member *m, int me, uint64_t seq);
 /* pa_finished returns 1 if all members have finished with seq, as far as they have said. */
 int pa_finished(const pa_member *m, int n, uint64_t seq);
 
+/* pa_has_finished is pa_finished for member i. */
+int pa_has_finished(const pa_member *m, int i, uint64_t seq);
+
 /* pa_arrive calls pa_turn, pa_announce and pa_poll. Usually the other members have announced
  * already, and a call from Go into C costs as much as the rest. */
 int pa_arrive(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word, uint32_t flags,

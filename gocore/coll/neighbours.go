@@ -14,7 +14,8 @@ import (
 //
 // What a rank gives is packed in a block: an index, then the bytes for each neighbour in the order of Out. The block
 // lies in the note, or in the rank's heap, or goes over the wire in a message for each neighbour. The neighbours unpack
-// it into their tensors.
+// it into their tensors. A rank whose tensor lies in its heap may lend it instead: the neighbours copy out of it, and the
+// rank does not return before they have.
 type Neighbours struct {
 	Inner [4]int64 // the inner lengths of the tensor of a halo, which all members compare (Fit)
 	// Fit returns an error if the inner lengths of the ranks do not fit together. It is the same on all ranks. nil:
@@ -25,6 +26,17 @@ type Neighbours struct {
 	OutBytes, InBytes int64  // of all of them
 	Pack              []Copy // how Out is packed
 	Self              []Copy // what a rank gives to itself
+	Lend              *Lend  // of a halo
+}
+
+// Lend is how a tensor is lent to others, and borrowed from them.
+type Lend struct {
+	Worth      bool    // lending is worth it
+	Low, Bytes int64   // the memory in which it lies: from where on, counted from its first element
+	Layout     []int64 // its shape, and then its strides in elements
+	// From returns the copies out of the tensor of another rank that has the given layout, as Layout is, and whose first
+	// element is at first in bytes bytes of memory. The numbers may be anything.
+	From func(rank int, layout []int64, first, bytes int64) ([]mem.Box, error)
 }
 
 // Swap is what goes to another rank or comes from it. Unpack says where it goes; Out has none.
@@ -46,6 +58,11 @@ type neighbourNote struct {
 	inner [4]int64
 	bytes int64         // of the block; 0: it lies neither here nor in the heap
 	place heap.Location // of a block in the heap; generation 0: it is in the note
+	// Of a tensor that is lent: where it lies, and its first element there. Behind the index of the block are its shape
+	// and strides. Generation 0: none is.
+	lent      heap.Location
+	lentBytes int64
+	first     int64
 }
 
 // A block begins with a blockHead, and one swapEntry for each of Out, and then for each of In.
@@ -70,6 +87,9 @@ func (n *Neighbours) indexBytes() int64 {
 
 // blockBytes returns the length of the block.
 func (n *Neighbours) blockBytes() int64 { return n.indexBytes() + n.OutBytes }
+
+// lentBytes returns the length of a block that has no elements, because the tensor is lent.
+func (n *Neighbours) lentBytes() int64 { return n.indexBytes() + int64(len(n.Lend.Layout))*8 }
 
 // fill makes the block of this call.
 func (n *Neighbours) fill(a *Args, block unsafe.Pointer) {
@@ -117,20 +137,26 @@ func (s *Swap) unpack(a *Args, from unsafe.Pointer) {
 var blocks = Algorithm{Name: "blocks", Memory: hostMemory, Enabled: func(s *Sig) bool {
 	return s.Size == 1 || s.Agreed&Inline != 0
 }, atOnce: func(a *Args) error {
+	if a.Node != nil {
+		defer a.Node.Lines.Finish(a.Seq) // the neighbours may use their blocks again, and what they have lent
+	}
 	if err := a.fit(); err != nil {
 		return err
 	}
 	a.swapWithSelf()
-	err := a.eachNeighbour(func(r int, out, in []Swap) error {
+	return a.eachNeighbour(func(r int, out, in []Swap) error {
 		b, err := a.blockOf(r)
 		if err != nil {
 			return err
 		}
-		from, bytes, err := a.comparePair(b, r, out, in)
-		if err != nil {
+		from, bytes, err := a.comparePair(&b, r, out, in)
+		if err != nil || bytes == 0 {
 			return err
 		}
-		if from+bytes > b.bytes && bytes > 0 {
+		if b.lent != nil {
+			return a.borrow(b, r)
+		}
+		if from+bytes > b.bytes {
 			return a.notAsAgreed(r)
 		}
 		at := unsafe.Add(b.data, from)
@@ -140,11 +166,34 @@ var blocks = Algorithm{Name: "blocks", Memory: hostMemory, Enabled: func(s *Sig)
 		}
 		return nil
 	})
-	if err == nil && a.Node != nil {
-		a.Node.Lines.Finish(a.Seq) // the neighbours may use their blocks again
-	}
-	return err
 }}
+
+// borrow copies what the tensor of another rank has for this one.
+func (a *Args) borrow(b toldBlock, r int) error {
+	lend := a.Neighbours.Lend
+	if lend == nil {
+		return a.notAsAgreed(r)
+	}
+	layout := make([]int64, len(lend.Layout))
+	index := pad(blockHeadBytes + b.entries*swapEntryBytes)
+	if index+int64(len(layout))*8 > b.bytes {
+		return a.notAsAgreed(r)
+	}
+	for i := range layout {
+		layout[i] = atomic.LoadInt64((*int64)(unsafe.Add(b.data, index+int64(i)*8)))
+	}
+	first, bytes := atomic.LoadInt64(&b.lent.first), atomic.LoadInt64(&b.lent.lentBytes)
+	boxes, err := lend.From(r, layout, first, bytes)
+	if err != nil {
+		return a.notAsAgreed(r)
+	}
+	base, err := a.Node.Reach(r, placeOf(&b.lent.lent), bytes)
+	if err != nil {
+		return err
+	}
+	mem.CopyBoxes(a.Recv[0].Data, unsafe.Add(base, first), boxes)
+	return nil
+}
 
 // fit compares the inner lengths of all members. All get the same error.
 func (a *Args) fit() error {
@@ -207,8 +256,10 @@ func with(swaps []Swap, rank int) (n int) {
 // toldBlock is the block of another rank, or its index alone. It lies in memory that the other one may change, so what
 // it says is read once, and checked.
 type toldBlock struct {
-	data  unsafe.Pointer
-	bytes int64
+	data    unsafe.Pointer
+	bytes   int64
+	entries int64          // of its index, as comparePair has read
+	lent    *neighbourNote // the note, if the rank lends its tensor
 }
 
 // blockOf returns the block of another rank.
@@ -226,6 +277,9 @@ func (a *Args) blockOf(r int) (b toldBlock, err error) {
 		if b.bytes > bytes-neighbourNoteBytes {
 			return b, a.notAsAgreed(r)
 		}
+		if placeOf(&told.lent).Generation != 0 && a.Node != nil {
+			b.lent = told
+		}
 	}
 	if err == nil && b.bytes < blockHeadBytes {
 		err = a.notAsAgreed(r)
@@ -235,7 +289,7 @@ func (a *Args) blockOf(r int) (b toldBlock, err error) {
 
 // comparePair compares what this rank and r give each other with what they expect. It returns where in the block of r
 // that begins which is for this rank, and its length.
-func (a *Args) comparePair(b toldBlock, r int, out, in []Swap) (from, bytes int64, err error) {
+func (a *Args) comparePair(b *toldBlock, r int, out, in []Swap) (from, bytes int64, err error) {
 	head := atomic.LoadUint64((*uint64)(b.data))
 	parts := *(*blockHead)(unsafe.Pointer(&head))
 	given, all := int64(parts.out), int64(parts.out)+int64(parts.in)
@@ -243,6 +297,7 @@ func (a *Args) comparePair(b toldBlock, r int, out, in []Swap) (from, bytes int6
 	if index > b.bytes {
 		return 0, 0, a.notAsAgreed(r)
 	}
+	b.entries = all
 	entries := unsafe.Slice((*swapEntry)(unsafe.Add(b.data, blockHeadBytes)), all)
 	before, mine, same := a.sameSwaps(entries[:given], in)
 	if _, _, expected := a.sameSwaps(entries[given:], out); !same || !expected {

@@ -70,7 +70,7 @@ func (x *swapMessages) compare() error {
 		}
 		b, err := a.blockOf(r)
 		if err == nil {
-			_, _, err = a.comparePair(b, r, out, in)
+			_, _, err = a.comparePair(&b, r, out, in)
 		}
 		if status.CodeOf(err) != status.Mismatch {
 			return err

@@ -92,25 +92,50 @@ func (b *Blocks) Free() {
 type blockOffer struct {
 	told  neighbourNote
 	whole bool           // the note has the block, or its place
+	lent  bool           // the note has the index, and says where the tensor is
 	block heapBlock      // in the heap, if from is set
 	from  *Blocks        // where it comes from
 	note  unsafe.Pointer // a note with a block, in a group on one node
 	bytes int64          // of the note
 }
 
-// MakeBlock is Make for a call with neighbours. from is nil if the members do not share memory.
-func (o *Offer) MakeBlock(a *Args, flags arrive.Flags, from *Blocks) (arrive.Flags, error) {
+// lend finds out whether this rank's tensor can be lent, and tells where it is.
+func (s *blockOffer) lend(a *Args) bool {
+	n := a.Neighbours
+	own := heap.IfMade()
+	if own == nil || a.Node == nil {
+		return false
+	}
+	place, ok := own.Find(unsafe.Add(a.Recv[0].Data, n.Lend.Low), n.Lend.Bytes)
+	if ok {
+		s.told.lent, s.told.lentBytes, s.told.first = place, n.Lend.Bytes, -n.Lend.Low
+	}
+	return ok
+}
+
+// Lent tells whether the neighbours copy out of this rank's tensor, so that it must not be changed before they have
+// finished with the collective.
+func (o *Offer) Lent() bool { return o.swaps != nil && o.swaps.lent }
+
+// MakeBlock is Make for a call with neighbours. from is nil if the members do not share memory. mayLend says that this rank can wait for
+// its neighbours at the end.
+func (o *Offer) MakeBlock(a *Args, flags arrive.Flags, from *Blocks, mayLend bool) (arrive.Flags, error) {
 	n := a.Neighbours
 	o.swaps = &blockOffer{told: neighbourNote{inner: n.Inner}}
 	s := o.swaps
 	inNote, room := neighbourNoteBytes+n.blockBytes(), a.Notes.Room()
 	var err error
-	if from != nil && inNote > room {
+	if from != nil && inNote > room && mayLend && n.Lend != nil && n.Lend.Worth && neighbourNoteBytes+n.lentBytes() <= room {
+		s.lent = s.lend(a)
+	}
+	if from != nil && inNote > room && !s.lent {
 		if s.block, err = from.take(n.blockBytes()); err == nil {
 			s.from, s.told.place = from, s.block.place
 		} // else the heap has no room, and all take messages
 	}
 	switch {
+	case s.lent:
+		s.bytes, s.told.bytes = neighbourNoteBytes+n.lentBytes(), n.lentBytes()
 	case s.from != nil:
 		s.bytes, s.told.bytes = neighbourNoteBytes, n.blockBytes()
 	case inNote <= room:
@@ -125,7 +150,7 @@ func (o *Offer) MakeBlock(a *Args, flags arrive.Flags, from *Blocks) (arrive.Fla
 			return flags, err
 		}
 	}
-	if s.whole = s.from != nil || s.bytes == inNote; s.whole {
+	if s.whole = s.from != nil || s.bytes == inNote; s.whole || s.lent {
 		flags |= Inline
 	}
 	return flags, nil
@@ -150,9 +175,13 @@ func (s *blockOffer) tell(a *Args) arrive.Note {
 func (s *blockOffer) write(a *Args, note unsafe.Pointer) {
 	*(*neighbourNote)(note) = s.told
 	block := unsafe.Add(note, neighbourNoteBytes)
-	if s.whole {
+	switch {
+	case s.lent:
+		a.Neighbours.index(a, block)
+		copy(unsafe.Slice((*int64)(unsafe.Add(block, a.Neighbours.indexBytes())), len(a.Neighbours.Lend.Layout)), a.Neighbours.Lend.Layout)
+	case s.whole:
 		a.Neighbours.fill(a, block)
-	} else {
+	default:
 		a.Neighbours.index(a, block)
 	}
 }

@@ -156,6 +156,11 @@ func (c *collective) carryOut() (done bool, lingering *work.Handle, err error) {
 	case c.form == coll.Polled:
 		lingering, err = c.runTask(alg)
 		return true, lingering, err // the task releases the group
+	case c.waitsForReaders():
+		var over bool
+		if over, lingering, err = c.runLent(alg); over {
+			return true, lingering, err
+		}
 	default:
 		if lingering, err = c.run(alg); lingering != nil {
 			return true, lingering, err

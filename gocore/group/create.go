@@ -163,6 +163,7 @@ func (g *Group) join(comm transport.Comm) (err error) {
 			g.node = &coll.Node{Lines: lines, Reach: g.Reach, Read: g.Read}
 			if shared, _ := g.Env.Node.Heaps(); shared {
 				g.blocks = &coll.Blocks{Finished: lines.Finished}
+				g.lends = !g.Env.Node.Crowded() // there a second wait costs more than a copy
 			}
 			return nil
 		}

@@ -11,6 +11,7 @@ import (
 // finish ends c, which was carried out on this thread with err, and returns the error for the caller.
 func (c *collective) finish(err error) error {
 	if err != nil {
+		c.haveRead()
 		c.g.AwaitName(err)
 		err = c.breakIfFailed(c.readable(err))
 	}
@@ -131,7 +132,10 @@ func (t *task) over(err error) {
 }
 
 // discard frees what t holds. MPI has no request of t.
-func (t *task) discard() { t.collective.drop() }
+func (t *task) discard() {
+	t.collective.haveRead()
+	t.collective.drop()
+}
 
 // abandon gives t up although its memory may still be used. t goes on until it is not.
 func (t *task) abandon(err error) {

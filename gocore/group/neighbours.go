@@ -154,7 +154,7 @@ func (c *collective) checkNeighbours(d *op.Desc, sends, recvs []op.Buf) error {
 	if g.notes == nil {
 		return nil
 	}
-	c.flags, err = c.offer.MakeBlock(a, c.flags, g.blocks)
+	c.flags, err = c.offer.MakeBlock(a, c.flags, g.blocks, g.lends && !c.async)
 	return err
 }
 
@@ -242,8 +242,9 @@ func (p *pattern) newPlan(rank int, b *op.Buf) (*plan, error) {
 	if err := k.arrange(rank, out, in, steps); err != nil {
 		return nil, err
 	}
+	k.lending(h, rank, in, steps)
 	if !b.OnHost() {
-		if k.device, err = k.onDevice(rank, out, in, steps); err != nil {
+		if k.device, err = k.onDevice(h, rank, out, in, steps); err != nil {
 			return nil, err
 		}
 	}

@@ -134,7 +134,7 @@ type deviceHalo struct {
 
 // onDevice makes the plan for a tensor in device memory. out and in are as arrange has sorted them. The block has what comes,
 // then what goes, then what the rank gives to itself, which is copied to the block and back.
-func (k *plan) onDevice(rank int, out, in []grid.Box, steps []int64) (*deviceHalo, error) {
+func (k *plan) onDevice(pattern *grid.Halo, rank int, out, in []grid.Box, steps []int64) (*deviceHalo, error) {
 	h := &deviceHalo{neighbours: k.neighbours}
 	n := &h.neighbours
 	self := n.InBytes + n.OutBytes
@@ -166,6 +166,16 @@ func (k *plan) onDevice(rank int, out, in []grid.Box, steps []int64) (*deviceHal
 		}
 		n.Pack = []coll.Copy{{Boxes: boxes}}
 	}
+	places, comes := make([]int64, len(in)), int64(0) // in the block; the boxes of the rank itself have none
+	for i := range in {
+		if _, box := placed(&in[i], k.dtype, steps); in[i].Rank != rank {
+			places[i], comes = comes, comes+box.Bytes()
+		}
+	}
+	n.Lend = &coll.Lend{Layout: n.Lend.Layout, From: k.borrow(pattern, rank, in, func(i int) (int64, op.Buf) {
+		_, box := placed(&in[i], k.dtype, steps)
+		return places[i], op.Buf{Count: box.Count, DType: k.dtype}
+	})}
 	n.In = append([]coll.Swap(nil), n.In...)
 	at := int64(0)
 	for i := range n.In {

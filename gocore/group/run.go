@@ -48,10 +48,14 @@ func (c *collective) runTask(alg *coll.Algorithm) (lingering *work.Handle, err e
 // build packs staged tensors and makes the steps of c. The other members have arrived and run their
 // steps, so an error here breaks the group.
 func (c *collective) build(alg *coll.Algorithm) error {
-	if c.form != coll.AtOnce { // that reads the notes, for which they were packed
+	switch {
+	case c.form != coll.AtOnce: // that reads the notes, for which they were packed
 		if err := c.pack(); err != nil {
 			return err
 		}
+	case c.waitsForReaders():
+		c.buildLent(alg)
+		return nil
 	}
 	return c.prog.Build(alg, &c.args)
 }

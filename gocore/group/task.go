@@ -118,6 +118,9 @@ func (t *task) overdue() error {
 		if t.shared != nil && t.stage == running {
 			return t.collective.chunksTimeout(t.shared)
 		}
+		if t.collective.waitsForReaders() && t.stage == running {
+			return t.collective.unreadError()
+		}
 		return t.collective.timeoutError()
 	}
 	t.g.inquiry.look(now)

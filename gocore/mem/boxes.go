@@ -53,6 +53,26 @@ func (b *Box) Alike(other *Box) bool {
 	return b.c.ndim == other.c.ndim && b.c.n == other.c.n && b.c.d == other.c.d && b.c.s == other.c.s
 }
 
+// Run returns how many bytes of a box follow each other on both sides.
+func (b *Box) Run() int64 {
+	size := int64(b.c.size)
+	for k := range b.c.ndim {
+		if int64(b.c.d[k]) == size && int64(b.c.s[k]) == size {
+			return size * int64(b.c.n[k])
+		}
+	}
+	return size
+}
+
+// Bytes returns how many bytes of elements a box has.
+func (b *Box) Bytes() int64 {
+	n := int64(b.c.size)
+	for k := range b.c.ndim {
+		n *= int64(b.c.n[k])
+	}
+	return n
+}
+
 // CopyBoxes copies boxes, none of which overlaps another one.
 func CopyBoxes(dst, src unsafe.Pointer, boxes []Box) {
 	if len(boxes) > 0 {

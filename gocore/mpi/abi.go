@@ -12,6 +12,7 @@ type ABI struct {
 	InPlace      int64 // MPI_IN_PLACE
 	StatusIgnore int64 // MPI_STATUS_IGNORE
 	Status       StatusLayout
+	Request      int32             // bytes of an MPI_Request
 	Classes      [numClasses]int32 // the number of each error class in this ABI; 0: it has none
 	Extension    string            // prefix of the error classes for fault tolerance: "MPIX_" or "MPI_"
 }
@@ -103,8 +104,8 @@ var intNames = [numInts]string{
 
 // Constant is one line of an ABI for the checker in tests/abi.
 type Constant struct {
-	Kind   string // "handle", "symbol", "int", "pointer", "status"
-	Name   string // as in mpi.h; for a status "sizeof" or a member
+	Kind   string // "handle", "symbol", "int", "pointer", "size", "status"
+	Name   string // as in mpi.h; for a size the type, for a status a member
 	Symbol string // for kind "symbol"
 	Value  int64
 	// Optional says that headers of older versions of this MPI lack the constant. Headers that have
@@ -128,7 +129,8 @@ func (a *ABI) Constants() []Constant {
 	all = append(all,
 		Constant{Kind: "pointer", Name: "MPI_IN_PLACE", Value: a.InPlace},
 		Constant{Kind: "pointer", Name: "MPI_STATUS_IGNORE", Value: a.StatusIgnore},
-		Constant{Kind: "status", Name: "sizeof", Value: int64(a.Status.Size)},
+		Constant{Kind: "size", Name: "MPI_Request", Value: int64(a.Request)},
+		Constant{Kind: "size", Name: "MPI_Status", Value: int64(a.Status.Size)},
 		Constant{Kind: "status", Name: "MPI_SOURCE", Value: int64(a.Status.Source)},
 		Constant{Kind: "status", Name: "MPI_TAG", Value: int64(a.Status.Tag)},
 		Constant{Kind: "status", Name: "MPI_ERROR", Value: int64(a.Status.Error)})

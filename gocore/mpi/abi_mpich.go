@@ -52,6 +52,7 @@ var abiMPICH = ABI{
 	InPlace:      -1,
 	StatusIgnore: 1,
 	Status:       StatusLayout{Size: 20, Source: 8, Tag: 12, Error: 16},
+	Request:      4,
 	Classes: [numClasses]int32{
 		ErrBuffer:               1,
 		ErrCount:                2,

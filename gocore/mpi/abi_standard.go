@@ -52,6 +52,7 @@ var abiStandard = ABI{
 	InPlace:      1,
 	StatusIgnore: 0,
 	Status:       StatusLayout{Size: 32, Source: 0, Tag: 4, Error: 8},
+	Request:      8,
 	Classes: [numClasses]int32{
 		ErrBuffer:               1,
 		ErrCount:                2,

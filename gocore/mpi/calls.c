@@ -162,33 +162,86 @@ int pmpi_mpi_start(const struct pmpi_mpi_table *t, const struct pmpi_mpi_call *c
 	return rc;
 }
 
+// ended takes in what MPI has said of a request that is over.
+static void ended(const struct pmpi_mpi_table *t, struct pmpi_mpi_request *r, int rc,
+				  const raw_status *raw) {
+	if (rc == 0) {
+		struct pmpi_mpi_status status;
+		read_status(t, raw, &status);
+		r->source = status.source;
+		r->tag = status.tag;
+		r->bytes = status.bytes;
+		int cancelled = 0;
+		t->f.Test_cancelled(raw, &cancelled);
+		r->cancelled = cancelled != 0;
+		if (r->made)
+			rc = pmpi_mpi_errors_return(t, r->made);
+	}
+	finish(r, rc);
+}
+
+static int test(const struct pmpi_mpi_table *t, struct pmpi_mpi_request *r) {
+	raw_status raw = {{0}};
+	int flag = 0;
+	int rc = t->f.Test(&r->handle, &flag, &raw);
+	if (rc == 0 && !flag)
+		return 0;
+	ended(t, r, rc, &raw);
+	return 1;
+}
+
+enum { SOME = 64 };
+
+// test_some tests up to SOME requests. MPI looks at the network once for all of them, where a test
+// of each takes a look for each.
+static int test_some(const struct pmpi_mpi_table *t, struct pmpi_mpi_request *const *requests,
+					 int n) {
+	union {
+		handle wide[SOME];
+		int32_t narrow[SOME];
+	} handles;
+	for (int i = 0; i < n; i++) {
+		if (t->k.request_size == sizeof(int32_t))
+			handles.narrow[i] = (int32_t)requests[i]->handle;
+		else
+			handles.wide[i] = requests[i]->handle;
+	}
+	int count = 0, index[SOME], class = 0;
+	char statuses[SOME * sizeof(raw_status)];
+	int rc = t->f.Testsome(n, &handles, &count, index, statuses);
+	if (rc != 0) {
+		t->f.Error_class(rc, &class);
+		if (class != t->k.err_in_status) { // each one says what is wrong with it
+			count = 0;
+			for (int i = 0; i < n; i++)
+				count += test(t, requests[i]);
+			return count;
+		}
+	}
+	for (int i = 0; i < count; i++) {
+		raw_status raw = {{0}};
+		memcpy(&raw, statuses + (size_t)(i * t->k.status_size), (size_t)t->k.status_size);
+		ended(t, requests[index[i]], rc != 0 ? field(&raw, t->k.status_error) : 0, &raw);
+	}
+	return count;
+}
+
 int pmpi_mpi_poll(const struct pmpi_mpi_table *t, const uintptr_t *requests, int n) {
-	int changed = 0;
+	int changed = 0, some = 0;
+	struct pmpi_mpi_request *under_way[SOME];
 	for (int i = 0; i < n; i++) {
 		struct pmpi_mpi_request *r = (struct pmpi_mpi_request *)requests[i];
 		if (r->done)
 			continue;
-		raw_status raw = {{0}};
-		int flag = 0;
-		int rc = t->f.Test(&r->handle, &flag, &raw);
-		if (rc == 0 && !flag)
-			continue;
-		if (rc == 0) {
-			struct pmpi_mpi_status status;
-			read_status(t, &raw, &status);
-			r->source = status.source;
-			r->tag = status.tag;
-			r->bytes = status.bytes;
-			int cancelled = 0;
-			t->f.Test_cancelled(&raw, &cancelled);
-			r->cancelled = cancelled != 0;
-			if (r->made)
-				rc = pmpi_mpi_errors_return(t, r->made);
+		under_way[some++] = r;
+		if (some == SOME) {
+			changed += test_some(t, under_way, some);
+			some = 0;
 		}
-		finish(r, rc);
-		changed++;
 	}
-	return changed;
+	if (some == 1)
+		return changed + test(t, under_way[0]);
+	return some == 0 ? changed : changed + test_some(t, under_way, some);
 }
 
 int pmpi_mpi_cancel(const struct pmpi_mpi_table *t, struct pmpi_mpi_request *r) {

@@ -70,8 +70,11 @@ struct pmpi_mpi_request {
 struct pmpi_mpi_constants {
 	uintptr_t in_place, status_ignore;
 	int32_t any_source, any_tag;
-	int32_t status_source, status_tag; // offsets in MPI_Status
-	uintptr_t byte;                    // MPI_BYTE
+	int32_t status_source, status_tag, status_error; // offsets in MPI_Status
+	int32_t status_size;
+	int32_t request_size;  // bytes of an MPI_Request in an array: 4 or 8
+	int32_t err_in_status; // the class MPI_ERR_IN_STATUS
+	uintptr_t byte;        // MPI_BYTE
 	uintptr_t errors_return;
 	uintptr_t info_null;
 	int32_t type_shared;

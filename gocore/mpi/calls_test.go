@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/paddlempi/paddlempi/gocore/dl"
+	"github.com/paddlempi/paddlempi/gocore/mpi/mpistub"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/transport"
@@ -126,6 +127,78 @@ func TestReductionsCoverWhatIsDefined(t *testing.T) {
 			require.Contains(t, handles, r, "%s of %s", r, d)
 		}
 	}
+}
+
+// stubbed returns a library of an ABI by mpistub, with n requests whose handles are 1 to n.
+func stubbed(t *testing.T, a *ABI, n int, fails int32) (*library, []*transport.Request, []uintptr) {
+	libc, err := dl.Open("libc.so.6", dl.Now)
+	require.NoError(t, err)
+	l := &library{loaded: &loaded{file: libc, abi: a}}
+	table, missing := fillTable(mpistub.Lookup)
+	require.Empty(t, missing)
+	l.table = table
+	l.setConstants(table)
+	mpistub.Begin(mpistub.Layout(a.Status), a.Request == 4, a.Classes[ErrInStatus], fails)
+	var list []*transport.Request
+	var addresses []uintptr
+	for i := range n {
+		r := l.requests.take()
+		r.Handle, r.Kind = uintptr(1+i), int32(FnRecv)
+		list, addresses = append(list, r), append(addresses, r.Address())
+	}
+	return l, list, addresses
+}
+
+func TestPollLooksOnceForAllRequests(t *testing.T) {
+	for _, a := range ABIs() {
+		l, list, addresses := stubbed(t, a, 5, 0)
+		require.Zero(t, l.Poll(addresses), a.Name)
+		require.Equal(t, 1, mpistub.Looks(), a.Name)
+		mpistub.Say(2, 0)
+		mpistub.Say(4, 0)
+		require.Equal(t, 2, l.Poll(addresses), a.Name)
+		require.Equal(t, 2, mpistub.Looks(), a.Name)
+		for i, r := range list {
+			if i != 1 && i != 3 {
+				require.Zero(t, r.Done, a.Name)
+				continue
+			}
+			require.Equal(t, transport.Request{Handle: r.Handle, Done: 1, Source: int32(1 + i), Tag: int32(1 + i), Bytes: int64(101 + i), Kind: r.Kind}, *r, a.Name)
+			require.NoError(t, l.Err(r))
+		}
+		mpistub.Say(1, 0)
+		require.Equal(t, 1, l.Poll(addresses), a.Name) // those that are done are not tested again
+	}
+}
+
+func TestPollTellsOfEachRequestThatFailed(t *testing.T) {
+	for _, a := range ABIs() {
+		truncated := a.Classes[ErrTruncate]
+		for _, fails := range []int32{0, a.Classes[ErrOther]} { // the call itself fails: then each is asked
+			l, list, addresses := stubbed(t, a, 3, fails)
+			mpistub.Say(1, 0)
+			mpistub.Say(3, truncated)
+			require.Equal(t, 2, l.Poll(addresses), a.Name)
+			require.NoError(t, l.Err(list[0]), a.Name)
+			require.EqualValues(t, 101, list[0].Bytes, a.Name)
+			require.Zero(t, list[1].Done, a.Name)
+			require.EqualValues(t, 1, list[2].Done, a.Name)
+			require.ErrorContains(t, l.Err(list[2]), "MPI_ERR_TRUNCATE", a.Name)
+		}
+	}
+}
+
+func TestPollTakesAnyNumberOfRequests(t *testing.T) {
+	l, list, addresses := stubbed(t, &abiMPICH, 200, 0)
+	for i := range 200 {
+		mpistub.Say(1+i, 0)
+	}
+	require.Equal(t, 200, l.Poll(addresses))
+	for i, r := range list {
+		require.EqualValues(t, 1+i, r.Tag)
+	}
+	require.Zero(t, l.Poll(addresses))
+	require.Equal(t, 4, mpistub.Looks())
 }
 
 func BenchmarkRun(b *testing.B) {

@@ -144,16 +144,22 @@ func (l *loaded) newTable() (*C.struct_pmpi_mpi_table, error) {
 		return nil, status.New(status.MPINotFound, "%s (%s) lacks %s: paddlempi needs an MPI of standard 3.1 or later",
 			l.info.Path, l.info.Version, missing)
 	}
+	l.setConstants(t)
+	return t, nil
+}
+
+// setConstants fills in what the calls need of the ABI.
+func (l *loaded) setConstants(t *C.struct_pmpi_mpi_table) {
 	a := l.abi
 	C.pmpi_mpi_set_constants(t, &C.struct_pmpi_mpi_constants{
 		in_place: C.uintptr_t(a.InPlace), status_ignore: C.uintptr_t(a.StatusIgnore),
 		any_source: C.int32_t(a.Ints[iAnySource]), any_tag: C.int32_t(a.Ints[iAnyTag]),
-		status_source: C.int32_t(a.Status.Source), status_tag: C.int32_t(a.Status.Tag),
+		status_source: C.int32_t(a.Status.Source), status_tag: C.int32_t(a.Status.Tag), status_error: C.int32_t(a.Status.Error),
+		status_size: C.int32_t(a.Status.Size), request_size: C.int32_t(a.Request), err_in_status: C.int32_t(a.Classes[ErrInStatus]),
 		byte: C.uintptr_t(l.handle(hByte)), errors_return: C.uintptr_t(l.handle(hErrorsReturn)),
 		info_null: C.uintptr_t(l.handle(hInfoNull)), type_shared: C.int32_t(a.Ints[iTypeShared]),
 		keyval_invalid: C.int32_t(a.Ints[iKeyvalInvalid]),
 	})
-	return t, nil
 }
 
 // fillTable makes a table of the functions that lookup finds, and returns the name of the first one

@@ -83,6 +83,7 @@ typedef void user_fn(void *in, void *inout, int *len, handle *type);
 	X(Improbe, (int source, int tag, handle comm, int *flag, handle *message, void *status))      \
 	X(Iprobe, (int source, int tag, handle comm, int *flag, void *status))                        \
 	X(Test, (handle *request, int *flag, void *status))                                           \
+	X(Testsome, (int n, void *requests, int *count, int *indices, void *statuses))                \
 	X(Cancel, (handle *request))                                                                  \
 	X(Test_cancelled, (const void *status, int *flag))                                            \
 	X(Get_elements_x, (const void *status, handle type, mpi_count *n))                            \

@@ -57,9 +57,6 @@ func (w *Window) byMessages(a *access, r int, at box, deadline time.Time) error 
 			return err
 		}
 		if !p.wants {
-			if c.more {
-				w.ws.g.Engine().Tick() // what MPI could not send goes on
-			}
 			return nil
 		}
 		asked.list = append(asked.list, answer{p, from})
@@ -71,7 +68,8 @@ func (w *Window) byMessages(a *access, r int, at box, deadline time.Time) error 
 	return err
 }
 
-// piece returns the elements of a piece. Pieces are of one length, so that the last one is not in vain.
+// piece returns the elements of a piece. Pieces are of one length: the member carries one out while the next one is sent, and
+// the longest one that is left to carry out when all are sent is as short as it can be.
 func (w *Window) piece(count int64) int64 {
 	most := pieceBytes / w.elem
 	n := (count + most - 1) / most

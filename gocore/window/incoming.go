@@ -41,10 +41,11 @@ func (a *arrival) free() {
 }
 
 const (
-	// mostPosted is for how many members receives are posted at most: each look tests one for each of them. postedAtOnce
-	// is how many there are for one.
+	// mostPosted is for how many members receives are posted at most. postedAtOnce is how many there are for one, and
+	// testedAtOnce how many of these a look tests.
 	mostPosted   = 4
 	postedAtOnce = 12
+	testedAtOnce = 4
 	// matches is how many messages one look takes, and mostComing how many bytes of messages are here at once, where
 	// messages are matched.
 	matches    = 32
@@ -139,11 +140,12 @@ func (p *post) match() {
 // advance reads the messages of a member that are there, and carries its calls out.
 func (p *post) advance(from int) {
 	q := &p.peers[from]
-	for next := false; len(q.queue) > 0; next = true {
+	more := false // another one is expected to be there
+	for taken := 1; len(q.queue) > 0; taken++ {
 		a := q.queue[0]
 		if a.Request != nil {
-			if a.Done == 0 && !(next && transport.Over(p.on, a.Request)) {
-				return
+			if a.Done == 0 && !(more && transport.Over(p.on, a.Request)) {
+				return // a test in vain would hold up the answer by a look at the network
 			}
 			p.arrived(from, a)
 		}
@@ -153,6 +155,7 @@ func (p *post) advance(from int) {
 		if !a.posted {
 			p.coming -= a.room
 		}
+		more = a.h.more || taken >= testedAtOnce
 		q.queue = q.queue[1:]
 		mem.Free(a.reply) // of a call that was not carried out
 		a.free()

@@ -246,6 +246,28 @@ func (e *Engine) tick(looking, helping bool) bool {
 	return moved
 }
 
+// The looks that follow a nap while requests of other ranks are served.
+const (
+	looksInVain = 2  // end them: MPI may tell of what the first has moved only in the second
+	mostLooks   = 64 // are made between two looks at the clock
+)
+
+// goOn makes further ticks after a nap, until some of them have moved nothing, or done returns true, which goOn then
+// returns. MPI takes several calls to move one message, as many bytes as fit its buffer in each: with a nap for each call a long
+// message takes milliseconds.
+func (e *Engine) goOn(helping bool, moved *bool, done func() bool) bool {
+	for i, inVain := 0, 0; i < mostLooks && inVain < looksInVain && e.serving.Load(); i++ {
+		if done() {
+			return true
+		}
+		inVain++
+		if e.tick(false, helping) {
+			*moved, inVain = true, 0
+		}
+	}
+	return false
+}
+
 func (e *Engine) remove(over []entry) {
 	e.mu.Lock()
 	kept := e.tasks[:0]
@@ -302,11 +324,15 @@ func (e *Engine) wait(h *Handle, done func() bool, deadline time.Time, interrupt
 	core := sharing{until: &e.shared}
 	var lastAsked time.Time
 	for i := 1; ; i++ {
-		if e.Tick() {
-			b.Reset()
+		moved, over := e.Tick(), false
+		if b.Slept() {
+			over = e.goOn(false, &moved, done)
 		}
-		if done() {
+		if over || done() {
 			return nil
+		}
+		if moved {
+			b.Reset()
 		}
 		pace := Pace(e.pace.Load())
 		b.Pace, b.Prompt = core.pace(pace), e.serving.Load()

@@ -158,6 +158,75 @@ func TestATaskMayAddTasks(t *testing.T) {
 
 // Many goroutines add tasks and wait for them. No task is polled by two goroutines at once or after
 // its end, and none is forgotten.
+// talker is a standing task, in whose first ticks something moves. It counts the ticks.
+type talker struct {
+	lively       bool
+	moves, ticks int
+}
+
+func (s *talker) Requests(b *Batch) Pace { b.Add((*network)(s), 1); return Often }
+func (s *talker) Lively() bool           { return s.lively }
+func (s *talker) Poll() bool             { return false }
+
+// network is the poller of a talker.
+type network talker
+
+func (n *network) Poll([]uintptr) int {
+	n.ticks++
+	if n.ticks > n.moves {
+		return 0
+	}
+	return 1
+}
+
+func TestTheLooksAfterANap(t *testing.T) {
+	after := func(s *talker, done func() bool) (moved, over bool) {
+		e := NewEngine()
+		e.AddStanding(s)
+		e.serving.Store(s.lively) // as the tick before has found
+		over = e.goOn(false, &moved, done)
+		return moved, over
+	}
+	never := func() bool { return false }
+	for _, c := range []struct {
+		talker
+		ticks int
+		why   string
+	}{
+		{talker{lively: true}, looksInVain, "nothing moves"},
+		{talker{lively: true, moves: 10}, 10 + looksInVain, "something has moved for a while"},
+		{talker{lively: true, moves: 1 << 30}, mostLooks, "the clock is looked at, too"},
+		{talker{moves: 10}, 0, "no message is expected"},
+	} {
+		moved, over := after(&c.talker, never)
+		assert.Equal(t, c.ticks, c.talker.ticks, c.why)
+		assert.Equal(t, c.ticks > looksInVain, moved, c.why)
+		assert.False(t, over, c.why)
+	}
+	s, asked := &talker{lively: true, moves: 10}, 0
+	moved, over := after(s, func() bool { asked++; return s.ticks == 4 })
+	assert.True(t, moved && over)
+	assert.Equal(t, 4, s.ticks)
+	assert.Equal(t, 5, asked)
+}
+
+// What a wait is for may be taken by the look that finds it: after it was there it is not asked for again.
+func TestAWaitIsNotAskedAgain(t *testing.T) {
+	e := NewEngine()
+	e.SetCrowded(true) // so that it sleeps soon
+	s := &talker{lively: true}
+	e.AddStanding(s)
+	taken := 0
+	require.NoError(t, e.Wait(func() bool {
+		if taken > 0 || s.ticks < 2000 {
+			return false
+		}
+		taken++
+		return true
+	}, time.Now().Add(10*soon), nil))
+	require.Equal(t, 1, taken)
+}
+
 func TestManyWaiters(t *testing.T) {
 	for _, crowded := range []bool{false, true} {
 		e := NewEngine()

@@ -165,7 +165,9 @@ func (e *Engine) runProgress() {
 			b.Reset()
 			continue
 		}
-		if e.tick(false, true) {
+		moved := e.tick(false, true)
+		e.goOn(true, &moved, func() bool { return p.stopped.Load() || e.drivers.Load() > 0 })
+		if moved {
 			b.Reset()
 		}
 		if idle == 0 {

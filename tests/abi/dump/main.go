@@ -37,12 +37,10 @@ func dump(abi *mpi.ABI) {
 			fmt.Printf("INT(%s, %d)\n", c.Name, c.Value)
 		case "pointer":
 			fmt.Printf("POINTER(%s, %d)\n", c.Name, c.Value)
+		case "size":
+			fmt.Printf("SIZE(%s, %d)\n", c.Name, c.Value)
 		case "status":
-			if c.Name == "sizeof" {
-				fmt.Printf("SIZE(MPI_Status, %d)\n", c.Value)
-			} else {
-				fmt.Printf("MEMBER(%s, %d)\n", c.Name, c.Value)
-			}
+			fmt.Printf("MEMBER(%s, %d)\n", c.Name, c.Value)
 		}
 		if c.Optional {
 			fmt.Printf("#else\nABSENT(%s)\n#endif\n", c.Name)

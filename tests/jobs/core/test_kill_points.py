@@ -127,6 +127,32 @@ def with_several_under_way() -> None:
     leave_together(rank)
 
 
+def with_a_lent_tensor() -> None:
+    """Rank 1 is killed when it has read what rank 0 has lent, and has not said so."""
+    import os
+
+    from ranks_tools import dist, errors, leave_together, raises, stamp, start
+
+    rank = start()
+    cart = dist.Cartesian([2, 1])
+    field = dist.zeros((4, 20_000))
+    field[1:-1] = rank + 1
+    inner = field[1:-1].copy()
+    cart.halo_exchange(field, (1, 0))
+    if rank == 1:
+        os.environ["PADDLEMPI_KILL"] = os.environ["KILL_AT"]
+    done = 0
+    with raises(errors.PeerDiedError, "halo_exchange", "[1]", ranks=[1], most=5.0):
+        while done < 500:
+            cart.halo_exchange(field, (1, 0))
+            done += 1
+    assert (field[1:-1] == inner).all() and (field[-1] == 2).all()
+    with raises(errors.GroupBrokenError, "[1]"):
+        cart.halo_exchange(field, (1, 0))
+    stamp(f"{rank}:{done}")
+    leave_together(rank)
+
+
 @pytest.fixture(scope="session")
 def killing(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return a folder with a copy of the package whose core has the points."""
@@ -168,16 +194,17 @@ def test_the_usual_core_has_no_points(killing: str) -> None:
     assert variable not in Path(paddlempi.__file__).with_name(CORE).read_bytes()
 
 
-def check(killing: str, program: Callable[[], object], **env: str) -> None:
+def check(killing: str, program: Callable[[], object], ranks: int = 3, **env: str) -> None:
     """Run a program of which rank 1 is killed. Check that the other ranks ended alike."""
     env["PADDLEMPI_KILL"] = "nowhere"  # the ranks change it, and do not add a variable
-    ended = job.run(3, program, path=killing, env=env, options=SURVIVE[MPI])
+    ended = job.run(ranks, program, path=killing, env=env, options=SURVIVE[MPI])
     done = {}
     for line in ended.stamps.splitlines():
         rank, _, count = line.split()[0].partition(":")
         if count:
             done[rank] = count
-    assert done.keys() == {"0", "2"} and done["0"] == done["2"], f"{done}\n{ended.output}"
+    others = {str(rank) for rank in range(ranks) if rank != 1}
+    assert done.keys() == others and len(set(done.values())) == 1, f"{done}\n{ended.output}"
     assert not [name for name in os.listdir("/dev/shm") if "paddlempi" in name]
 
 
@@ -193,3 +220,9 @@ def test_in_a_loop(killing: str, point: str) -> None:
 )
 def test_with_several_under_way(killing: str, at: str, tensors: str) -> None:
     check(killing, with_several_under_way, KILL_AT=at, KILL_TENSORS=tensors)
+
+
+@pytest.mark.one_mpi
+@pytest.mark.parametrize("at", ["before-finished:2", "before-finished:4", "all-arrived:3"])
+def test_with_a_lent_tensor(killing: str, at: str) -> None:
+    check(killing, with_a_lent_tensor, ranks=2, KILL_AT=at)

@@ -149,6 +149,22 @@ def test_short_and_long_blocks(
             np.testing.assert_array_equal(tensor, wanted)
 
 
+def test_a_lent_tensor_may_be_changed_at_once(dist: ModuleType, rank: int, size: int) -> None:
+    """A tensor of long rows in the heap is not packed: the neighbours read it before the return."""
+    cart = dist.Cartesian([size, 1], periodic=[True, False])
+    widths = [(2, 1), (0, 0)]
+    room = dist.empty((9, 7001), "float32")
+    heap, ordinary = room[::-1, 1:], np.empty((9, 7000), "float32")
+    for step in range(60):
+        tensor = (heap, ordinary)[step % 3 == 1 + rank % 2]
+        tensor[2:-1] = (1000 * step + 10 * rank + np.arange(6))[:, None]
+        cart.halo_exchange(tensor, widths)
+        before, behind = (1000 * step + 10 * ((rank + s) % size) for s in (-1, 1))
+        assert (tensor[0] == before + 4).all() and (tensor[1] == before + 5).all(), step
+        assert (tensor[-1] == behind).all(), step
+        tensor[...] = -1
+
+
 def test_some_blocks_are_short(dist: ModuleType, rank: int, size: int, run: Any) -> None:
     """The ranks give blocks of very different lengths."""
     cart = dist.Cartesian([size], periodic=False)

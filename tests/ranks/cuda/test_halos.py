@@ -31,6 +31,26 @@ def test_short_and_long_blocks(
             np.testing.assert_array_equal(tensor.values(), wanted)
 
 
+def test_some_ranks_lend_tensors_on_the_host(
+    dist: ModuleType, rank: int, size: int, kind: Kind, run: Any
+) -> None:
+    """Rank 0 has its tensor in the heap, which is lent; the others' are in device memory."""
+    for periodic in ([True, False], [True, True]):
+        cart = dist.Cartesian([size, 1], periodic=periodic)
+        widths = [(3, 2), (1, 2)]
+        start, wanted = test_halo.parts(cart, (6 * size, 5001), widths)
+        for _ in range(3):
+            if rank == 0:
+                heap = dist.empty(start.shape, "int64")
+                heap[...] = start
+                run(cart.halo_exchange, heap, widths)
+                np.testing.assert_array_equal(heap, wanted)
+                continue
+            tensor = kind.make("int64", test_halo.packed(start.shape)).fill(start)
+            run(cart.halo_exchange, tensor.given, widths)
+            np.testing.assert_array_equal(tensor.values(), wanted)
+
+
 def test_one_rank_is_wrong(dist: ModuleType, rank: int, size: int, kind: Kind) -> None:
     """The others raise, nothing is written, and the next exchange is right."""
     cart = dist.Cartesian([size], periodic=True)

@@ -1,0 +1,213 @@
+package group
+
+import (
+	"fmt"
+	"math/bits"
+	"slices"
+	"sync/atomic"
+
+	"github.com/paddlempi/paddlempi/gocore/coll"
+	"github.com/paddlempi/paddlempi/gocore/grid"
+	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/work"
+)
+
+// A synchronous halo exchange on one node does not pack a tensor that lies in this process's heap: it lends it. The
+// neighbours copy out of it, one copy instead of two, and this member waits until they have. Each member decides this for
+// itself: its note says what it does. A tensor whose parts are scattered is packed, because another processor would fetch
+// a cache line for each element.
+
+const (
+	// leastLent is how many bytes a tensor that is lent gives at least, and longRun how long the stretches are that hold all of
+	// it but one in shortShare.
+	leastLent  = 16 << 10
+	longRun    = 256
+	shortShare = 8
+	// readLooks is how often a call looks by itself whether its tensor was read: some 50 us.
+	readLooks = 1000
+)
+
+// source is how to copy out of the tensor of another member that has a layout, and whose first element is at first.
+type source struct {
+	layout       []int64
+	first, bytes int64
+	boxes        []mem.Box
+}
+
+// borrower finds the copies of what a rank gets out of tensors that other ranks lend.
+type borrower struct {
+	h     *grid.Halo
+	rank  int
+	dtype op.DType
+	dims  int        // of the tensors
+	in    []grid.Box // what the rank gets
+	// place returns where a box of in goes: its offset from the rank's memory, and its layout there.
+	place   func(i int) (to int64, layout op.Buf)
+	sources []atomic.Pointer[source] // by rank: what was found last
+}
+
+// lending says how the rank borrows, and whether it lends its own tensor.
+func (k *plan) lending(h *grid.Halo, rank int, in []grid.Box, steps []int64) {
+	n := &k.neighbours
+	place := func(i int) (int64, op.Buf) { return placed(&in[i], k.dtype, steps) }
+	n.Lend = &coll.Lend{Layout: slices.Concat(k.shape, steps), From: k.borrow(h, rank, in, place)}
+	short := int64(0)
+	for i := range n.Pack[0].Boxes {
+		if b := &n.Pack[0].Boxes[i]; b.Run() < longRun {
+			short += b.Bytes()
+		}
+	}
+	ok := false
+	n.Lend.Low, n.Lend.Bytes, ok = extent(k.shape, steps, int64(k.dtype.Size()))
+	n.Lend.Worth = ok && n.OutBytes >= leastLent && short <= n.OutBytes/shortShare
+}
+
+// borrow returns Lend.From.
+func (k *plan) borrow(h *grid.Halo, rank int, in []grid.Box, place func(int) (int64, op.Buf)) func(int, []int64, int64, int64) ([]mem.Box, error) {
+	b := &borrower{h: h, rank: rank, dtype: k.dtype, dims: len(k.shape), in: in, place: place, sources: make([]atomic.Pointer[source], h.Size())}
+	return b.from
+}
+
+func (b *borrower) from(r int, layout []int64, first, bytes int64) ([]mem.Box, error) {
+	if s := b.sources[r].Load(); s != nil && s.first == first && s.bytes == bytes && slices.Equal(s.layout, layout) {
+		return s.boxes, nil
+	}
+	boxes, err := b.find(r, layout, first, bytes)
+	if err == nil {
+		b.sources[r].Store(&source{slices.Clone(layout), first, bytes, boxes})
+	}
+	return boxes, err
+}
+
+// find finds the copies out of a tensor of r, whose layout may be anything.
+func (b *borrower) find(r int, layout []int64, first, bytes int64) ([]mem.Box, error) {
+	shape, steps := slices.Clone(layout[:b.dims]), slices.Clone(layout[b.dims:])
+	low, span, ok := extent(shape, steps, int64(b.dtype.Size()))
+	if !ok || first != -low || bytes != span {
+		return nil, fmt.Errorf("the shape %v with the strides %v has not %d bytes", shape, steps, bytes)
+	}
+	out, _, err := b.h.Boxes(r, shape)
+	if err != nil {
+		return nil, err
+	}
+	var boxes []mem.Box
+	for i := range b.in {
+		if b.in[i].Rank != r {
+			continue
+		}
+		next := slices.IndexFunc(out, func(o grid.Box) bool { return o.Rank == b.rank })
+		if next < 0 || !slices.Equal(out[next].N, b.in[i].N) {
+			return nil, fmt.Errorf("rank %d with a tensor of %v gives something else", r, shape)
+		}
+		to, border := b.place(i)
+		from, inner := placed(&out[next], b.dtype, steps)
+		out = out[next+1:]
+		box, err := mem.NewBox(to, &border, from, &inner)
+		if err != nil {
+			return nil, err
+		}
+		boxes = append(boxes, box)
+	}
+	sideBySide(boxes)
+	return boxes, nil
+}
+
+// extent returns the memory of a tensor: where it begins, counted from the first element, and its length. ok is false if no
+// memory is as large.
+func extent(shape, steps []int64, elem int64) (low, bytes int64, ok bool) {
+	const most = 1 << 52
+	high := elem
+	for i, n := range shape {
+		step := steps[i]
+		over, reach := bits.Mul64(uint64(n), uint64(max(step, -step))*uint64(elem))
+		if n < 1 || step <= -most || step >= most || over != 0 || reach > most {
+			return 0, 0, false
+		}
+		if reach := (n - 1) * step * elem; reach < 0 {
+			low += reach
+		} else {
+			high += reach
+		}
+	}
+	return low, high - low, true
+}
+
+// waitsForReaders tells whether c, whose algorithm was chosen, ends when the others have read its tensor. Where messages carry it, nobody
+// reads what was lent.
+func (c *collective) waitsForReaders() bool { return c.form == coll.AtOnce && c.offer.Lent() }
+
+// isRead tells whether no other member reads the tensor of c any more, which it has lent.
+func (c *collective) isRead() bool {
+	for i := range c.g.Ranks {
+		if c.reads(i) {
+			return false
+		}
+	}
+	return true
+}
+
+// reads tells whether a member may still read the tensor of c.
+func (c *collective) reads(i int) bool {
+	g := c.g
+	return i != g.Rank && !g.node.Lines.HasFinished(i, c.args.Seq) && !g.node.Lines.Left(i) && !g.Env.Roster.Died(g.Ranks[i])
+}
+
+// haveRead says that this member reads nothing any more that others have lent for c, or will not begin. It is the turn of c.
+func (c *collective) haveRead() {
+	if g := c.g; c.args.Neighbours != nil && g.node != nil && c.args.Seq != 0 && c.args.Seq == g.turn {
+		g.node.Lines.Finish(c.args.Seq)
+	}
+}
+
+// runLent carries c out by alg, and waits until the tensor that it lends was read. If that takes longer, a task waits, and over is true: the
+// task releases the group.
+func (c *collective) runLent(alg *coll.Algorithm) (over bool, lingering *work.Handle, err error) {
+	computed := alg.Compute(&c.args)
+	for range readLooks {
+		if c.g.node.Lines.Finished(c.args.Seq) {
+			return false, nil, computed
+		}
+	}
+	t := c.newTask()
+	t.collective.prog.Reset(t.collective.args.Lib)
+	t.collective.untilRead(&computed)
+	t.run()
+	t.g.Env.Engine.Add(t)
+	t.g.Env.Engine.StartProgress() // after an error nobody else waits until it was read
+	lingering, _, err = t.await()
+	return true, lingering, err
+}
+
+// buildLent makes the steps of c, whose tensor is lent.
+func (c *collective) buildLent(alg *coll.Algorithm) {
+	var computed error
+	c.prog.Reset(c.args.Lib)
+	c.prog.Do(func() error {
+		computed = alg.Compute(&c.args)
+		return nil // the others may read whatever this member has found
+	})
+	c.untilRead(&computed)
+}
+
+func (c *collective) untilRead(computed *error) {
+	c.prog.Until(func() (bool, error) {
+		if !c.isRead() {
+			return false, nil
+		}
+		return true, *computed
+	})
+}
+
+// unreadError is timeoutError of a call that waits for those that read its tensor.
+func (c *collective) unreadError() error {
+	var slow []int
+	for i, r := range c.g.Ranks {
+		if c.reads(i) {
+			slow = append(slow, r)
+		}
+	}
+	return status.New(status.Timeout, "%s timed out after %v: all members had come, and rank(s) %s have not read this rank's tensor (are they stopped?); the group is broken",
+		c.of(), c.timeout, status.Brief(slow)).WithRanks(slow...)
+}
