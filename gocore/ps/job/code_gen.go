@@ -18,16 +18,13 @@ const (
 	KVPush Code = 6
 	// KVPull starts a call that asks for the rows of the keys. step: the command.
 	KVPull Code = 7
-	// KVPushPull starts a call that sends a row for each key, and asks for the rows that the
-	// function returns. step: the command.
+	// KVPushPull starts a call that sends a row for each key, and asks for the rows that the function returns. step: the command.
 	KVPushPull Code = 8
 	// KVWait waits for a call that was started; values get the rows of a pull. step: its timestamp.
 	KVWait Code = 9
-	// KVTake fills ids, of int64, and values with the keys and rows of a call, on its server; a
-	// pull has no values. step: the call, of ps_kv_next.
+	// KVTake fills ids, of int64, and values with the keys and rows of a call, on its server; a pull has no values. step: the call, of ps_kv_next.
 	KVTake Code = 10
-	// KVReply answers a call, on its server; values: the rows of a pull. step: the call, of
-	// ps_kv_next.
+	// KVReply answers a call, on its server; values: the rows of a pull. step: the call, of ps_kv_next.
 	KVReply Code = 11
 )
 
