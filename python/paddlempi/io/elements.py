@@ -111,6 +111,7 @@ class Elements:
             self.array = np.empty(self.shape, kind)
             return
         memory: Any = (ctypes.c_ubyte * ((high - low) * self.itemsize)).from_address(self.where[1])
+        memory.tensor = tensor  # the array keeps it: that of part() has no other reference
         self.array = np.ndarray(
             self.shape,
             kind,
