@@ -10,25 +10,21 @@ from __future__ import annotations
 import importlib
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any
 
-from .. import _native, memory
-from .._ops import TableCall
-from ..collectives import broadcast
-from ..errors import ArgumentError, DtypeError, UnsupportedError
+from .. import memory
+from ..errors import ArgumentError, DtypeError
 from ..group import DEFAULT_TIMEOUT
 from . import session
-from .dense import BLOCK, PLACEMENTS, Blocks
-from .distributed import Vector
+from .dense import BLOCK, PLACEMENTS
 from .layers import RemoteLayer
 from .optimizers import Optimizer
 from .role_map import RolesArgument
 
-__all__ = ["Owners", "Placed", "Plan", "equal", "placed", "pull_vectors", "rows_of_layer"]
-__all__ += ["transpile", "unsupported"]
+__all__ = ["Placed", "Plan", "transpile"]
 
 _PIECE = 1 << 16  # rows of one request of state_dict
 
@@ -89,13 +85,15 @@ class Plan:
             is one step of all trainers; schedules of the learning rate work on it, and on the one
             that was given.
         parameters: where each parameter is, in the order of the model.
+        layers: the layers that stand for embeddings, by the names of the embeddings' weights.
+        order: the names of the single-machine model's state dict.
     """
 
-    FRAMEWORK: ClassVar[str]
     model: Any
     optimizer: Any
     parameters: list[Placed]
-    _layers: Mapping[str, RemoteLayer]
+    layers: Mapping[str, RemoteLayer]
+    order: list[str]
 
     def trainer_program(self) -> list[str]:
         """The operations of a trainer's step, one in each line, with the design's names."""
@@ -128,7 +126,23 @@ class Plan:
         of this trainer, who may call it alone. For models that do not, see
         :func:`paddlempi.ps.export`.
         """
+        state = dict(self.model.state_dict())
+        for name, layer in self.layers.items():
+            state[name] = self._tensor_of_rows(layer)
+        return {name: state[name] for name in self.order if name in state}
+
+    def _tensor_of_rows(self, layer: RemoteLayer) -> Any:
+        """Return the weight of an embedding, as a new tensor of the framework."""
         raise NotImplementedError
+
+    @staticmethod
+    def _rows(layer: RemoteLayer) -> Iterator[tuple[int, Any]]:
+        """The rows of an embedding on the servers, in pieces: the first id, and the rows."""
+        count = layer.num_embeddings or 0
+        for begin in range(0, count, _PIECE):
+            ids = memory.empty(min(_PIECE, count - begin), "int64")
+            ids[:] = range(begin, begin + len(ids))
+            yield begin, layer.table.pull(ids)
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -188,44 +202,6 @@ def _size(amount: float) -> str:
     return f"{amount:.1f} TiB"
 
 
-class Owners:
-    """Which optimizer and which module has a parameter.
-
-    Args:
-        named: the trained parameters of the model, by name; each once.
-        owned: the parameters of each optimizer.
-
-    Raises:
-        ArgumentError: a parameter has no optimizer, or two; or an optimizer has one that the model
-            does not have.
-    """
-
-    def __init__(self, named: Mapping[str, Any], owned: Sequence[Sequence[Any]]) -> None:
-        names = {id(parameter): name for name, parameter in named.items()}
-        self.of: dict[int, int] = {}
-        for number, parameters in enumerate(owned):
-            for place, parameter in enumerate(parameters):
-                name = names.get(id(parameter))
-                if name is None:
-                    raise ArgumentError(
-                        f"ps.transpile: parameter {place} of optimizer {number}, of shape "
-                        f"{tuple(parameter.shape)}, is none of the model that is trained: give the "
-                        "model that has all of them, and freeze none that an optimizer has"
-                    )
-                if id(parameter) in self.of:
-                    raise ArgumentError(
-                        f"ps.transpile: parameter {name!r} belongs to two: optimizer "
-                        f"{self.of[id(parameter)]} and optimizer {number}"
-                    )
-                self.of[id(parameter)] = number
-        for name, parameter in named.items():
-            if id(parameter) not in self.of:
-                raise ArgumentError(
-                    f"ps.transpile: parameter {name!r} belongs to nobody: give it to an optimizer, "
-                    "or freeze it"
-                )
-
-
 def transpile(
     model: Any,
     optimizer: Any,
@@ -283,13 +259,14 @@ def transpile(
         MismatchError: the trainers' models or optimizers differ.
         Error: what :func:`init` raises.
     """
-    front = None
+    make = None
     for base in type(model).__mro__:
         framework = base.__module__.partition(".")[0]
         if framework in ("torch", "paddle"):
             front = importlib.import_module(f"..{framework}.transpiler", __package__)
+            make = getattr(front, f"{framework.capitalize()}Transpiler")
             break
-    if front is None:
+    if make is None:
         raise DtypeError(
             f"ps.transpile: a {type(model).__qualname__} is no torch.nn.Module and no "
             "paddle.nn.Layer"
@@ -300,7 +277,7 @@ def transpile(
         )
     if not isinstance(name, str) or not name:
         raise DtypeError(f"ps.transpile: name={name!r} is no text")
-    front.check(model, optimizer)  # before ranks talk to each other
+    transpiler = make(model, optimizer)  # its errors come before ranks talk to each other
     if not session.is_begun():
         session.init(
             roles,
@@ -317,48 +294,5 @@ def transpile(
         session.serve()
         session.shutdown()
         sys.exit(0)
-    plan: Plan = front.make(model, optimizer, average, placement, name)
+    plan: Plan = transpiler.plan(average, placement, name)
     return plan
-
-
-def equal(tensors: Sequence[Any]) -> None:
-    """Give all trainers the first one's values of tensors."""
-    found = session.as_trainer("ps.transpile")
-    if len(found.trainers) > 1:
-        for tensor in tensors:
-            broadcast(tensor, src=found.trainers[0], group=found.trainer_group)
-
-
-def pull_vectors(vectors: Sequence[Vector]) -> None:
-    """Set parameters to those on the servers, in one request."""
-    blocks = [vector.blocks for vector in vectors]
-    if blocks:
-        _native.load().tables(TableCall.PULL, tuple(one.pulled() for one in blocks))
-    for vector in vectors:
-        vector.written()
-
-
-def placed(name: str, parameter: Any, blocks: Blocks) -> Placed:
-    """Return where a dense parameter is."""
-    return Placed(
-        name,
-        tuple(parameter.shape),
-        blocks.table.name,
-        blocks.table.optimizer,
-        blocks.count,
-        blocks.first,
-    )
-
-
-def rows_of_layer(layer: RemoteLayer) -> Iterator[tuple[int, Any]]:
-    """The rows of an embedding that are on the servers, in pieces: the first id, and the rows."""
-    count = layer.num_embeddings or 0
-    for begin in range(0, count, _PIECE):
-        ids = memory.empty(min(_PIECE, count - begin), "int64")
-        ids[:] = range(begin, begin + len(ids))
-        yield begin, layer.table.pull(ids)
-
-
-def unsupported(name: str, why: str) -> UnsupportedError:
-    """The error of a layer that cannot become a table."""
-    return UnsupportedError(f"ps.transpile: embedding {name!r}: {why}")

@@ -2,237 +2,112 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
 
-from ..errors import ArgumentError, DtypeError
-from ..ps.distributed import Vector
+from ..errors import UnsupportedError
+from ..ps import Optimizer, Plan
 from ..ps.layers import RemoteLayer
-from ..ps.plan import (
-    Owners,
-    Placed,
-    Plan,
-    equal,
-    placed,
-    pull_vectors,
-    rows_of_layer,
-    unsupported,
-)
+from ..ps.transpiler import SpreadOptimizer, Transpiler
 from .distributed_optimizer import DistributedOptimizer, for_servers, read, write
 from .embedding import Embedding, EmbeddingBag
 
-__all__ = ["check", "make"]
+__all__ = ["TorchTranspiler"]
 
 
-class _Optimizer(DistributedOptimizer):
-    """An optimizer all of whose parameters are on servers: a vector for each, and tables.
+class _Optimizer(SpreadOptimizer, DistributedOptimizer):
+    _read = staticmethod(read)
+    _write = staticmethod(write)
 
-    Args:
-        optimizer: the wrapped one, without the parameters that are tables.
-        average: see :func:`paddlempi.ps.transpile`.
-        own_name: that of this optimizer.
-        prefix: what the names of tables begin with.
-        placement: how blocks are dealt.
-        names: the parameters' names, by id().
-        tables: the layers of the whole plan, each with its group: the step of any optimizer pushes
-            what all layers have noted.
-    """
-
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        average: bool,
-        own_name: str,
-        prefix: str,
-        placement: str,
-        names: dict[int, str],
-        tables: list[tuple[RemoteLayer, dict[str, Any]]],
-    ) -> None:
-        self._names, self._prefix, self._tables = names, prefix, tables
-        super().__init__(
-            optimizer, dense="server", average=average, name=own_name, placement=placement
-        )
-
-    def _vectors(self, name: str, placement: str) -> list[Vector]:
-        return [
-            Vector(
-                f"{self._prefix}.{self._names[id(parameter)]}",
-                [parameter],
-                partial(for_servers, self.optim, group),
-                placement,
-                read,
-                write,
-            )
-            for group in self.param_groups
-            for parameter in group["params"]
-            if parameter.requires_grad and parameter.numel()
-        ]
-
-    def vectors(self) -> Iterator[tuple[torch.Tensor, Vector]]:
-        """The parameters that are blocks, in the order of the groups."""
-        trained = [p for p in self._parameters() if p.numel()]
-        yield from zip(trained, self._on_servers, strict=True)
+    def _with_servers(self) -> Iterator[tuple[torch.Tensor, Callable[[], Optimizer]]]:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.requires_grad and parameter.numel():
+                    yield parameter, partial(for_servers, self.optim, group)
 
     def _step_of_all(self) -> None:
-        for layer, group in self._tables:
-            layer.table.learning_rate = float(group["lr"])
         super()._step_of_all()
         self.optim._opt_called = True  # else a schedule of it warns that there was no step
 
-    def refresh(self) -> None:
-        """Set the parameters to those on the servers, as ``step`` does; after ``ps.restore``."""
-        pull_vectors(self._on_servers)
+
+class _Plan(Plan):
+    def _tensor_of_rows(self, layer: RemoteLayer) -> torch.Tensor:
+        weight = torch.empty(layer.num_embeddings or 0, layer.embedding_dim)
+        for begin, rows in self._rows(layer):
+            weight[begin : begin + len(rows)] = torch.as_tensor(rows)
+        return weight
 
 
-class TorchPlan(Plan):
-    """A plan for a module of torch."""
+class TorchTranspiler(Transpiler):
+    """The transpiler of modules of torch."""
 
     FRAMEWORK: ClassVar[str] = "torch"
+    PLAN: ClassVar[type[Plan]] = _Plan
+    OPTIMIZER: ClassVar[type[SpreadOptimizer]] = _Optimizer
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state dict of the single-machine model. See :class:`Plan`."""
-        state = dict(self.model.state_dict())
-        for name, layer in self._layers.items():
-            weight = torch.empty(layer.num_embeddings or 0, layer.embedding_dim)
-            for begin, rows in rows_of_layer(layer):
-                weight[begin : begin + len(rows)] = torch.as_tensor(rows)
-            state[name] = weight
-        return {name: state[name] for name in self._order if name in state}
+    @staticmethod
+    def _is_optimizer(given: Any) -> bool:
+        return isinstance(given, torch.optim.Optimizer)
 
-    _order: list[str]
+    @staticmethod
+    def _modules(model: Any) -> Iterable[tuple[str, Any]]:
+        return list(model.named_modules())
 
+    @staticmethod
+    def _children(module: Any) -> MutableMapping[str, Any]:
+        children: MutableMapping[str, Any] = module._modules
+        return children
 
-def _optimizers(given: Any) -> list[torch.optim.Optimizer]:
-    found = list(given) if isinstance(given, (list, tuple)) else [given]
-    for one in found:
-        if not isinstance(one, torch.optim.Optimizer):
-            raise DtypeError(f"ps.transpile: a {type(one).__qualname__} is no optimizer of torch")
-        if isinstance(one, DistributedOptimizer):
-            raise ArgumentError("ps.transpile: an optimizer is a DistributedOptimizer already")
-    if not found:
-        raise ArgumentError("ps.transpile: there is no optimizer")
-    return found
+    @staticmethod
+    def _frozen(model: Any) -> list[Any]:
+        frozen = [p.detach() for p in model.parameters() if not p.requires_grad]
+        return [*frozen, *(b for b in model.buffers() if b.numel())]
 
+    @staticmethod
+    def _is_trained(parameter: Any) -> bool:
+        return bool(parameter.requires_grad)
 
-def _sparse(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
-    """The embeddings that become tables, by the names of their weights; each once."""
-    return {
-        f"{name}.weight" if name else "weight": module
-        for name, module in model.named_modules()
-        if type(module) in (torch.nn.Embedding, torch.nn.EmbeddingBag)
-        and module.sparse
-        and module.weight.requires_grad
-    }
+    @staticmethod
+    def _is_sparse(module: Any) -> bool:
+        kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+        return type(module) in kinds and bool(module.sparse)
 
+    @staticmethod
+    def _groups_of(optimizer: Any) -> Iterable[tuple[Any, list[Any]]]:
+        return [(group, group["params"]) for group in optimizer.param_groups]
 
-def check(model: torch.nn.Module, optimizer: Any) -> None:
-    """Raise the errors of :func:`paddlempi.ps.transpile` that this rank can see alone."""
-    optimizers = _optimizers(optimizer)
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    owned = [
-        [p for group in one.param_groups for p in group["params"] if p.requires_grad]
-        for one in optimizers
-    ]
-    Owners(trained, owned)
-    tables = _sparse(model)
-    rows = {id(module.weight) for module in tables.values()}
-    for name, module in tables.items():
-        _layer_arguments(name, module)
-        users = [
-            path
-            for path, one in model.named_modules()
-            if one is not module and any(p is module.weight for p in one._parameters.values())
-        ]
-        if users:
-            raise unsupported(name, f"its rows are a parameter of {users[0]!r} too: they are tied")
-    for one in optimizers:
-        for group in one.param_groups:
-            if any(p.requires_grad and id(p) not in rows for p in group["params"]):
-                for_servers(one, group)
-            if any(id(p) in rows for p in group["params"]):
-                for_servers(one, group, rows=True)
+    @staticmethod
+    def _for_servers(optimizer: Any, group: Any, *, rows: bool) -> Optimizer:
+        return for_servers(optimizer, group, rows=rows)
 
+    @staticmethod
+    def _rate(optimizer: Any, group: Any) -> float:
+        return float(group["lr"])
 
-def _layer_arguments(name: str, module: Any) -> dict[str, Any]:
-    """What the layer of a table takes of an embedding.
-
-    Raises:
-        UnsupportedError: it wants what a table does not have.
-    """
-    if module.weight.dtype != torch.float32:
-        raise unsupported(name, f"its rows are of {module.weight.dtype}, not of float32")
-    if module.max_norm is not None:
-        raise unsupported(name, "tables have no max_norm")
-    if module.scale_grad_by_freq:
-        raise unsupported(name, "tables have no scale_grad_by_freq")
-    more: dict[str, Any] = {}
-    if isinstance(module, torch.nn.EmbeddingBag):
-        more = {"mode": module.mode, "include_last_offset": module.include_last_offset}
-    padding = module.padding_idx
-    if padding is not None and bool(module.weight.detach()[padding].any()):
-        raise unsupported(name, f"the row of its padding {padding} is not of zeros")
-    return {"padding_idx": padding, **more}
-
-
-def make(
-    model: torch.nn.Module, optimizer: Any, average: bool, placement: str, name: str
-) -> TorchPlan:
-    """Make the plan, with all other trainers."""
-    plan = TorchPlan()
-    plan._order = list(model.state_dict())
-    optimizers = _optimizers(optimizer)
-    names = {id(p): path for path, p in model.named_parameters()}
-    shapes = {path: tuple(p.shape) for path, p in model.named_parameters()}
-    groups = {
-        id(p): (one, group)
-        for one in optimizers
-        for group in one.param_groups
-        for p in group["params"]
-    }
-    layers: dict[str, RemoteLayer] = {}
-    tables: list[tuple[RemoteLayer, dict[str, Any]]] = []
-    by_module: dict[int, Any] = {}
-    for path, module in _sparse(model).items():
-        by, group = groups[id(module.weight)]
-        kind = Embedding if isinstance(module, torch.nn.Embedding) else EmbeddingBag
-        layer = kind.from_pretrained(
-            module.weight,
-            freeze=False,
-            name=f"{name}.{path}",
-            optimizer=for_servers(by, group, rows=True),
-            **_layer_arguments(path, module),
-        )
-        layer.train(module.training)
-        by_module[id(module)] = layer
-        layers[path] = layer
-        tables.append((layer, group))
-    rows = {id(module.weight) for module in _sparse(model).values()}
-    for one in optimizers:
-        for group in one.param_groups:  # the same dicts: schedules have them
+    @staticmethod
+    def _without(optimizer: Any, rows: set[int]) -> None:
+        for group in optimizer.param_groups:  # the same dicts: schedules have them
             group["params"] = [p for p in group["params"] if id(p) not in rows]
-    for parent in list(model.modules()):
-        for child, module in parent._modules.items():
-            if id(module) in by_module:
-                parent._modules[child] = by_module[id(module)]
-    plan.model = by_module.get(id(model), model)
-    plan._layers = layers
-    frozen = [p.detach() for p in plan.model.parameters() if not p.requires_grad]
-    equal([*frozen, *(b for b in plan.model.buffers() if b.numel())])
-    made = [
-        _Optimizer(one, average, f"{name}.{number}", name, placement, names, tables)
-        for number, one in enumerate(optimizers)
-    ]
-    plan.optimizer = made if isinstance(optimizer, (list, tuple)) else made[0]
-    where = {path: Placed(path, shape) for path, shape in shapes.items()}
-    for path, layer in layers.items():
-        table = layer.table
-        where[path] = Placed(path, shapes[path], table.name, table.optimizer)
-    for one_made in made:
-        for parameter, vector in one_made.vectors():
-            path = names[id(parameter)]
-            where[path] = placed(path, parameter, vector.blocks)
-    plan.parameters = list(where.values())
-    return plan
+
+    @staticmethod
+    def _layer(module: Any) -> tuple[type[RemoteLayer], dict[str, Any]]:
+        if module.weight.dtype != torch.float32:
+            raise UnsupportedError(f"its rows are of {module.weight.dtype}, not of float32")
+        if module.max_norm is not None:
+            raise UnsupportedError("tables have no max_norm")
+        if module.scale_grad_by_freq:
+            raise UnsupportedError("tables have no scale_grad_by_freq")
+        padding = module.padding_idx
+        if padding is not None and bool(module.weight.detach()[padding].any()):
+            raise UnsupportedError(f"the row of its padding {padding} is not of zeros")
+        if isinstance(module, torch.nn.Embedding):
+            return Embedding, {"padding_idx": padding}
+        more = {"mode": module.mode, "include_last_offset": module.include_last_offset}
+        return EmbeddingBag, {"padding_idx": padding, **more}
+
+    @staticmethod
+    def _set_mode(layer: Any, module: Any) -> None:
+        layer.train(module.training)
