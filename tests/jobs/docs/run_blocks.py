@@ -19,7 +19,11 @@ def run(block: Block) -> None:
     """Run a program as ``python FILE`` does. Tracebacks have the lines of the page."""
     code = compile("\n" * block.line + block.text, str(block.page), "exec")
     sys.modules["__main__"] = main = ModuleType("__main__")
-    exec(code, main.__dict__)
+    try:
+        exec(code, main.__dict__)
+    except SystemExit as ended:
+        if ended.code:
+            raise
 
 
 def end() -> None:
