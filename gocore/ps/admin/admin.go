@@ -48,23 +48,14 @@ type Meta struct {
 	Dims   []int64         // Dense: the shape of the parameter
 }
 
-// Lease is a lease of a shard, as its trainer names it.
-type Lease struct {
-	Name   string // of the data set
-	Epoch  int64
-	Shard  int64
-	Fence  uint64
-	Reason string // why a shard that is returned has failed; "": it has not
-}
-
-// Tasks is what a master answers from: see package master.
+// Tasks is what a master answers from: a master.Master.
 type Tasks interface {
 	Open(from int, data master.Data) (epoch int64, err error)
 	// Ask may wait for an answer that is not master.Waiting, until ctx is done.
 	Ask(ctx context.Context, from int, name string, request uint64, epoch int64) (master.Grant, error)
-	Renew(from int, lease Lease) (counts bool, err error)
-	Done(from int, lease Lease) (counts bool, err error)
-	Return(from int, lease Lease) (counts bool, err error)
+	Renew(from int, lease master.Lease) (counts bool, err error)
+	Done(from int, lease master.Lease) (counts bool, err error)
+	Return(from int, lease master.Lease) (counts bool, err error)
 }
 
 // Backend is what the server answers from. Several calls run at the same time. An error is a
@@ -81,7 +72,6 @@ type Backend interface {
 	Checkpoint(ctx context.Context, from int, phase string, dir string, step int64, detail []byte) (report []byte, err error)
 	SetLearningRate(name string, rate float64) error
 	Statistics() []byte // JSON
-	Tasks
 }
 
 // TLS names the files of TLS, in PEM. All empty: no TLS, as in a cluster's own network. With CA,

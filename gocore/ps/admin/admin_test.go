@@ -88,9 +88,13 @@ func (b *backend) Ask(ctx context.Context, from int, name string, request uint64
 	err := b.note("ask", from, name, request, epoch, time.Until(deadline) < mostWait)
 	return master.Grant{Verdict: master.Leased, Shard: 1 << 23, Fence: 1<<64 - 1, Lease: time.Minute}, err
 }
-func (b *backend) Renew(from int, l Lease) (bool, error)  { return true, b.note("renew", from, l) }
-func (b *backend) Done(from int, l Lease) (bool, error)   { return false, b.note("done", from, l) }
-func (b *backend) Return(from int, l Lease) (bool, error) { return true, b.note("return", from, l) }
+func (b *backend) Renew(from int, l master.Lease) (bool, error) {
+	return true, b.note("renew", from, l)
+}
+func (b *backend) Done(from int, l master.Lease) (bool, error) { return false, b.note("done", from, l) }
+func (b *backend) Return(from int, l master.Lease) (bool, error) {
+	return true, b.note("return", from, l)
+}
 
 // start starts a server, and a client with its token.
 func start(t testing.TB, b Backend, change func(*Options)) (*Server, *Client) {
@@ -99,7 +103,8 @@ func start(t testing.TB, b Backend, change func(*Options)) (*Server, *Client) {
 	if change != nil {
 		change(&o)
 	}
-	s, err := Serve(o, b)
+	tasks, _ := b.(Tasks)
+	s, err := Serve(o, b, tasks)
 	require.NoError(t, err)
 	t.Cleanup(s.Stop)
 	return s, dial(t, s, o.Token)
@@ -138,7 +143,7 @@ func every(ctx context.Context, c *Client) map[string]error {
 
 var (
 	shards = master.Data{Name: "d", Shards: 1 << 23, Digest: "abc", Shuffle: true, Seed: 1<<64 - 1, Lease: time.Hour, Retries: 7}
-	lease  = Lease{Name: "d", Epoch: 4, Shard: 1 << 23, Fence: 1<<64 - 1, Reason: "bad"}
+	lease  = master.Lease{Name: "d", Epoch: 4, Shard: 1 << 23, Fence: 1<<64 - 1, Reason: "bad"}
 	member = Member{Rank: 2, Role: both, PID: 77, Host: "node-1"}
 	sparse = Meta{Name: "users", Kind: Sparse, Dim: 64, Config: []byte(`{"seed":1}`), Count: 1000}
 	dense  = Meta{Name: "w", Kind: Dense, Dim: 8192, Config: []byte(`{}`), Count: 6 << 30, Dims: []int64{2, 3, 1 << 30}}
@@ -362,7 +367,7 @@ func TestArgumentsAreCheckedOnBothSides(t *testing.T) {
 	_, ours = c.Ask(ctx, -1, "d", 1, 0, 0)
 	_, theirs = tasks.Ask(ctx, &pspb.AskRequest{From: -1, Name: "d"})
 	sides("tasks: from=-1", ours, theirs)
-	_, ours = c.Done(ctx, 0, Lease{})
+	_, ours = c.Done(ctx, 0, master.Lease{})
 	_, theirs = tasks.Done(ctx, &pspb.LeaseRequest{})
 	sides("tasks: name is empty", ours, theirs)
 	_, theirs = raw.SetLearningRate(ctx, &pspb.SetLearningRateRequest{})
@@ -538,7 +543,7 @@ func TestOptionsAreChecked(t *testing.T) {
 		`needs both a certificate and its key: cert="/c"`:      {Token: token, TLS: TLS{Cert: "/c"}},
 		`cert="/c" with key="/k": open /c: no such file or di`: {Token: token, TLS: TLS{Cert: "/c", Key: "/k"}},
 	} {
-		_, err := Serve(o, &backend{})
+		_, err := Serve(o, &backend{}, nil)
 		assert.Equal(t, status.Argument, status.CodeOf(err), want)
 		assert.ErrorContains(t, err, want)
 	}

@@ -55,12 +55,12 @@ func (b strict) Ask(_ context.Context, from int, name string, _ uint64, _ int64)
 	assert.NoError(b.t, checkTasks("", from, name))
 	return master.Grant{Verdict: master.Over}, nil
 }
-func (b strict) Renew(from int, l Lease) (bool, error) {
+func (b strict) Renew(from int, l master.Lease) (bool, error) {
 	assert.NoError(b.t, checkTasks("", from, l.Name))
 	return true, nil
 }
-func (b strict) Done(from int, l Lease) (bool, error)   { return b.Renew(from, l) }
-func (b strict) Return(from int, l Lease) (bool, error) { return b.Renew(from, l) }
+func (b strict) Done(from int, l master.Lease) (bool, error)   { return b.Renew(from, l) }
+func (b strict) Return(from int, l master.Lease) (bool, error) { return b.Renew(from, l) }
 
 // FuzzRequest gives the methods messages as they come from a client with the right token.
 func FuzzRequest(f *testing.F) {
@@ -77,7 +77,7 @@ func FuzzRequest(f *testing.F) {
 		f.Add(uint8(method), b)
 	}
 	f.Fuzz(func(t *testing.T, method uint8, b []byte) {
-		s, tasks, ctx := &service{backend: strict{t}}, &taskService{backend: strict{t}}, context.Background()
+		s, tasks, ctx := &service{backend: strict{t}}, &taskService{master: strict{t}}, context.Background()
 		var err error
 		switch method % 9 {
 		case 0:
@@ -246,7 +246,7 @@ func conversation(f *testing.F, address string, token []byte) []byte {
 // token: the seeds with the right one are of another server.
 func FuzzConnection(f *testing.F) {
 	b := &backend{}
-	s, err := Serve(Options{OneHost: true, Token: append([]byte("right"), token...)}, b)
+	s, err := Serve(Options{OneHost: true, Token: append([]byte("right"), token...)}, b, nil)
 	require.NoError(f, err)
 	f.Cleanup(s.Stop)
 	other, _ := start(f, &backend{}, nil)

@@ -37,8 +37,9 @@ type Server struct {
 	served  chan struct{}
 }
 
-// Serve starts the service, which answers from b. It returns when the service can be called.
-func Serve(o Options, b Backend) (*Server, error) {
+// Serve starts the service, which answers from b. tasks answers that of a master; nil: this rank is
+// none, and has no such service. Serve returns when it can be called.
+func Serve(o Options, b Backend, tasks Tasks) (*Server, error) {
 	if err := checkToken(o.Token); err != nil {
 		return nil, err
 	}
@@ -71,7 +72,9 @@ func Serve(o Options, b Backend) (*Server, error) {
 		grpc.WaitForHandlers(true),
 	)
 	pspb.RegisterAdminServer(s.grpc, &service{backend: b})
-	pspb.RegisterTasksServer(s.grpc, &taskService{backend: b})
+	if tasks != nil {
+		pspb.RegisterTasksServer(s.grpc, &taskService{master: tasks})
+	}
 	grpc_health_v1.RegisterHealthServer(s.grpc, s.health)
 	s.health.SetServingStatus(pspb.Admin_ServiceDesc.ServiceName, grpc_health_v1.HealthCheckResponse_SERVING)
 	go s.serve(l)

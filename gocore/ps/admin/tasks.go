@@ -5,6 +5,8 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/grpc"
+
 	"github.com/paddlempi/paddlempi/gocore/ps/admin/pspb"
 	"github.com/paddlempi/paddlempi/gocore/ps/master"
 	"github.com/paddlempi/paddlempi/gocore/status"
@@ -18,10 +20,10 @@ const mostDigest = 128
 // mostWait is the most time that Ask waits for a shard: the caller asks again.
 const mostWait = 10 * time.Second
 
-// taskService checks what clients say, and asks the Backend.
+// taskService checks what clients say, and asks the master.
 type taskService struct {
 	pspb.UnimplementedTasksServer
-	backend Tasks
+	master Tasks
 }
 
 func checkData(from int, d *master.Data) error {
@@ -39,7 +41,7 @@ func (s *taskService) Open(_ context.Context, r *pspb.OpenRequest) (*pspb.OpenRe
 	if err := checkData(int(r.From), &d); err != nil {
 		return nil, toGRPC(err)
 	}
-	epoch, err := s.backend.Open(int(r.From), d)
+	epoch, err := s.master.Open(int(r.From), d)
 	return &pspb.OpenReply{Epoch: epoch}, toGRPC(err)
 }
 
@@ -51,29 +53,29 @@ func (s *taskService) Ask(ctx context.Context, r *pspb.AskRequest) (*pspb.AskRep
 	defer cancel()
 	waits, stop := context.WithTimeout(ctx, max(0, min(mostWait, time.Duration(r.WaitNs))))
 	defer stop()
-	g, err := s.backend.Ask(waits, int(r.From), r.Name, r.Request, r.Epoch)
+	g, err := s.master.Ask(waits, int(r.From), r.Name, r.Request, r.Epoch)
 	return &pspb.AskReply{Verdict: int32(g.Verdict), Shard: g.Shard, Fence: g.Fence, LeaseNs: int64(g.Lease)}, toGRPC(err)
 }
 
 // answer answers what a trainer says of a lease.
-func answer(r *pspb.LeaseRequest, call func(from int, lease Lease) (bool, error)) (*pspb.LeaseReply, error) {
+func answer(r *pspb.LeaseRequest, call func(from int, lease master.Lease) (bool, error)) (*pspb.LeaseReply, error) {
 	if err := checkTasks("tasks", int(r.From), r.Name); err != nil {
 		return nil, toGRPC(err)
 	}
-	counts, err := call(int(r.From), Lease{r.Name, r.Epoch, r.Shard, r.Fence, r.Reason})
+	counts, err := call(int(r.From), master.Lease{Name: r.Name, Epoch: r.Epoch, Shard: r.Shard, Fence: r.Fence, Reason: r.Reason})
 	return &pspb.LeaseReply{Counts: counts}, toGRPC(err)
 }
 
 func (s *taskService) Renew(_ context.Context, r *pspb.LeaseRequest) (*pspb.LeaseReply, error) {
-	return answer(r, s.backend.Renew)
+	return answer(r, s.master.Renew)
 }
 
 func (s *taskService) Done(_ context.Context, r *pspb.LeaseRequest) (*pspb.LeaseReply, error) {
-	return answer(r, s.backend.Done)
+	return answer(r, s.master.Done)
 }
 
 func (s *taskService) Return(_ context.Context, r *pspb.LeaseRequest) (*pspb.LeaseReply, error) {
-	return answer(r, s.backend.Return)
+	return answer(r, s.master.Return)
 }
 
 // Open makes the queue of a data set on the master, or finds the one of the same description, and
@@ -101,38 +103,27 @@ func (c *Client) Ask(ctx context.Context, from int, name string, request uint64,
 	return g, err
 }
 
-// leaseRequest checks what is said of a lease.
-func leaseRequest(from int, l Lease) (*pspb.LeaseRequest, error) {
+// say tells the master of a lease by one of its calls, and returns whether that counts.
+func (c *Client) say(ctx context.Context, from int, l master.Lease, call func(context.Context, *pspb.LeaseRequest, ...grpc.CallOption) (*pspb.LeaseReply, error)) (counts bool, err error) {
+	if err := checkTasks("tasks", from, l.Name); err != nil {
+		return false, err
+	}
 	reason := strings.ToValidUTF8(l.Reason[:min(len(l.Reason), master.MostReason)], "?")
-	return &pspb.LeaseRequest{From: int64(from), Name: l.Name, Epoch: l.Epoch, Shard: l.Shard, Fence: l.Fence, Reason: reason}, checkTasks("tasks", from, l.Name)
+	reply, err := call(ctx, &pspb.LeaseRequest{From: int64(from), Name: l.Name, Epoch: l.Epoch, Shard: l.Shard, Fence: l.Fence, Reason: reason})
+	return reply.GetCounts(), fromGRPC("tasks", c.address, err)
 }
 
 // Renew says that a trainer makes progress with a shard, and returns whether its lease counts.
-func (c *Client) Renew(ctx context.Context, from int, l Lease) (counts bool, err error) {
-	r, err := leaseRequest(from, l)
-	if err != nil {
-		return false, err
-	}
-	reply, err := c.tasks.Renew(ctx, r)
-	return reply.GetCounts(), fromGRPC("tasks", c.address, err)
+func (c *Client) Renew(ctx context.Context, from int, l master.Lease) (counts bool, err error) {
+	return c.say(ctx, from, l, c.tasks.Renew)
 }
 
 // Done says that a trainer has done a shard, and returns whether that counts.
-func (c *Client) Done(ctx context.Context, from int, l Lease) (counts bool, err error) {
-	r, err := leaseRequest(from, l)
-	if err != nil {
-		return false, err
-	}
-	reply, err := c.tasks.Done(ctx, r)
-	return reply.GetCounts(), fromGRPC("tasks", c.address, err)
+func (c *Client) Done(ctx context.Context, from int, l master.Lease) (counts bool, err error) {
+	return c.say(ctx, from, l, c.tasks.Done)
 }
 
 // Return gives a shard back, and returns whether that counts.
-func (c *Client) Return(ctx context.Context, from int, l Lease) (counts bool, err error) {
-	r, err := leaseRequest(from, l)
-	if err != nil {
-		return false, err
-	}
-	reply, err := c.tasks.Return(ctx, r)
-	return reply.GetCounts(), fromGRPC("tasks", c.address, err)
+func (c *Client) Return(ctx context.Context, from int, l master.Lease) (counts bool, err error) {
+	return c.say(ctx, from, l, c.tasks.Return)
 }

@@ -33,7 +33,8 @@ const (
 	phaseVerify  = "verify"  // every server reads its share of a cut
 	phaseRemove  = "remove"  // the first server removes cuts
 	phaseQueues  = "queues"  // the master tells its queues
-	phaseRefill  = "refill"  // the master takes a piece of its queues, or begins with those that came
+	phaseRefill  = "refill"  // the master takes a piece of queues
+	phaseDeal    = "deal"    // the master begins with the queues that came
 	phaseEnding  = "ending"  // the first server keeps, or tells, the last ending
 )
 
@@ -44,8 +45,8 @@ type detail struct {
 	Parts   []checkpoint.ServerPart `json:"parts,omitempty"`   // commit
 	Version int64                   `json:"version,omitempty"` // commit: updates of the first server
 	Extra   []byte                  `json:"extra,omitempty"`   // add, refill: a piece
-	At      int                     `json:"at,omitempty"`      // add, refill: where the piece begins; commit: the end
-	Queues  *int                    `json:"queues,omitempty"`  // commit: bytes at the end that are queues; refill: of all
+	At      int                     `json:"at,omitempty"`      // add, refill: where it begins; commit, deal: the end
+	Queues  int                     `json:"queues,omitempty"`  // commit: how many bytes at the end are queues
 	Anew    bool                    `json:"anew,omitempty"`    // verify: even if it was read before
 	Steps   []int64                 `json:"steps,omitempty"`   // remove
 	Ending  *ending                 `json:"ending,omitempty"`  // ending; nil: tell it
@@ -203,8 +204,7 @@ func (k checkpoints) save(step int64, keep int, more []byte) error {
 			return err
 		}
 	}
-	ofQueues := len(queues)
-	d := detail{Version: wrote[0].Version, At: len(more), Queues: &ofQueues}
+	d := detail{Version: wrote[0].Version, At: len(more), Queues: len(queues)}
 	for _, w := range wrote {
 		d.Parts = append(d.Parts, w.ServerPart)
 	}
@@ -401,7 +401,8 @@ func (k checkpoints) withExtra(answer any) (told restored, err error) {
 			return told, err
 		}
 	}
-	return told, k.first(phaseExtra, told.Step, detail{}, &told.Extra)
+	err = k.first(phaseExtra, told.Step, detail{}, &told.Extra)
+	return told, err
 }
 
 // choose returns the step of the cut that is restored, which the servers have read whole, and which

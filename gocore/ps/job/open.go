@@ -148,27 +148,7 @@ func (j *job) open(c server.Config, roles [][]string, o admin.Options) (err erro
 		return err
 	}
 	o.Token = told[j.servers[0]][:len(token)]
-	address := ""
-	var mistake error
-	if index := slices.Index(j.servers, me); index >= 0 {
-		c.Index, c.Servers, c.Trainers = index, len(j.servers), j.trainers
-		j.server = server.New(c)
-		j.links.Serve(func(in *link.Incoming) {
-			j.server.Handle(&server.Incoming{From: in.From, Header: in.Header, IDs: in.IDs, Values: in.Values, Answer: in.Answer, Reply: in.Reply})
-		})
-	}
-	if me == j.masterRank {
-		j.master = master.NewMaster(j.trainers, c.Sync)
-		j.watching.Add(1)
-		go j.tick()
-	}
-	if j.server != nil || j.master != nil {
-		if j.service, mistake = admin.Serve(o, backend{j}); mistake == nil {
-			address = j.service.Address()
-		}
-		j.watching.Add(1)
-		go j.watch()
-	}
+	address, mistake := j.answer(c, o)
 	all, err := j.gather(append(make([]byte, 0, addressBytes), address...))
 	if err != nil {
 		return err
@@ -176,56 +156,91 @@ func (j *job) open(c server.Config, roles [][]string, o admin.Options) (err erro
 	if mistake != nil {
 		return mistake
 	}
-	addressOf := func(rank int, who string) (at admin.ServerAddress, err error) {
-		at = admin.ServerAddress{Rank: j.group.Ranks[rank], Address: strings.TrimRight(string(all[rank]), "\x00")}
-		if at.Address == "" {
-			err = status.New(status.Refused, "ps_init: the service of %s, rank %d, did not start; its rank has the reason", who, rank).WithRanks(at.Rank)
-		}
-		return at, err
-	}
-	var addresses []admin.ServerAddress
+	file := admin.JobFile{PID: os.Getpid(), Token: o.Token, Roles: map[int]string{}, TLS: o.TLS}
 	for i, rank := range j.servers {
-		at, err := addressOf(rank, fmt.Sprintf("server %d", i))
+		at, err := j.addressIn(all, rank, fmt.Sprintf("server %d", i))
 		if err != nil {
 			return err
 		}
-		addresses = append(addresses, at)
+		file.Servers = append(file.Servers, at)
 	}
-	var ofMaster *admin.ServerAddress
 	if j.masterRank >= 0 {
-		at, err := addressOf(j.masterRank, "the master")
+		at, err := j.addressIn(all, j.masterRank, "the master")
 		if err != nil {
 			return err
 		}
-		ofMaster = &at
+		file.Master = &at
+	}
+	for rank, r := range roles {
+		file.Roles[j.group.Ranks[rank]] = roleOf(r)
 	}
 	if me == j.servers[0] {
-		by := map[int]string{}
-		for rank, r := range roles {
-			by[j.group.Ranks[rank]] = roleOf(r)
-		}
-		if j.file, err = admin.WriteJobFile(admin.JobFile{PID: os.Getpid(), Token: o.Token, Servers: addresses, Master: ofMaster, Roles: by, TLS: o.TLS}); err != nil {
+		if j.file, err = admin.WriteJobFile(file); err != nil {
 			return err
 		}
 	}
 	if !slices.Contains(j.trainers, me) {
 		return nil
 	}
-	if ofMaster != nil {
-		if j.tasks, err = admin.Dial(ofMaster.Address, o.Token, o.TLS); err != nil {
+	return j.dial(c, file)
+}
+
+// answer begins to answer trainers, on a server and on the master, and returns the address of the
+// service; "" on other ranks.
+func (j *job) answer(c server.Config, o admin.Options) (address string, err error) {
+	me := j.group.Rank
+	if index := slices.Index(j.servers, me); index >= 0 {
+		c.Index, c.Servers, c.Trainers = index, len(j.servers), j.trainers
+		j.server = server.New(c)
+		j.links.Serve(func(in *link.Incoming) {
+			j.server.Handle(&server.Incoming{From: in.From, Header: in.Header, IDs: in.IDs, Values: in.Values, Answer: in.Answer, Reply: in.Reply})
+		})
+	}
+	var tasks admin.Tasks // stays nil on a rank that is no master
+	if me == j.masterRank {
+		j.master = master.NewMaster(j.trainers, c.Sync)
+		tasks = j.master
+		j.watching.Add(1)
+		go j.tick()
+	}
+	if j.server == nil && j.master == nil {
+		return "", nil
+	}
+	if j.service, err = admin.Serve(o, backend{j}, tasks); err == nil {
+		address = j.service.Address()
+	}
+	j.watching.Add(1)
+	go j.watch()
+	return address, err
+}
+
+// addressIn returns the address that a rank has told.
+func (j *job) addressIn(told [][]byte, rank int, who string) (at admin.ServerAddress, err error) {
+	at = admin.ServerAddress{Rank: j.group.Ranks[rank], Address: strings.TrimRight(string(told[rank]), "\x00")}
+	if at.Address == "" {
+		err = status.New(status.Refused, "ps_init: the service of %s, rank %d, did not start; its rank has the reason", who, rank).WithRanks(at.Rank)
+	}
+	return at, err
+}
+
+// dial makes the clients of a trainer, and registers it.
+func (j *job) dial(c server.Config, file admin.JobFile) (err error) {
+	me := j.group.Rank
+	if file.Master != nil {
+		if j.tasks, err = admin.Dial(file.Master.Address, file.Token, file.TLS); err != nil {
 			return err
 		}
 	}
 	host, _ := os.Hostname()
-	for _, e := range addresses {
-		c, err := admin.Dial(e.Address, o.Token, o.TLS)
+	for _, e := range file.Servers {
+		c, err := admin.Dial(e.Address, file.Token, file.TLS)
 		if err != nil {
 			return err
 		}
 		j.admins = append(j.admins, c)
 	}
 	if err := j.each(func(ctx context.Context, _ int, c *admin.Client) error {
-		return c.Register(ctx, admin.Member{Rank: me, Role: roleOf(roles[me]), PID: os.Getpid(), Host: host})
+		return c.Register(ctx, admin.Member{Rank: me, Role: file.Roles[j.group.Ranks[me]], PID: os.Getpid(), Host: host})
 	}); err != nil {
 		return err
 	}

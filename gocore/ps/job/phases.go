@@ -112,12 +112,9 @@ func (j *job) commit(ctx context.Context, dir string, step int64, d detail) erro
 	if d.At != len(j.extra) {
 		return status.New(status.Argument, "checkpoint: %d bytes of extra have come, and there were %d", len(j.extra), d.At)
 	}
-	ofUser := len(j.extra)
-	if d.Queues != nil {
-		ofUser -= *d.Queues
-	}
+	ofUser := len(j.extra) - d.Queues
 	if ofUser < 0 || ofUser > len(j.extra) {
-		return status.New(status.Argument, "checkpoint: %d bytes of queues are said to be in %d of extra", *d.Queues, len(j.extra))
+		return status.New(status.Argument, "checkpoint: %d bytes of queues are said to be in %d of extra", d.Queues, len(j.extra))
 	}
 	more, err := json.Marshal(extra{d.Version, j.extra[:ofUser], j.extra[ofUser:]})
 	j.extra = nil

@@ -122,8 +122,9 @@ func (b backend) Checkpoint(ctx context.Context, from int, phase, dir string, st
 
 // phaseHere carries out a phase of the master or of the server.
 func (b backend) phaseHere(ctx context.Context, from int, phase, dir string, step int64, d detail) (any, error) {
-	if phase == phaseQueues || phase == phaseRefill {
-		return b.ofQueues(from, phase, d)
+	switch phase {
+	case phaseQueues, phaseRefill, phaseDeal:
+		return b.queuesPhase(from, phase, d)
 	}
 	if err := b.serves("checkpoint"); err != nil {
 		return nil, err

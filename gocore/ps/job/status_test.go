@@ -17,9 +17,8 @@ import (
 
 // counting answers statistics, after a wait if it has one.
 type counting struct {
-	admin.Tasks // not asked
-	text        string
-	wait        chan struct{}
+	text string
+	wait chan struct{}
 }
 
 func (c counting) Register(admin.Member) error                { return nil }
@@ -45,7 +44,7 @@ func serving(t *testing.T, backends ...admin.Backend) (path string, servers []*a
 	require.NoError(t, err)
 	e := admin.JobFile{Token: token, Roles: map[int]string{0: admin.Trainer}}
 	for i, b := range backends {
-		s, err := admin.Serve(admin.Options{OneHost: true, Token: token}, b)
+		s, err := admin.Serve(admin.Options{OneHost: true, Token: token}, b, nil)
 		require.NoError(t, err)
 		t.Cleanup(s.Stop)
 		servers = append(servers, s)

@@ -102,7 +102,7 @@ func (p *Process) tasksSay(request []byte, _ work.Interrupt) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	call, known := map[string]func(*admin.Client, context.Context, int, admin.Lease) (bool, error){
+	call, known := map[string]func(*admin.Client, context.Context, int, master.Lease) (bool, error){
 		"renew": (*admin.Client).Renew, "done": (*admin.Client).Done, "return": (*admin.Client).Return,
 	}[r.What]
 	if !known {
@@ -110,7 +110,7 @@ func (p *Process) tasksSay(request []byte, _ work.Interrupt) (any, error) {
 	}
 	var counts bool
 	err = j.ofMaster("tasks", func(ctx context.Context) (err error) {
-		counts, err = call(j.tasks, ctx, j.group.Rank, admin.Lease{Name: r.Name, Epoch: r.Epoch, Shard: r.Shard, Fence: r.Fence, Reason: r.Reason})
+		counts, err = call(j.tasks, ctx, j.group.Rank, master.Lease{Name: r.Name, Epoch: r.Epoch, Shard: r.Shard, Fence: r.Fence, Reason: r.Reason})
 		return err
 	})
 	return map[string]any{"counts": counts}, err
@@ -118,66 +118,17 @@ func (p *Process) tasksSay(request []byte, _ work.Interrupt) (any, error) {
 
 // The other side.
 
-// deals returns the master of this rank.
-func (b backend) deals() (*master.Master, error) {
-	if b.master == nil {
-		return nil, status.New(status.Argument, "tasks: rank %d is no master", b.group.Rank)
-	}
-	return b.master, nil
-}
-
-func (b backend) Open(from int, d master.Data) (int64, error) {
-	m, err := b.deals()
-	if err != nil {
-		return 0, err
-	}
-	return m.Open(from, d)
-}
-
-func (b backend) Ask(ctx context.Context, from int, name string, request uint64, epoch int64) (master.Grant, error) {
-	m, err := b.deals()
-	if err != nil {
-		return master.Grant{}, err
-	}
-	return m.Ask(ctx, from, name, request, epoch)
-}
-
-func (b backend) Renew(from int, l admin.Lease) (bool, error) {
-	m, err := b.deals()
-	if err != nil {
-		return false, err
-	}
-	return m.Renew(from, l.Name, l.Shard, l.Fence)
-}
-
-func (b backend) Done(from int, l admin.Lease) (bool, error) {
-	m, err := b.deals()
-	if err != nil {
-		return false, err
-	}
-	return m.Done(from, l.Name, l.Epoch, l.Shard, l.Fence)
-}
-
-func (b backend) Return(from int, l admin.Lease) (bool, error) {
-	m, err := b.deals()
-	if err != nil {
-		return false, err
-	}
-	return m.Return(from, l.Name, l.Epoch, l.Shard, l.Fence, l.Reason)
-}
-
-// ofQueues carries out the phases of a checkpoint that a master has.
-func (b backend) ofQueues(from int, phase string, d detail) (any, error) {
-	m, err := b.deals()
+// queuesPhase carries out a phase of a checkpoint that a master has.
+func (b backend) queuesPhase(from int, phase string, d detail) (any, error) {
 	switch {
-	case err != nil:
-		return nil, err
+	case b.master == nil:
+		return nil, status.New(status.Argument, "checkpoint: rank %d is no master", b.group.Rank)
 	case phase == phaseQueues:
-		return m.Save()
-	case d.Queues == nil:
-		return struct{}{}, m.Add(from, d.At, d.Extra)
+		return b.master.Save()
+	case phase == phaseRefill:
+		return struct{}{}, b.master.Add(from, d.At, d.Extra)
 	}
-	return m.Restore(*d.Queues)
+	return b.master.Restore(d.At)
 }
 
 // saveQueues returns the snapshot of the master's queues; nil if there is no master or no queue.
@@ -185,7 +136,8 @@ func (k checkpoints) saveQueues(step int64) (text []byte, err error) {
 	if k.tasks == nil {
 		return nil, nil
 	}
-	return text, k.ofQueues(phaseQueues, step, detail{}, &text)
+	err = k.ofQueues(phaseQueues, step, detail{}, &text)
+	return text, err
 }
 
 // restoreQueues has the master read a snapshot, and returns the names of its queues.
@@ -196,8 +148,8 @@ func (k checkpoints) restoreQueues(step int64, text []byte) (names []string, err
 			return nil, err
 		}
 	}
-	bytes := len(text)
-	return names, k.ofQueues(phaseRefill, step, detail{Queues: &bytes}, &names)
+	err = k.ofQueues(phaseDeal, step, detail{At: len(text)}, &names)
+	return names, err
 }
 
 // ofQueues takes the master through a phase.

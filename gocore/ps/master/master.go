@@ -143,31 +143,31 @@ func (m *Master) Ask(ctx context.Context, from int, name string, request uint64,
 	}
 }
 
-// Renew is that of a queue.
-func (m *Master) Renew(from int, name string, shard int64, fence uint64) (counts bool, err error) {
-	q, err := m.queue(from, name)
+// Renew notes progress with a shard (see Queue.Renew).
+func (m *Master) Renew(from int, l Lease) (counts bool, err error) {
+	q, err := m.queue(from, l.Name)
 	if err != nil {
 		return false, err
 	}
-	return q.Renew(time.Now(), from, shard, fence), nil
+	return q.Renew(time.Now(), from, l.Shard, l.Fence), nil
 }
 
-// Done is that of a queue.
-func (m *Master) Done(from int, name string, epoch, shard int64, fence uint64) (counts bool, err error) {
-	q, err := m.queue(from, name)
+// Done notes that a shard was done (see Queue.Done).
+func (m *Master) Done(from int, l Lease) (counts bool, err error) {
+	q, err := m.queue(from, l.Name)
 	if err != nil {
 		return false, err
 	}
-	return q.Done(from, epoch, shard, fence), nil
+	return q.Done(from, l.Epoch, l.Shard, l.Fence), nil
 }
 
-// Return is that of a queue.
-func (m *Master) Return(from int, name string, epoch, shard int64, fence uint64, reason string) (counts bool, err error) {
-	q, err := m.queue(from, name)
+// Return takes a shard back (see Queue.Return).
+func (m *Master) Return(from int, l Lease) (counts bool, err error) {
+	q, err := m.queue(from, l.Name)
 	if err != nil {
 		return false, err
 	}
-	return q.Return(epoch, shard, fence, reason), nil
+	return q.Return(l.Epoch, l.Shard, l.Fence, l.Reason), nil
 }
 
 // Complete notes that a trainer is done. What it has goes to the others.

@@ -38,8 +38,10 @@ func TestAnAskWaitsForWhatOthersHave(t *testing.T) {
 		want Verdict
 		err  status.Code
 	}{
-		"done":      {func(m *Master, g Grant) { _, _ = m.Done(0, "train", 0, g.Shard, g.Fence) }, Over, status.OK},
-		"given up":  {func(m *Master, g Grant) { _, _ = m.Return(0, "train", 0, g.Shard, g.Fence, "") }, Leased, status.OK},
+		"done": {func(m *Master, g Grant) { _, _ = m.Done(0, Lease{Name: "train", Shard: g.Shard, Fence: g.Fence}) }, Over, status.OK},
+		"given up": {func(m *Master, g Grant) {
+			_, _ = m.Return(0, Lease{Name: "train", Shard: g.Shard, Fence: g.Fence, Reason: ""})
+		}, Leased, status.OK},
 		"lost":      {func(m *Master, _ Grant) { m.Lost(0, why) }, Leased, status.OK},
 		"completed": {func(m *Master, _ Grant) { _ = m.Complete(0) }, Leased, status.OK},
 		"replaced":  {func(m *Master, _ Grant) { text, _ := m.Save(); _ = m.Add(1, 0, text); _, _ = m.Restore(len(text)) }, Leased, status.OK},
@@ -130,7 +132,7 @@ func TestAllQueuesAreRestored(t *testing.T) {
 	ctx := within(t, time.Minute)
 	g, err := m.Ask(ctx, 0, "train", 1, 0)
 	require.NoError(t, err)
-	counts, err := m.Done(0, "train", 0, g.Shard, g.Fence)
+	counts, err := m.Done(0, Lease{Name: "train", Shard: g.Shard, Fence: g.Fence})
 	assert.True(t, counts && err == nil)
 	text, err := m.Save()
 	require.NoError(t, err)
@@ -146,7 +148,7 @@ func TestAllQueuesAreRestored(t *testing.T) {
 	assert.Equal(t, []string{"test", "train"}, names)
 	_, err = m.Restore(len(text))
 	assert.ErrorContains(t, err, "0 bytes of queues have come")
-	counts, err = m.Done(0, "train", 0, later.Shard, later.Fence)
+	counts, err = m.Done(0, Lease{Name: "train", Shard: later.Shard, Fence: later.Fence})
 	assert.True(t, !counts && err == nil, "it is of a lease after the cut")
 	again, err := m.Ask(ctx, 1, "train", 1, 0)
 	require.NoError(t, err)
@@ -183,7 +185,7 @@ func TestTheReport(t *testing.T) {
 	m := opened(t, false, data(3), 0, 1)
 	g, err := m.Ask(within(t, time.Minute), 1, "train", 1, 0)
 	require.NoError(t, err)
-	_, err = m.Return(1, "train", 0, g.Shard, g.Fence, "bad")
+	_, err = m.Return(1, Lease{Name: "train", Shard: g.Shard, Fence: g.Fence, Reason: "bad"})
 	require.NoError(t, err)
 	_, err = m.Ask(within(t, time.Minute), 1, "train", 2, 0)
 	require.NoError(t, err)

@@ -93,6 +93,15 @@ type Grant struct {
 	Lease   time.Duration // of Leased
 }
 
+// Lease is a lease of a shard, as its trainer names it.
+type Lease struct {
+	Name   string // of the data set
+	Epoch  int64
+	Shard  int64
+	Fence  uint64
+	Reason string // why a shard that is returned has failed; "": it has not
+}
+
 // Verdict says what a Grant is.
 type Verdict int
 
