@@ -111,17 +111,11 @@ class PaddleTranspiler(Transpiler):
 
     @staticmethod
     def _layer(module: Any) -> tuple[type[RemoteLayer], dict[str, Any]]:
-        if module.weight.dtype != paddle.float32:
-            raise UnsupportedError(f"its rows are of {module.weight.dtype}, not of float32")
-        if getattr(module, "_max_norm", None) is not None:
-            raise UnsupportedError("tables have no max_norm")
-        if getattr(module, "_scale_grad_by_freq", False):
-            raise UnsupportedError("tables have no scale_grad_by_freq")
-        padding = module._padding_idx
+        padding, scaled = module._padding_idx, getattr(module, "_scale_grad_by_freq", False)
         if padding is not None:
             padding %= module.weight.shape[0]
-            if bool(module.weight[padding].abs().max() > 0):
-                raise UnsupportedError(f"the row of its padding {padding} is not of zeros")
+        max_norm = getattr(module, "_max_norm", None)
+        Transpiler._check_rows(module.weight, paddle.float32, max_norm, scaled, padding)
         return SparseEmbedding, {"padding_idx": padding}
 
     @staticmethod

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import _native, memory
+from .._ops import TableCall
 from . import session
 from .optimizers import Optimizer
 from .remote import RemoteTable
 
-__all__ = ["BLOCK", "PLACEMENTS", "Blocks", "spread"]
+__all__ = ["BLOCK", "PLACEMENTS", "Blocks", "pull", "spread"]
 
 BLOCK = 8192
 """Elements of a block, the fewest that Fluid makes. It does not depend on the number of servers, so
@@ -98,13 +99,15 @@ class Blocks:
         """Return what :func:`paddlempi.ps.push` or :func:`paddlempi.ps.note` takes."""
         return self.table, self._ids, self._gradients
 
-    def pulled(self) -> tuple[int, Any, Any, None]:
-        """Return what the core takes to set ``values``, in one request with others."""
+    def entry(self) -> tuple[int, Any, Any, None]:
+        """Return what the core takes to set ``values``."""
         return self.table._number, self._ids, self._rows, None
 
-    def pull(self) -> None:
-        """Set ``values`` to the vector on the servers."""
-        self.table.pull(self._ids, self._rows)
+
+def pull(vectors: Sequence[Blocks]) -> None:
+    """Set ``values`` of vectors to those on the servers, in one request."""
+    if vectors:
+        _native.load().tables(TableCall.PULL, tuple(vector.entry() for vector in vectors))
 
 
 def spread(vectors: Sequence[Blocks]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any, NoReturn
@@ -17,10 +17,18 @@ from ..errors import ArgumentError, DtypeError, Error, UnsupportedError
 from ..group import ProcessGroup
 from ..reduce_op import ReduceOp
 from . import session, stepping
-from .dense import PLACEMENTS, Blocks, spread
+from .dense import PLACEMENTS, Blocks, pull, spread
 from .optimizers import Optimizer
 
-__all__ = ["CommonOptimizer", "Vector"]
+__all__ = ["CommonOptimizer", "Vector", "equal"]
+
+
+def equal(tensors: Iterable[Any]) -> None:
+    """Give all trainers the first one's values of tensors."""
+    found = session.as_trainer("ps.DistributedOptimizer")
+    if len(found.trainers) > 1:
+        for tensor in tensors:
+            broadcast(tensor, src=found.trainers[0], group=found.trainer_group)
 
 
 class CommonOptimizer:
@@ -57,12 +65,10 @@ class CommonOptimizer:
         self._average = average
         self._group = None
         self._on_servers = []
-        if dense != "local" and len(found.trainers) > 1:
+        if dense != "local":
             on_servers = {id(p) for p in self._parameters()} if dense == "server" else set()
-            for parameter in self._all_parameters():  # those that are frozen, too
-                if id(parameter) not in on_servers:
-                    tensor = self._detached(parameter)
-                    broadcast(tensor, src=found.trainers[0], group=found.trainer_group)
+            rest = [p for p in self._all_parameters() if id(p) not in on_servers]  # frozen ones too
+            equal(map(self._detached, rest))
         if dense == "server":
             if name in found.names:
                 raise ArgumentError(
@@ -179,8 +185,9 @@ class CommonOptimizer:
 
         ``step`` does so. A program does it after ``ps.restore``.
         """
+        pull([vector.blocks for vector in self._on_servers])
         for vector in self._on_servers:
-            vector.pull()
+            vector.written()
 
     def __getattr__(self, name: str) -> Any:
         if name == "optim":  # not made yet
@@ -241,11 +248,6 @@ class Vector:
         table, ids, gradients = self.blocks.request()
         table.learning_rate = rate
         stepping.note(table, ids, gradients)
-
-    def pull(self) -> None:
-        """Set the parameters to those on the servers."""
-        self.blocks.pull()
-        self.written()
 
     def written(self) -> None:
         """Set the parameters to those that were pulled."""

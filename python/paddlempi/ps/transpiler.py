@@ -10,12 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from functools import partial
 from typing import Any, ClassVar
 
-from .. import _native
-from .._ops import TableCall
-from ..collectives import broadcast
 from ..errors import ArgumentError, DtypeError, UnsupportedError
-from . import session
-from .distributed import CommonOptimizer, Vector
+from .distributed import CommonOptimizer, Vector, equal
 from .layers import RemoteLayer
 from .optimizers import Optimizer
 from .plan import Placed, Plan
@@ -100,17 +96,6 @@ class SpreadOptimizer(CommonOptimizer):
         for layer, rate in self._rates:
             layer.table.learning_rate = rate()
         super()._step_of_all()
-
-    def refresh(self) -> None:
-        """Set the parameters to those on the servers, in one request.
-
-        ``step`` does so. A program does it after ``ps.restore``.
-        """
-        entries = tuple(vector.blocks.pulled() for vector in self._on_servers)
-        if entries:
-            _native.load().tables(TableCall.PULL, entries)
-        for vector in self._on_servers:
-            vector.written()
 
 
 class Transpiler:
@@ -220,6 +205,27 @@ class Transpiler:
         """Have a layer train, or not, as the module does."""
         raise NotImplementedError
 
+    @staticmethod
+    def _check_rows(
+        weight: Any, single: Any, max_norm: Any, scaled: Any, padding: int | None
+    ) -> None:
+        """Raise if an embedding wants what a table does not have.
+
+        Args:
+            weight: of the embedding.
+            single: the framework's float32.
+            max_norm, scaled: its arguments ``max_norm`` and ``scale_grad_by_freq``.
+            padding: the row of its padding; None: it has none.
+        """
+        if weight.dtype != single:
+            raise UnsupportedError(f"its rows are of {weight.dtype}, not of float32")
+        if max_norm is not None:
+            raise UnsupportedError("tables have no max_norm")
+        if scaled:
+            raise UnsupportedError("tables have no scale_grad_by_freq")
+        if padding is not None and bool((weight.detach()[padding] != 0).any()):
+            raise UnsupportedError(f"the row of its padding {padding} is not of zeros")
+
     def _named_parameters(self) -> Iterable[tuple[str, Any]]:
         pairs: Iterable[tuple[str, Any]] = self._model.named_parameters()
         return pairs
@@ -289,7 +295,7 @@ class Transpiler:
             self._without(one, rows)
         plan.model = self._put_in({id(self._tables[name]): layer for name, layer in layers.items()})
         plan.layers = layers
-        self._equal(self._frozen(plan.model))
+        equal(self._frozen(plan.model))
         made = [
             self.OPTIMIZER(
                 one, average, f"{prefix}.{number}", prefix, placement, self._names, rates
@@ -333,11 +339,3 @@ class Transpiler:
                 if id(module) in layers:
                     children[name] = layers[id(module)]
         return layers.get(id(self._model), self._model)
-
-    @staticmethod
-    def _equal(tensors: Iterable[Any]) -> None:
-        """Give all trainers the first one's values of tensors."""
-        found = session.as_trainer("ps.transpile")
-        if len(found.trainers) > 1:
-            for tensor in tensors:
-                broadcast(tensor, src=found.trainers[0], group=found.trainer_group)

@@ -214,23 +214,13 @@ _PLAIN = {"dampening": 0, "maximize": False, "amsgrad": False, "lr_decay": 0}
 """Numbers of torch's optimizers that servers know with these values only."""
 
 
-def for_servers(optimizer: Any, group: dict[str, Any], *, rows: bool = False) -> ps.Optimizer:
+def for_servers(optimizer: Any, group: dict[str, Any]) -> ps.Optimizer:
     """Return what servers have for a group of an optimizer of torch.
-
-    Args:
-        optimizer, group: the optimizer, and one of its groups.
-        rows: whether it is for rows by id, which have sparse gradients: then SparseAdam, too.
 
     Raises:
         UnsupportedError: they do not have it.
     """
     kind = type(optimizer)
-    if rows:
-        _check_rows(kind, group)
-    if kind is torch.optim.SparseAdam and rows:
-        beta1, beta2 = group["betas"]
-        rate = float(group["lr"])
-        return ps.Adam(rate, beta1=beta1, beta2=beta2, epsilon=group["eps"])
     if kind not in (torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW):
         raise UnsupportedError(
             f"ps.DistributedOptimizer: servers have no {kind.__name__}: they have SGD, Adagrad, "
@@ -253,22 +243,3 @@ def for_servers(optimizer: Any, group: dict[str, Any], *, rows: bool = False) ->
     make = ps.AdamW if decoupled else ps.Adam
     beta1, beta2 = group["betas"]
     return make(**common, beta1=beta1, beta2=beta2, epsilon=group["eps"])
-
-
-def _check_rows(kind: Any, group: dict[str, Any]) -> None:
-    """Refuse what would move rows that are not in a batch, or what torch itself refuses.
-
-    Raises:
-        UnsupportedError: tables update the rows of a push alone.
-    """
-    if kind not in (torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam):
-        raise UnsupportedError(
-            f"ps.transpile: rows with sparse gradients have SGD, Adagrad or SparseAdam, and not "
-            f"{kind.__name__}: give the embeddings an optimizer of their own"
-        )
-    odd = [name for name in ("momentum", "weight_decay", "maximize") if group.get(name)]
-    if odd:
-        raise UnsupportedError(
-            f"ps.transpile: rows with sparse gradients have no {kind.__name__} with "
-            f"{', '.join(odd)}, which also changes rows that are not in the batch"
-        )

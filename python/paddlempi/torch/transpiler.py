@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from .. import ps
 from ..errors import UnsupportedError
 from ..ps import Optimizer, Plan
 from ..ps.layers import RemoteLayer
@@ -81,7 +82,7 @@ class TorchTranspiler(Transpiler):
 
     @staticmethod
     def _for_servers(optimizer: Any, group: Any, *, rows: bool) -> Optimizer:
-        return for_servers(optimizer, group, rows=rows)
+        return _rows_for_servers(optimizer, group) if rows else for_servers(optimizer, group)
 
     @staticmethod
     def _rate(optimizer: Any, group: Any) -> float:
@@ -94,15 +95,8 @@ class TorchTranspiler(Transpiler):
 
     @staticmethod
     def _layer(module: Any) -> tuple[type[RemoteLayer], dict[str, Any]]:
-        if module.weight.dtype != torch.float32:
-            raise UnsupportedError(f"its rows are of {module.weight.dtype}, not of float32")
-        if module.max_norm is not None:
-            raise UnsupportedError("tables have no max_norm")
-        if module.scale_grad_by_freq:
-            raise UnsupportedError("tables have no scale_grad_by_freq")
-        padding = module.padding_idx
-        if padding is not None and bool(module.weight.detach()[padding].any()):
-            raise UnsupportedError(f"the row of its padding {padding} is not of zeros")
+        padding, scaled = module.padding_idx, module.scale_grad_by_freq
+        Transpiler._check_rows(module.weight, torch.float32, module.max_norm, scaled, padding)
         if isinstance(module, torch.nn.Embedding):
             return Embedding, {"padding_idx": padding}
         more = {"mode": module.mode, "include_last_offset": module.include_last_offset}
@@ -111,3 +105,28 @@ class TorchTranspiler(Transpiler):
     @staticmethod
     def _set_mode(layer: Any, module: Any) -> None:
         layer.train(module.training)
+
+
+def _rows_for_servers(optimizer: Any, group: dict[str, Any]) -> Optimizer:
+    """Return what servers have for a group of rows with sparse gradients.
+
+    Raises:
+        UnsupportedError: torch has no such gradients with it; or it moves rows that are not in a
+            batch, where tables update the rows of a push alone.
+    """
+    kind = type(optimizer)
+    if kind not in (torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam):
+        raise UnsupportedError(
+            f"ps.transpile: rows with sparse gradients have SGD, Adagrad or SparseAdam, and not "
+            f"{kind.__name__}: give the embeddings an optimizer of their own"
+        )
+    odd = [name for name in ("momentum", "weight_decay", "maximize") if group.get(name)]
+    if odd:
+        raise UnsupportedError(
+            f"ps.transpile: rows with sparse gradients have no {kind.__name__} with "
+            f"{', '.join(odd)}, which also changes rows that are not in the batch"
+        )
+    if kind is not torch.optim.SparseAdam:
+        return for_servers(optimizer, group)
+    beta1, beta2 = group["betas"]
+    return ps.Adam(float(group["lr"]), beta1=beta1, beta2=beta2, epsilon=group["eps"])

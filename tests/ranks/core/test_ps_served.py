@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from paddlempi import errors, ps
-from paddlempi.ps.dense import PLACEMENTS, Blocks, spread
+from paddlempi.ps.dense import PLACEMENTS, Blocks, pull, spread
 from ps_roles import BOTH, ONE_SERVER, begin, folder, layouts
 from ranks_tools import skip_over_nodes
 
@@ -361,7 +361,7 @@ def test_dense_blocks_on_servers(begin: Begin, roles: str, placement: str, folde
 
     def check(made: dict[str, Blocks], steps: int) -> None:
         for vector, n in zip(made.values(), DENSE.values(), strict=True):
-            vector.pull()
+            pull([vector])
             assert (vector.values[:n] == np.arange(n) - steps * (np.arange(n) % 3 + 1)).all()
 
     if begin(roles):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from paddlempi import errors, ps
-from paddlempi.ps.dense import Blocks, spread
+from paddlempi.ps.dense import Blocks, pull, spread
 from ps_fake import PsCore, ps_core
 
 __all__ = ["ps_core"]
@@ -269,6 +269,6 @@ def test_blocks_of_dense_parameters(ps_core: PsCore, elements: int, shape: tuple
     spread([vector])
     vector.gradients[:elements] = 2
     ps.push([vector.request()])
-    vector.pull()
+    pull([vector])
     assert (vector.values[:elements] == np.arange(elements) - 1).all()
     assert vector.request()[2].shape == shape and (vector.values[elements:] == 0).all()

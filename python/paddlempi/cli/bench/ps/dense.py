@@ -24,7 +24,7 @@ def measure(chosen: Namespace, findings: Findings) -> None:
     """Measure vectors of ``--sizes``. Collective over two ranks."""
     import numpy as np
 
-    from ....ps.dense import Blocks
+    from ....ps import dense
 
     makers: dict[str, Callable[[], Rival]] = {
         GrpcGo.NAME: partial(GrpcGo, chosen.grpc_program),
@@ -32,20 +32,20 @@ def measure(chosen: Namespace, findings: Findings) -> None:
     }
     with session(chosen, makers, findings) as rivals:
         for size in chosen.sizes if group.get_rank() == 0 else ():
-            vector = Blocks(f"bench {size}", max(1, size // 4), ps.SGD(RATE))
+            vector = dense.Blocks(f"bench {size}", max(1, size // 4), ps.SGD(RATE))
             block = vector.table.dim
             blocks = len(vector.values) // block
             batches = Batches(np, size, blocks, block, blocks)
             batches.every(blocks)
             vector.gradients[:] = batches.gradient().reshape(-1)
 
-            def push(round_: int, vector: Blocks = vector) -> None:
+            def push(round_: int, vector: dense.Blocks = vector) -> None:
                 ps.push([vector.request()])
 
-            def pull(round_: int, vector: Blocks = vector) -> None:
-                vector.pull()
+            def pull(round_: int, vector: dense.Blocks = vector) -> None:
+                dense.pull([vector])
 
-            def rows(vector: Blocks = vector, block: int = block) -> object:
+            def rows(vector: dense.Blocks = vector, block: int = block) -> object:
                 return vector.values.reshape(-1, block)
 
             for rival in rivals:
