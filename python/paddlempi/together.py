@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -69,6 +69,15 @@ class Step:
         if time.monotonic() - self._last >= self._every:
             self._refuse(_all(("", None, True), self._group))
             self._last = time.monotonic()
+
+    def with_life(self, progress: Callable[[int], object]) -> Callable[[int], None]:
+        """Return a callback of progress that calls ``progress``, and then :meth:`alive`."""
+
+        def told(done: int) -> None:
+            progress(done)
+            self.alive()
+
+        return told
 
     def _end(self) -> None:
         """Wait for the others, and learn what they tell."""

@@ -16,7 +16,7 @@ from typing import Any
 from .. import _native
 from ..errors import ArgumentError, Error, MPIError, UnsupportedError
 from ..group import is_initialized
-from .posix import PosixFile
+from .posix import PosixFile, system
 
 __all__ = ["MPIFile", "hints", "made", "tried", "wanted"]
 
@@ -50,7 +50,7 @@ def wanted(path: str) -> bool | None:
 def _kind(path: str) -> int:
     """Return the number by which Linux knows the kind of a file system; 0 if it is not known."""
     room = (ctypes.c_long * 32)()  # struct statfs, whose first word it is
-    found = ctypes.CDLL(None, use_errno=True).statfs(os.fsencode(path), room)
+    found = system().statfs(os.fsencode(path), room)
     return 0 if found else int(room[0]) & 0xFFFFFFFF
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import os
 from typing import Any
 
 from ..together import rank_in, world_rank
 
-__all__ = ["PosixFile"]
+__all__ = ["PosixFile", "system"]
 
 _BATCH = 4 << 20
 """After so many bytes the disk is told to begin. Less makes the requests to it short."""
@@ -62,12 +63,12 @@ class PosixFile:
         if self._bytes < _BATCH:
             return
         # It may fail: the flush tells what is wrong with the disk.
-        _system().sync_file_range(self.descriptor, self._begin, self._end - self._begin, _BEGIN)
+        system().sync_file_range(self.descriptor, self._begin, self._end - self._begin, _BEGIN)
         self._under_way.append((self._begin, self._end - self._begin))
         self._bytes = 0
         if len(self._under_way) > _UNDER_WAY:
             begin, length = self._under_way.pop(0)
-            if _system().sync_file_range(self.descriptor, begin, length, _FINISH):
+            if system().sync_file_range(self.descriptor, begin, length, _FINISH):
                 code = ctypes.get_errno()
                 if code not in _NOT_HERE:  # the flush would not tell it again
                     raise self._told(OSError(code, os.strerror(code)), f"write at byte {begin}")
@@ -131,19 +132,10 @@ class PosixFile:
         return OSError(error.errno, f"{error.strerror}: rank {rank} could not {what}", self.path)
 
 
-def _system() -> Any:
-    """Return the C library, with sync_file_range."""
-    global _c
-    if _c is None:
-        found = ctypes.CDLL(None, use_errno=True)
-        found.sync_file_range.argtypes = (
-            ctypes.c_int,
-            ctypes.c_int64,
-            ctypes.c_int64,
-            ctypes.c_uint,
-        )
-        _c = found
-    return _c
-
-
-_c: Any = None
+@functools.cache
+def system() -> Any:
+    """Return the C library, with the types of sync_file_range."""
+    found = ctypes.CDLL(None, use_errno=True)
+    long = ctypes.c_int64
+    found.sync_file_range.argtypes = (ctypes.c_int, long, long, ctypes.c_uint)
+    return found

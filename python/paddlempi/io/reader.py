@@ -359,13 +359,8 @@ def load_file(
                 raise ArgumentError(f"{what}: {os.fspath(path)!r} has no {some}")
             total = sum(part.elements.nbytes for part in parts.values())
         with together(what, group) as step, Bar(what, total, progress and leads(group)) as bar:
-
-            def told(done: int) -> None:
-                bar.add(done)
-                step.alive()
-
             for name, part in parts.items():
-                file.fill(name, part, told)
+                file.fill(name, part, step.with_life(bar.add))
     return found
 
 

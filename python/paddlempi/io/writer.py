@@ -97,11 +97,7 @@ def write(
     rank = rank_in(group)
     apart = exchanged(pieces, targets) if size_of(group) > 1 else set()
     with together(what, group) as step:
-
-        def told(done: int) -> None:
-            progress(done)
-            step.alive()
-
+        told = step.with_life(progress)
         files = opens()
         for piece in pieces:
             if piece.rank == rank and piece.tensor not in apart:

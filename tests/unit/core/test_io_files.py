@@ -399,7 +399,8 @@ def test_the_disk_begins_while_a_save_writes(
             ctypes.set_errno(code)
             return -1
 
-    monkeypatch.setattr(posix, "_c", System())
+    system = System()
+    monkeypatch.setattr(posix, "system", lambda: system)
     monkeypatch.setattr(posix, "_UNDER_WAY", 1)
     tensors = {name: np.full((5 << 20) >> 1, n, np.uint8) for n, name in enumerate("abcde")}
     io.save_file(tensors, tmp_path / "a")  # a file system that does not know the call
