@@ -31,19 +31,17 @@ from .optimizers import SGD, Adagrad, Adam, AdamW, Momentum, Optimizer, RowWiseA
 from .plan import Placed, Plan, transpile
 from .prefetch import Prefetched
 from .remote import RemoteTable, pull, push
+from .saves import latest, restore, save
 from .session import (
     barrier,
     complete,
     flush,
     init,
     is_trainer,
-    latest,
     master,
     pservers,
-    restore,
     role,
     roles,
-    save,
     serve,
     set_learning_rate,
     shutdown,

@@ -23,6 +23,8 @@ __all__ = ["Mode", "agree", "files"]
 _ROLES = "PADDLEMPI_ROLES"
 _TLS = {"cert": "Cert", "key": "Key", "ca": "CA"}
 _MODES = ("sync", "async", "ssp", "half_async")
+_NUMBERS = {"ssp": {"staleness": 0}, "half_async": {"send_queue": 1, "merge": 1}}
+"""The numbers of a mode, each with the least that it may be."""
 _MOST = 1 << 30
 _WORDS = 5  # 64-bit words of what a rank tells in init: a digest, and its role
 
@@ -65,14 +67,8 @@ class Mode(NamedTuple):
                 f"ps.init: mode={self.name!r} is none of {', '.join(map(repr, _MODES))}"
             )
         text = f"mode={self.name!r}"
-        for name, value, least in (
-            *((("staleness", self.staleness, 0),) if self.name == "ssp" else ()),
-            *(
-                (("send_queue", self.send_queue, 1), ("merge", self.merge, 1))
-                if self.name == "half_async"
-                else ()
-            ),
-        ):
+        for name, least in _NUMBERS.get(self.name, {}).items():
+            value = getattr(self, name)
             if not least <= from_zero("ps.init", name, value) <= _MOST:
                 raise ArgumentError(f"ps.init: {name}={value}; it is from {least} to {_MOST}")
             text += f", {name}={value}"

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import atexit
-import base64
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from .. import _exit, _native
 from ..errors import (
@@ -37,8 +35,7 @@ from ..group import (
 from ..group_arguments import to_seconds
 from . import functions
 from .agreement import Mode, agree, files
-from .config import from_zero, rate_of
-from .cuts import newest, warn_of_skipped
+from .config import rate_of
 from .role_map import RolesArgument, deals, serves, trains
 from .sender import Sender
 
@@ -48,13 +45,10 @@ __all__ = [
     "flush",
     "init",
     "is_trainer",
-    "latest",
     "master",
     "pservers",
-    "restore",
     "role",
     "roles",
-    "save",
     "serve",
     "set_learning_rate",
     "shutdown",
@@ -76,7 +70,7 @@ class Session:
         dealt: dense parameters that are dealt to the servers in turn, by the names of their tables:
             how many blocks were dealt before theirs.
         names: those of the optimizers whose dense parameters are on the servers.
-        restores: how often :func:`restore` has been called.
+        restores: how often ``ps.restore`` has been called.
         sender: the queue of this trainer's pushes in mode "half_async"; else None.
     """
 
@@ -412,132 +406,6 @@ def stats() -> dict[str, Any]:
     return _native.control("ps_stats")
 
 
-def save(folder: str | os.PathLike[str], step: int, *, keep: int = 2, extra: bytes = b"") -> None:
-    """Have the servers write all tables into a folder that they see.
-
-    All trainers that have not completed call it, with the same arguments but ``extra``, between the
-    same two steps. One thread of each trainer calls it; others may pull and push meanwhile: each
-    push is in the cut with all its tables or not at all, and with it all that its trainer pushed
-    before. Such a push waits while the servers copy their rows. The cut is complete when this
-    returns; until then :func:`restore` finds an earlier one. After Ctrl-C or the timeout the
-    servers stop, and the earlier one stays.
-
-    Args:
-        folder: the folder, which is made if need be.
-        step: the number of the step, which names the cut.
-        keep: how many whole cuts stay, this one among them; 0: all. Before one is removed, the
-            servers read those that stay and compare their checksums.
-        extra: what :func:`restore` gives back, such as a pickle of the dense parameters: 8 MiB at
-            most. That of the first trainer counts.
-
-    Raises:
-        NotInitializedError: before :func:`init`.
-        ArgumentError: this rank does not train, ``step`` or ``keep`` is below 0, there is a
-            complete cut of this step, a server cannot write there, or what it has written cannot be
-            read again: then no older cut was removed.
-        MismatchError: trainers give other arguments. Nothing was written.
-        DtypeError: ``step`` or ``keep`` is no integer, or ``extra`` has no bytes.
-        TimeoutError: it took longer than the timeout of :func:`init`.
-    """
-    flush()
-    number, kept = from_zero("ps.save", "step", step), from_zero("ps.save", "keep", keep)
-    try:
-        text = base64.b64encode(extra).decode()
-    except TypeError as error:
-        raise DtypeError(f"ps.save: extra: {error}") from None
-    _native.control("ps_save", dir=os.fspath(folder), step=number, keep=kept, extra=text)
-
-
-class Saved(NamedTuple):
-    """The newest cut of a folder."""
-
-    step: int
-    path: Path
-
-
-def latest(folder: str | os.PathLike[str]) -> Saved | None:
-    """Return the newest cut of a folder, or None if nothing has been saved there.
-
-    With it a program begins anew, or goes on::
-
-        if ps.latest(folder):
-            told = ps.restore(folder)
-
-    After :func:`init` the first server looks, because trainers need not see the folder. Before, and
-    in a process without servers, this process does. It waits for no other trainer.
-
-    Args:
-        folder: what :func:`save` was given.
-
-    Returns:
-        The step and the folder of the newest cut whose files are there with their sizes.
-
-    Raises:
-        ArgumentError: this rank only serves; or there are cuts, and all of them are damaged: to
-            begin anew would hide the loss.
-        TimeoutError: the server did not answer in time.
-    """
-    where = os.fspath(folder)
-    if is_begun():
-        as_trainer("ps.latest")
-        step = _native.control("ps_latest", dir=where).get("step")
-    else:
-        step = newest(where)
-    return None if step is None else Saved(step, Path(where, f"cut-{step:08d}"))
-
-
-def restore(
-    folder: str | os.PathLike[str],
-    step: int | None = None,
-    *,
-    tables: Iterable[str] | None = None,
-    strict: bool = True,
-) -> dict[str, Any]:
-    """Have the servers read a complete cut of a folder into the tables that were made.
-
-    All trainers that have not completed call it, with the same arguments, after they have made
-    their tables. The cut may be of another number of servers. The servers read it whole and compare
-    its checksums before they change a row. A learning rate that was set is that of the cut. Where
-    nothing may be saved yet, ask :func:`latest` first.
-
-    Args:
-        folder: the folder.
-        step: which cut. None: the newest that is whole. A warning says which newer ones are not.
-        tables: the names of the tables to read. The others stay as they are. None: all.
-        strict: whether the tables must be those of the cut. If not, a table that only the cut has
-            is left out, and one that the cut does not have stays as it is. Tables of both must have
-            the same configuration in either case.
-
-    Returns:
-        ``step``; ``extra``, the bytes that :func:`save` was given; ``rows``, how many all servers
-        have now; ``tables``, the names of those that were read; ``tasks``, the names of the data
-        sets whose queues the master has read, none if ``tables`` were given; ``skipped``, a list of
-        the newer cuts that are not whole, the newest first: of each a dict of its ``step`` and
-        ``why``.
-
-    Raises:
-        NotInitializedError: before :func:`init`.
-        ArgumentError: this rank does not train, there is no complete cut or none that is whole, or
-            a table of it has another configuration; with ``strict`` also, if a table is only in the
-            cut, or not in it.
-        MismatchError: trainers give other arguments. Nothing was restored.
-        DtypeError: ``step`` is no integer, or ``tables`` are no texts.
-        TimeoutError: it took longer than the timeout of :func:`init`. Then, and after Ctrl-C, the
-            tables have some rows of the cut: restore again.
-    """
-    flush()
-    if step is not None:
-        step = from_zero("ps.restore", "step", step)
-    taking: dict[str, Any] = {} if strict else {"strict": False}
-    if tables is not None:
-        taking["tables"] = _names("ps.restore", tables)
-    current("ps.restore").restores += 1
-    told = _native.control("ps_restore", dir=os.fspath(folder), step=step, **taking)
-    skipped = told.get("skipped") or []
-    warn_of_skipped("ps.restore", told["step"], [one["why"] for one in skipped], above=2)
-    return {**told, "extra": base64.b64decode(told.get("extra") or ""), "skipped": skipped}
-
-
 def set_learning_rate(name: str, rate: float) -> None:
     """Set the learning rate of a table on all servers, for all pushes that name none.
 
@@ -553,13 +421,6 @@ def set_learning_rate(name: str, rate: float) -> None:
     if number is None:
         raise DtypeError("ps.set_learning_rate: rate=None is no number")
     _native.control("ps_learning_rate", name=name, rate=number)
-
-
-def _names(what: str, tables: Any) -> list[str]:
-    names = [] if isinstance(tables, str) else list(tables)
-    if isinstance(tables, str) or not all(isinstance(name, str) for name in names):
-        raise DtypeError(f"{what}: tables={tables!r} are no list of names")
-    return names
 
 
 def _text(what: str, name: Any) -> None:
