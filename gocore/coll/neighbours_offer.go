@@ -117,8 +117,8 @@ func (s *blockOffer) lend(a *Args) bool {
 // finished with the collective.
 func (o *Offer) Lent() bool { return o.swaps != nil && o.swaps.lent }
 
-// MakeBlock is Make for a call with neighbours. from is nil if the members do not share memory. mayLend says that this rank can wait for
-// its neighbours at the end.
+// MakeBlock is Make for a call with neighbours. from is nil if the members do not share memory. mayLend says that this
+// rank can wait for its neighbours at the end.
 func (o *Offer) MakeBlock(a *Args, flags arrive.Flags, from *Blocks, mayLend bool) (arrive.Flags, error) {
 	n := a.Neighbours
 	o.swaps = &blockOffer{told: neighbourNote{inner: n.Inner}}

@@ -134,8 +134,8 @@ func extent(shape, steps []int64, elem int64) (low, bytes int64, ok bool) {
 	return low, high - low, true
 }
 
-// waitsForReaders tells whether c, whose algorithm was chosen, ends when the others have read its tensor. Where messages carry it, nobody
-// reads what was lent.
+// waitsForReaders tells whether c, whose algorithm was chosen, ends when the others have read its tensor. Where messages
+// carry it, nobody reads what was lent.
 func (c *collective) waitsForReaders() bool { return c.form == coll.AtOnce && c.offer.Lent() }
 
 // isRead tells whether no other member reads the tensor of c any more, which it has lent.
@@ -161,8 +161,8 @@ func (c *collective) haveRead() {
 	}
 }
 
-// runLent carries c out by alg, and waits until the tensor that it lends was read. If that takes longer, a task waits, and over is true: the
-// task releases the group.
+// runLent carries c out by alg, and waits until the tensor that it lends was read. If that takes longer, a task waits, and
+// over is true: the task releases the group.
 func (c *collective) runLent(alg *coll.Algorithm) (over bool, lingering *work.Handle, err error) {
 	computed := alg.Compute(&c.args)
 	for range readLooks {

@@ -90,8 +90,7 @@ def _status(chosen: argparse.Namespace) -> int:
             else:
                 clear = "\x1b[H\x1b[2J" if chosen.watch and sys.stdout.isatty() else ""
                 print(clear + as_text(found), flush=True)
-            asked = (*found["servers"], *found["masters"])
-            status = int(any(server["error"] for server in asked))
+            status = int(any(server["error"] for server in _asked(found)))
             if chosen.watch is None:
                 return status
             file, before = found["file"], found
@@ -108,12 +107,17 @@ def _ask(file: str, timeout: float) -> dict[str, Any]:
     """Return what the core has found, with the time and a dict of statistics for each server."""
     found: dict[str, Any] = _native.control("ps_status", file=file, timeout=timeout)
     found["time"] = time.time()
-    for server in (*found["servers"], *found["masters"]):
+    for server in _asked(found):
         if not server["error"] and not isinstance(server["statistics"], dict):
             server["error"] = "its statistics are no JSON object: another version of paddlempi?"
         if server["error"]:
             server["statistics"] = {}
     return found
+
+
+def _asked(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """The servers and the master."""
+    return [*found["servers"], *found["masters"]]
 
 
 def _add_rates(found: dict[str, Any], before: dict[str, Any] | None) -> None:
