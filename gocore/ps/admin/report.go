@@ -7,7 +7,7 @@ type Report struct {
 	Rank    int     `json:"rank"`
 	PID     int     `json:"pid"`
 	Host    string  `json:"host"`
-	Mode    string  `json:"mode"`    // "sync", "async", "ssp" or "half_async"
+	Mode    string  `json:"mode"`    // "sync", "async", "ssp", "half_async" or "geo"
 	Seconds float64 `json:"seconds"` // since the server began
 	Step    int64   `json:"step"`    // steps applied
 	Queue   int     `json:"queue"`   // requests that wait for their turn

@@ -43,6 +43,8 @@ type job struct {
 
 	bounded bool  // a trainer waits for those that are more than slack steps behind
 	slack   int64 // of mode ssp
+	mode    string
+	geoStep int64 // of mode geo: pushes between two exchanges
 
 	masterRank int            // of the group; -1: there is none
 	master     *master.Master // nil on a rank that is no master

@@ -30,9 +30,11 @@ const (
 	modeSSP   = "ssp"   // the same, and trainers that are far ahead wait
 	// modeHalfAsync is modeAsync to servers: trainers merge their pushes.
 	modeHalfAsync = "half_async"
+	// modeGeo is modeAsync to servers: trainers push into copies, and exchange them.
+	modeGeo = "geo"
 )
 
-var modes = []string{modeSync, modeAsync, modeSSP, modeHalfAsync}
+var modes = []string{modeSync, modeAsync, modeSSP, modeHalfAsync, modeGeo}
 
 // processors is how many Go processors a process with parameter servers has at least: eight for
 // threads that wait in MPI, and four for gRPC. Such a thread keeps its processor until the
@@ -47,6 +49,7 @@ func (p *Process) begin(request []byte, _ work.Interrupt) (any, error) {
 		Roles   [][]string `json:"roles"` // of each rank
 		Mode    string     `json:"mode"`
 		Slack   int64      `json:"staleness"` // of mode ssp
+		GeoStep int64      `json:"geo_step"`  // of mode geo: pushes between two exchanges
 		Timeout *float64   `json:"timeout"`
 		Address string     `json:"address"` // where the service of this rank listens; "": the core chooses
 		TLS     admin.TLS  `json:"tls"`
@@ -66,8 +69,11 @@ func (p *Process) begin(request []byte, _ work.Interrupt) (any, error) {
 	if err := server.CheckSlack(r.Slack); err != nil {
 		return nil, err
 	}
+	if r.Mode == modeGeo && r.GeoStep < 1 {
+		return nil, status.New(status.Argument, "ps_init: geo_step=%d is below 1", r.GeoStep)
+	}
 	j := &job{group: g, timeout: method.Seconds(r.Timeout), interrupt: interrupt, stop: make(chan struct{}), masterRank: -1,
-		bounded: r.Mode == modeSSP, slack: r.Slack}
+		bounded: r.Mode == modeSSP, slack: r.Slack, mode: r.Mode, geoStep: r.GeoStep}
 	if len(r.Roles) != g.Size {
 		return nil, status.New(status.Argument, "ps_init: roles has %d entries; the group has %d ranks", len(r.Roles), g.Size)
 	}
@@ -247,6 +253,9 @@ func (j *job) dial(c server.Config, file admin.JobFile) (err error) {
 	j.client = client.New(j.links, len(j.servers), c.Sync && len(j.trainers) > 1, j.timeout, j.interrupt)
 	if c.Sync || c.Bounded {
 		j.client.Late = j.late
+	}
+	if j.mode == modeGeo {
+		j.client.SetGeo(j.geoStep, len(j.trainers))
 	}
 	return nil
 }

@@ -249,6 +249,8 @@ func (s *Server) push(u *update, step int64) {
 	t, err := s.trainerLocked(u.from)
 	switch {
 	case err != nil:
+	case u.op == request.Add && s.Sync:
+		err = status.New(status.Argument, "rank %d adds to rows of server %d, which is in mode sync", u.from, s.Index).WithRanks(u.from)
 	case t.waiting != nil && step == 0:
 		err = status.New(status.Mismatch, "rank %d pushes again to server %d, where its step %d still waits for other trainers; the call that pushed it has ended with an error, but the step stays",
 			u.from, s.Index, t.steps).WithRanks(u.from)
@@ -388,7 +390,7 @@ func (s *Server) update(all []*update) error {
 		steps = append(steps, one)
 	}
 	for _, one := range steps {
-		if err := one.apply(); err != nil {
+		if err := one.apply(all[0].op); err != nil {
 			return one.says(s, err)
 		}
 	}
@@ -451,8 +453,15 @@ func prepare(rows []tableRows) (*tableStep, error) {
 }
 
 // apply updates the table. It counts the step also where other servers have all its ids, so that
-// Adam's bias correction is the same on all.
-func (one *tableStep) apply() error {
+// Adam's bias correction is the same on all. What is added is none of the optimizer's steps.
+func (one *tableStep) apply(what request.Op) error {
+	if what == request.Add {
+		if one.update == nil {
+			return nil
+		}
+		one.pushed.Add(int64(len(one.ids)))
+		return one.update.Add()
+	}
 	if one.update == nil {
 		one.CountStep()
 		return nil

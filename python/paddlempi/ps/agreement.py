@@ -22,9 +22,14 @@ __all__ = ["Mode", "agree", "files"]
 
 _ROLES = "PADDLEMPI_ROLES"
 _TLS = {"cert": "Cert", "key": "Key", "ca": "CA"}
-_MODES = ("sync", "async", "ssp", "half_async")
-_NUMBERS = {"ssp": {"staleness": 0}, "half_async": {"send_queue": 1, "merge": 1}}
+_MODES = ("sync", "async", "ssp", "half_async", "geo")
+_NUMBERS = {
+    "ssp": {"staleness": 0},
+    "half_async": {"send_queue": 1, "merge": 1},
+    "geo": {"geo_step": 1},
+}
 """The numbers of a mode, each with the least that it may be."""
+_OF_CORE = ("staleness", "geo_step")
 _MOST = 1 << 30
 _WORDS = 5  # 64-bit words of what a rank tells in init: a digest, and its role
 
@@ -54,6 +59,12 @@ class Mode(NamedTuple):
     staleness: int
     send_queue: int
     merge: int
+    geo_step: int
+
+    def for_core(self) -> dict[str, int]:
+        """Return the numbers of the mode that the core needs."""
+        names = [name for name in _NUMBERS.get(self.name, {}) if name in _OF_CORE]
+        return {name: int(getattr(self, name)) for name in names}
 
     def checked(self) -> str:
         """Return what counts of it, as a text.
