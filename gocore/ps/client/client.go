@@ -32,6 +32,7 @@ type Table struct {
 	Limit  bool  // the servers may have no room for new rows: the table has a limit
 	// Config is what was declared, of which a copy of rows is made in geo training.
 	Config table.Config
+	Dense  bool // its rows are the blocks of a vector
 
 	plans plans
 }
@@ -54,7 +55,7 @@ type Client struct {
 	servers   int
 	timeout   time.Duration
 	interrupt work.Interrupt
-	together  bool // the pushes of all trainers make a step
+	together  atomic.Bool // the pushes of all trainers make a step
 	// Late says more about an error of the deadline: which trainers the servers wait for. nil:
 	// nobody knows.
 	Late func(what string, err error) error
@@ -89,12 +90,16 @@ func New(l *link.Links, servers int, together bool, timeout time.Duration, inter
 }
 
 func newClient(links connections, servers int, together bool, timeout time.Duration, interrupt work.Interrupt) *Client {
-	c := &Client{links: links, servers: servers, together: together, timeout: timeout, interrupt: interrupt, pushing: newTurn(), here: make([]atServer, servers)}
+	c := &Client{links: links, servers: servers, timeout: timeout, interrupt: interrupt, pushing: newTurn(), here: make([]atServer, servers)}
+	c.Follow(together)
 	for i := range c.here {
 		c.here[i].version = -1
 	}
 	return c
 }
+
+// Follow says whether the servers apply a step when the pushes of several trainers are there.
+func (c *Client) Follow(together bool) { c.together.Store(together) }
 
 // Complete says that this trainer asks nothing more: its later calls get an error.
 func (c *Client) Complete() { c.completed.Store(true) }
@@ -203,7 +208,7 @@ func (c *Client) step(what request.Op, tables []TableRows) (sent bool, err error
 	}
 	c.mu.Unlock()
 	if err := c.reserve(t); err != nil {
-		if c.together { // the others learn it, too
+		if c.together.Load() { // the others learn it, too
 			_ = c.refuse()
 		}
 		return false, err

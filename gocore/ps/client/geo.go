@@ -61,7 +61,7 @@ func (g *geo) free() {
 		o.rows.Free()
 		o.base.Free()
 	}
-	g.of, g.open = nil, nil
+	g.of, g.open, g.steps = nil, nil, 0
 }
 
 // HasStates tells whether a table's optimizer keeps a state for each row.
@@ -70,7 +70,7 @@ func (t *Table) HasStates() bool { return t.Config.Optimizer.Name != "sgd" }
 // SetGeo has pushes go to copies of this trainer, which are exchanged after so many pushes; 0: to
 // the servers. It is called between two pushes, after Flush.
 func (c *Client) SetGeo(every int64, trainers int) {
-	c.geo.drop()
+	c.geo.free()
 	c.geo.parts = float32(trainers)
 	c.geo.every.Store(every)
 }

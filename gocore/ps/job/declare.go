@@ -45,8 +45,8 @@ func (p *Process) declare(request []byte, _ work.Interrupt) (any, error) {
 	if ways[byOf(m.By)] != m.By || m.Offset < 0 {
 		return nil, status.New(status.Argument, "ps_declare: table %q is dealt to servers by %q, offset %d; it goes by one of %q, from an offset of at least 0", m.Name, m.By, m.Offset, ways)
 	}
-	if j.mode == modeGeo {
-		if err := fitsGeo(&m); err != nil {
+	if j.mode.Load().Name == modeGeo {
+		if err := fitsGeo(m.Name, m.Kind == admin.Dense, &m.Config); err != nil {
 			return nil, err
 		}
 	}
@@ -62,15 +62,6 @@ func (p *Process) declare(request []byte, _ work.Interrupt) (any, error) {
 		return nil, err
 	}
 	t := &client.Table{Client: j.client, IDs: numbers, Name: m.Name, Dim: m.Config.Dim, Rows: rows, By: byOf(m.By), Offset: m.Offset,
-		NumIDs: m.Config.IDs, Refuse: m.Config.Refuse, Limit: m.Config.MemoryLimit > 0, Config: m.Config}
+		NumIDs: m.Config.IDs, Refuse: m.Config.Refuse, Limit: m.Config.MemoryLimit > 0, Config: m.Config, Dense: m.Kind == admin.Dense}
 	return map[string]any{"table": p.tables.add(entry{remote: t})}, nil
-}
-
-// fitsGeo returns an error if a trainer could not bound its copy of a table in geo training.
-func fitsGeo(m *server.Meta) error {
-	if m.Kind == admin.Dense || m.Config.Optimizer.Name == "sgd" || m.Config.MemoryLimit > 0 {
-		return nil
-	}
-	return status.New(status.Unsupported, "ps_declare: table %q has the optimizer %s. In mode geo each trainer keeps the states of all rows that it has ever pushed: "+
-		"give the table a memory_limit, which bounds them too, or the optimizer SGD, which has no states", m.Name, m.Config.Optimizer.Name)
 }

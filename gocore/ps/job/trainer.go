@@ -105,7 +105,7 @@ func (p *Process) learningRate(request []byte, _ work.Interrupt) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if j.mode == modeGeo {
+	if j.mode.Load().Name == modeGeo {
 		return nil, status.New(status.Unsupported, "ps_learning_rate: in mode geo the trainers update their copies, and the servers no row: set learning_rate of table %q on each trainer", r.Name)
 	}
 	return struct{}{}, j.each(func(ctx context.Context, _ int, c *admin.Client) error { return c.SetLearningRate(ctx, r.Name, r.Rate) })
@@ -129,7 +129,7 @@ func (p *Process) stats([]byte, work.Interrupt) (any, error) {
 		return out, nil
 	}
 	out["staleness"] = j.client.Staleness()
-	if j.mode == modeGeo {
+	if j.mode.Load().Name == modeGeo {
 		rows, bytes := j.client.Copies()
 		out["copies"] = map[string]int64{"rows": rows, "bytes": bytes}
 	}

@@ -139,6 +139,9 @@ func (s *Server) access(u *update) (answer request.Answer, err error) {
 		}
 		r.pulled.Add(int64(len(r.ids)))
 	}
+	if rule := s.rule.Load(); rule.Lambda > 0 {
+		s.keepBackups(u, rule)
+	}
 	return answer, nil
 }
 
@@ -232,7 +235,7 @@ func (s *Server) read(in *Incoming) (head request.Head, u *update, err error) {
 }
 
 // alone tells whether a push is applied without those of other trainers.
-func (s *Server) alone() bool { return !s.Sync || len(s.Trainers) == 1 }
+func (s *Server) alone() bool { return !s.rule.Load().Sync || len(s.Trainers) == 1 }
 
 // push applies an update at once, or keeps it until the other trainers' are there. step is the
 // number that its trainer gives it.
@@ -249,7 +252,7 @@ func (s *Server) push(u *update, step int64) {
 	t, err := s.trainerLocked(u.from)
 	switch {
 	case err != nil:
-	case u.op == request.Add && s.Sync:
+	case u.op == request.Add && s.rule.Load().Sync:
 		err = status.New(status.Argument, "rank %d adds to rows of server %d, which is in mode sync", u.from, s.Index).WithRanks(u.from)
 	case t.waiting != nil && step == 0:
 		err = status.New(status.Mismatch, "rank %d pushes again to server %d, where its step %d still waits for other trainers; the call that pushed it has ended with an error, but the step stays",
@@ -276,7 +279,7 @@ func (s *Server) push(u *update, step int64) {
 // readyLocked returns the updates of the next step, in the order of the ranks, if every active
 // trainer's is there. The caller applies it.
 func (s *Server) readyLocked() (all []*update) {
-	if !s.Sync || s.applying || !s.letsStepLocked() {
+	if !s.rule.Load().Sync || s.applying || !s.letsStepLocked() {
 		return nil
 	}
 	for _, rank := range s.Trainers {

@@ -63,7 +63,7 @@ class Session:
 
     Attributes:
         roles: the roles of all ranks, by rank.
-        mode: "sync", "async", "ssp", "half_async" or "geo".
+        mode: "sync", "async", "ssp", "half_async", "geo" or "dc_asgd".
         trainer_group: the group of the trainers.
         completed: this trainer has said that it asks nothing more.
         empty: the number and the dim of a table; a step without gradients names it.
@@ -100,6 +100,15 @@ class Session:
                 self._blocks += blocks
             return self.dealt[name]
 
+    def follow(self, mode: Mode) -> None:
+        """Have this trainer do what a mode asks of trainers."""
+        if self.sender is not None:
+            self.sender.end()
+            self.sender = None
+        if mode.name == "half_async":
+            self.sender = Sender(int(mode.send_queue), int(mode.merge))
+        self.mode = mode.name
+
 
 class _State:
     """The session of this process, and how its servers end."""
@@ -128,6 +137,8 @@ def init(
     send_queue: int = 20,
     merge: int = 20,
     geo_step: int = 100,
+    compensation: float = 0.04,
+    backup_rows: int = 1 << 20,
     timeout: timedelta | float = DEFAULT_TIMEOUT,
     tls: Mapping[str, str | os.PathLike[str]] | None = None,
 ) -> None:
@@ -157,12 +168,19 @@ def init(
             rows of the copy have gained since they came, divided by the number of trainers, which
             the servers add; then it pulls the servers' rows again (GeoSGD, of Paddle's
             GeoCommunicator; the paper nearest to it is Stich, "Local SGD Converges Fast and
-            Communicates Little", ICLR 2019).
+            Communicates Little", ICLR 2019). "dc_asgd": as "async", but a server updates a row *w*
+            with *g + compensation g g (w - b)* in the place of a trainer's gradient *g*, where *b*
+            is the row as that trainer has pulled it last, and products are by element (Zheng et
+            al., "Asynchronous Stochastic Gradient Descent with Delay Compensation", ICML 2017,
+            DC-ASGD-c). :func:`set_mode` changes the mode later.
         staleness: the bound of mode "ssp", in steps, from 0. Other modes do not read it.
         send_queue: of mode "half_async": how many pushes wait in a trainer at most, from 1.
         merge: of mode "half_async": how many of them are sent as one at most, from 1. The gradients
             of a row are added up.
         geo_step: of mode "geo": how many pushes a trainer makes between two exchanges, from 1.
+        compensation: of mode "dc_asgd": the factor of its formula, above 0.
+        backup_rows: of mode "dc_asgd": how many rows of each sparse table a server keeps for each
+            trainer as *b* at most, from 1. A gradient of a row without one is taken as it is.
         timeout: how long a request to a server may take, in sync mode with the wait for the other
             trainers: a timedelta or seconds.
         tls: files in PEM that encrypt the administration (``docs/ps-admin.md``): ``cert`` and
@@ -189,7 +207,8 @@ def init(
         raise AlreadyInitializedError("ps.init: another thread is in it")
     _state.beginning = threading.get_ident()
     try:
-        _begin(roles, Mode(mode, staleness, send_queue, merge, geo_step), timeout, tls)
+        how = Mode(mode, staleness, send_queue, merge, geo_step, compensation, backup_rows)
+        _begin(roles, how, timeout, tls)
     finally:
         _state.beginning = 0
     if functions.names() and serves(role()):
@@ -223,14 +242,13 @@ def _begin(
         "ps_init",
         group=world._id,
         roles=[role.split("+") for role in found],
-        mode=mode.name,
         timeout=to_seconds(timeout, "ps.init"),
         functions=functions.names(),
         **mode.for_core(),
         **files(tls),
     )
-    if mode.name == "half_async" and world._rank in session.trainers:
-        session.sender = Sender(int(mode.send_queue), int(mode.merge))
+    if world._rank in session.trainers:
+        session.follow(mode)
     _state.session = session
 
 

@@ -144,54 +144,6 @@ def test_what_it_refuses() -> None:
     job.succeed(3, what_it_refuses)
 
 
-def a_training() -> None:
-    """With one trainer it is training in one process, bit for bit; with two it learns."""
-    import os
-
-    import torch
-    from paddlempi import ps
-    from ranks_tools import done, start
-
-    rank, trainers = start(), int(os.environ["TRAINERS"])
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-
-    def program() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        torch.manual_seed(5)
-        rows = torch.nn.Embedding(50, 4, sparse=True)
-        model = torch.nn.Sequential(rows, torch.nn.Linear(4, 1))
-        return model, torch.optim.SGD(model.parameters(), 0.05)
-
-    def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> list[float]:
-        wanted = torch.rand(50, 1, generator=torch.Generator().manual_seed(9))
-        of = torch.Generator().manual_seed(seed)
-        losses = []
-        for _ in range(100):
-            ids = torch.randint(0, 50, (32,), generator=of)
-            optimizer.zero_grad()
-            loss = (model(ids) - wanted[ids]).square().mean()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        return losses
-
-    alone = train(*program(), rank)
-    # A server does not return from it.
-    plan = ps.transpile(*program(), f"trainer:{trainers},pserver:2", mode="geo", geo_step=7)
-    losses = train(plan.model, plan.optimizer, rank)
-    if trainers == 1:
-        assert max(abs(a - b) for a, b in zip(alone, losses, strict=True)) < 1e-6
-    assert losses[-1] < losses[0] / 3, (losses[0], losses[-1])
-    ps.barrier()
-    done()
-
-
-@pytest.mark.parametrize("trainers", [1, 2])
-def test_a_training(trainers: int) -> None:
-    ended = job.run(trainers + 2, a_training, env={"TRAINERS": str(trainers)})
-    assert ended.returncode == 0 and ended.result.stdout.count("done\n") == trainers, ended.output
-
-
 def somebody_dies() -> None:
     """A trainer's death is the others' business no longer; a server's is named at the exchange."""
     import os
