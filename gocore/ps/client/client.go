@@ -207,11 +207,13 @@ func (c *Client) step(what request.Op, tables []TableRows) (sent bool, err error
 		}
 	}
 	c.mu.Unlock()
-	if err := c.reserve(t); err != nil {
-		if c.together.Load() { // the others learn it, too
-			_ = c.refuse()
+	if what == request.Push { // rows to which something is added were pulled before
+		if err := c.reserve(t); err != nil {
+			if c.together.Load() { // the others learn it, too
+				_ = c.refuse()
+			}
+			return false, err
 		}
-		return false, err
 	}
 	results, err := c.ask(what, t, seen)
 	if err == nil {

@@ -3,6 +3,8 @@ package client
 import (
 	"math"
 	"math/rand/v2"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -224,4 +226,32 @@ func TestAnExchangeThatFails(t *testing.T) {
 	assert.ErrorContains(t, one.Push([]TableRows{one.rows(one.t, 1, 0), one.rows(one.t, 1, 0)}, 0), "named twice")
 	one.Complete()
 	assert.Error(t, one.push(1, 0))
+}
+
+// Other threads pull while a trainer pushes and exchanges: what they see is a row that there was.
+func TestPullsBesidePushes(t *testing.T) {
+	all, _ := inGeo(t, 3, plainSGD, 0, 0)
+	one := all[0]
+	var end atomic.Bool
+	var pulling sync.WaitGroup
+	for range 2 {
+		pulling.Add(1)
+		go func() {
+			defer pulling.Done()
+			var before float32
+			for !end.Load() {
+				got, err := one.pull(0, 1, 0)
+				assert.NoError(t, err)
+				assert.LessOrEqual(t, got[0], before, "it falls")
+				assert.LessOrEqual(t, got[2], before)
+				before = max(got[0], got[2])
+			}
+		}()
+	}
+	for range 200 {
+		assert.NoError(t, one.push(1, 0, 1))
+	}
+	end.Store(true)
+	pulling.Wait()
+	one.pulled([]float32{-200, -200}, 0, 1)
 }

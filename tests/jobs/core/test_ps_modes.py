@@ -193,6 +193,7 @@ def test_what_a_change_refuses() -> None:
 
 def somebody_dies_before_a_change() -> None:
     import os
+    import time
 
     from paddlempi import ps
     from ps_job import DIM, IDS, die, leave, ones, stamp, wait_for
@@ -217,6 +218,8 @@ def somebody_dies_before_a_change() -> None:
     table.push(IDS, ones())
     ps.barrier("all have pushed")
     if rank == who:
+        wait_for("waits")
+        time.sleep(0.3)
         die()
     if who > 1:
         stamp("pushed")
@@ -225,6 +228,8 @@ def somebody_dies_before_a_change() -> None:
             with raises(errors.PeerDiedError, f"rank {who}", ranks=[who], most=20.0):
                 call()
     else:
+        stamp("waits")
+        ps.set_mode("dc_asgd")  # it waits for the one that dies, and goes on without it
         wait_for("died")
         before = table.pull(IDS)
         table.push(IDS, ones())
