@@ -33,6 +33,7 @@ type mode struct {
 	Slack   int64   `json:"staleness"`    // of ssp
 	GeoStep int64   `json:"geo_step"`     // of geo: pushes between two exchanges
 	Lambda  float64 `json:"compensation"` // of dc_asgd
+	Decay   float64 `json:"mean_square"`  // of dc_asgd: of a mean of squares; 0: compensation is constant
 	Backups int64   `json:"backup_rows"`  // of dc_asgd: for each trainer and sparse table
 }
 
@@ -47,6 +48,8 @@ func (m *mode) check(method string) error {
 		return status.New(status.Argument, "%s: geo_step=%d is below 1", method, m.GeoStep)
 	case m.Name == modeDC && !(m.Lambda > 0 && m.Lambda <= math.MaxFloat32):
 		return status.New(status.Argument, "%s: compensation=%v is no finite number above 0", method, m.Lambda)
+	case m.Name == modeDC && !(m.Decay >= 0 && m.Decay < 1):
+		return status.New(status.Argument, "%s: mean_square=%v is not from 0 to below 1", method, m.Decay)
 	case m.Name == modeDC && m.Backups < 1:
 		return status.New(status.Argument, "%s: backup_rows=%d is below 1", method, m.Backups)
 	}
@@ -57,7 +60,7 @@ func (m *mode) check(method string) error {
 func (m *mode) rule() server.Rule {
 	r := server.Rule{Mode: m.Name, Sync: m.Name == modeSync, Bounded: m.Name == modeSSP, Slack: m.Slack}
 	if m.Name == modeDC {
-		r.Lambda, r.Backups = m.Lambda, m.Backups
+		r.Lambda, r.Decay, r.Backups = m.Lambda, m.Decay, m.Backups
 	}
 	return r
 }

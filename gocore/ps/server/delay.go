@@ -18,12 +18,15 @@ import (
 //	g + lambda g g (w - backup)
 //
 // where g g, element by element, stands for the diagonal of the Hessian. Without a backup the
-// gradient is taken as it is, as in asynchronous training.
+// gradient is taken as it is, as in asynchronous training. DC-ASGD-a has for each element the mean
+// of the squares of its gradients so far, whoever pushed them, and divides lambda by its root:
+//
+//	mean = decay mean + (1 - decay) g g;  lambda / sqrt(mean + 1e-7)
 //
 // Backups are bounded. Of each sparse table a trainer has Rule.Backups rows at most: the table of
 // its backups that is half full becomes the older one of two, in the place of the one before. And
-// they count in the table's limit: if they and the rows do not fit in it, all backups of the table
-// are dropped. No cut has them.
+// they count in the table's limit, and so do the means: if they and the rows do not fit in it, all
+// backups and means of the table are dropped. No cut has them.
 
 // delay has the backups of a server.
 type delay struct {
@@ -70,14 +73,14 @@ func (b *backup) keep(r *tableRows, most int64) error {
 }
 
 // find copies backups, of float32, of those ids that have one, and says which.
-func (b *backup) find(ids, values *op.Buf, there, room []byte) error {
+func (b *backup) find(into table.Batch, there, room []byte) error {
 	if b.old == nil {
-		return b.young.Find(table.Batch{IDs: ids, Values: values}, there)
+		return b.young.Find(into, there)
 	}
-	if err := b.old.Find(table.Batch{IDs: ids, Values: values}, there); err != nil {
+	if err := b.old.Find(into, there); err != nil {
 		return err
 	}
-	if err := b.young.Find(table.Batch{IDs: ids, Values: values}, room); err != nil {
+	if err := b.young.Find(into, room); err != nil {
 		return err
 	}
 	for i, is := range room {
@@ -86,8 +89,12 @@ func (b *backup) find(ids, values *op.Buf, there, room []byte) error {
 	return nil
 }
 
-func newBackup(of *served) (*table.Table, error) {
-	return table.New(table.Config{Dim: of.Dim, DType: of.DType, Initializer: table.Initializer{Name: "zeros"}, Optimizer: table.Optimizer{Name: "sgd"}})
+func newBackup(of *served) (*table.Table, error) { return ofZeros(of.Dim, of.DType) }
+
+func newMeans(of *served) (*table.Table, error) { return ofZeros(of.Dim, op.Float32.String()) }
+
+func ofZeros(dim int64, dtype string) (*table.Table, error) {
+	return table.New(table.Config{Dim: dim, DType: dtype, Initializer: table.Initializer{Name: "zeros"}, Optimizer: table.Optimizer{Name: "sgd"}})
 }
 
 // keepBackups keeps what a pull has read. Without memory for it there is no backup.
@@ -126,7 +133,7 @@ func (s *Server) keepBackups(u *update, rule *Rule) {
 // fit drops all backups of a table if they do not fit in its limit beside its rows. The caller holds
 // delay.mu.
 func (t *served) fit() {
-	if t.MemoryLimit == 0 || len(t.backups) == 0 {
+	if t.MemoryLimit == 0 || len(t.backups) == 0 && t.means == nil {
 		return
 	}
 	info, err := t.Info()
@@ -135,8 +142,8 @@ func (t *served) fit() {
 	}
 }
 
-// backed returns how many backups there are, and how many bytes they take. The caller holds
-// delay.mu.
+// backed returns how many backups there are, and how many bytes they and the means take. The caller
+// holds delay.mu.
 func (t *served) backed() (rows, bytes int64) {
 	for _, b := range t.backups {
 		for _, one := range []*table.Table{b.young, b.old} {
@@ -148,15 +155,24 @@ func (t *served) backed() (rows, bytes int64) {
 			}
 		}
 	}
+	if t.means != nil {
+		if info, err := t.means.Info(); err == nil {
+			bytes += info.Bytes
+		}
+	}
 	return rows, bytes
 }
 
-// dropBackups drops all backups of a table. The caller holds delay.mu.
+// dropBackups drops all backups and means of a table. The caller holds delay.mu.
 func (t *served) dropBackups() {
 	for _, b := range t.backups {
 		b.free()
 	}
 	t.backups = nil
+	if t.means != nil {
+		t.means.Free()
+		t.means = nil
+	}
 }
 
 // updateAlone applies an update that waits for no other trainer.
@@ -169,7 +185,7 @@ func (s *Server) updateAlone(u *update) error {
 	defer s.delay.mu.Unlock()
 	for i := range u.tables {
 		r := &u.tables[i]
-		room, err := s.compensate(r, u.from, float32(rule.Lambda))
+		room, err := s.compensate(r, u.from, rule)
 		defer mem.Free(room)
 		if err != nil {
 			return r.says(s, err)
@@ -184,33 +200,48 @@ func (s *Server) updateAlone(u *update) error {
 
 // compensate makes the gradients of a trainer what they are now, in memory that the caller frees.
 // The caller holds delay.mu.
-func (s *Server) compensate(r *tableRows, from int, lambda float32) (room unsafe.Pointer, err error) {
+func (s *Server) compensate(r *tableRows, from int, rule *Rule) (room unsafe.Pointer, err error) {
 	b, n := r.backups[from], int64(len(r.ids))
-	if b == nil || n == 0 {
+	if n == 0 || b == nil && rule.Decay == 0 {
 		return nil, nil
 	}
 	row := n * r.Dim
-	if room, err = mem.Alloc(3*4*row + 2*n); err != nil {
+	if room, err = mem.Alloc(4*4*row + 2*n); err != nil {
 		return nil, err
 	}
-	floats := unsafe.Slice((*float32)(room), 3*row)
-	flags := unsafe.Slice((*byte)(unsafe.Add(room, 3*4*row)), 2*n)
+	floats := unsafe.Slice((*float32)(room), 4*row)
+	flags := unsafe.Slice((*byte)(unsafe.Add(room, 4*4*row)), 2*n)
+	clear(flags)
 	ids := r.batch().IDs
-	of := func(values []float32) *op.Buf {
-		return &op.Buf{Data: unsafe.Pointer(unsafe.SliceData(values)), Count: row, DType: op.Float32, NDim: 1}
+	of := func(values []float32) table.Batch {
+		return table.Batch{IDs: ids, Values: &op.Buf{Data: unsafe.Pointer(unsafe.SliceData(values)), Count: row, DType: op.Float32, NDim: 1}}
 	}
-	gradients, now, before := floats[:row], floats[row:2*row], floats[2*row:]
-	if err := b.find(ids, of(before), flags[:n], flags[n:]); err != nil {
-		return room, err
+	gradients, now, before, means := floats[:row], floats[row:2*row], floats[2*row:3*row], floats[3*row:]
+	if b != nil {
+		if err := b.find(of(before), flags[:n], flags[n:]); err != nil {
+			return room, err
+		}
 	}
-	if err := r.Pull(table.Batch{IDs: ids, Values: of(now)}); err != nil {
+	if err := r.Pull(of(now)); err != nil {
 		return room, err
 	}
 	bytes := unsafe.Slice((*byte)(room), 4*row)
 	copy(bytes, r.values)
-	table.Compensate(gradients, now, before, flags[:n], lambda, r.Dim)
 	r.values = bytes
-	return room, nil
+	if rule.Decay == 0 {
+		table.Compensate(gradients, now, before, nil, flags[:n], float32(rule.Lambda), 0, r.Dim)
+		return room, nil
+	}
+	if r.means == nil {
+		if r.means, err = newMeans(r.served); err != nil {
+			return room, err
+		}
+	}
+	if err := r.means.Pull(of(means)); err != nil {
+		return room, err
+	}
+	table.Compensate(gradients, now, before, means, flags[:n], float32(rule.Lambda), float32(rule.Decay), r.Dim)
+	return room, r.means.Write(of(means))
 }
 
 // ForgetBackups drops the backups of all trainers: their rows were restored.

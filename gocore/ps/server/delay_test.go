@@ -14,8 +14,8 @@ import (
 )
 
 // compensating makes a server that compensates gradients, with a table of so many bytes at most.
-func compensating(t *testing.T, lambda float64, backups, limit int64, trainers ...int) *Server {
-	s := New(Config{Servers: 1, Trainers: trainers, Rule: Rule{Mode: "dc_asgd", Lambda: lambda, Backups: backups}})
+func compensating(t *testing.T, lambda, decay float64, backups, limit int64, trainers ...int) *Server {
+	s := New(Config{Servers: 1, Trainers: trainers, Rule: Rule{Mode: "dc_asgd", Lambda: lambda, Decay: decay, Backups: backups}})
 	t.Cleanup(s.Free)
 	m := meta("t")
 	m.Config.MemoryLimit, m.Config.Optimizer.LearningRate = limit, 0.5
@@ -31,10 +31,10 @@ func backed(s *Server) int64 { return s.Statistics().Tables[0].Backups }
 func TestDelaysAreCompensated(t *testing.T) {
 	for seed := range uint64(20) {
 		r := rand.New(rand.NewPCG(seed, 0))
-		lambda := r.Float64()
+		lambda, decay := r.Float64(), float64(seed%2)*r.Float64() // constant, or divided by the root of a mean
 		ranks := []int{0, 3, 5}
-		s := compensating(t, lambda, 100, 0, ranks...)
-		rows, backup := map[int64][dim]float32{}, map[int]map[int64][dim]float32{}
+		s := compensating(t, lambda, decay, 100, 0, ranks...)
+		rows, means, backup := map[int64][dim]float32{}, map[int64][dim]float32{}, map[int]map[int64][dim]float32{}
 		for _, rank := range ranks {
 			backup[rank] = map[int64][dim]float32{}
 		}
@@ -67,8 +67,15 @@ func TestDelaysAreCompensated(t *testing.T) {
 				before, is := backup[rank][id]
 				for j := range w {
 					g := given[i*dim+j]
+					by, m := float32(lambda), float32(decay)
+					if decay > 0 {
+						mean := means[id]
+						mean[j] = float32(m*mean[j]) + float32((1-m)*float32(g*g))
+						means[id] = mean
+						by /= float32(math.Sqrt(float64(mean[j] + 1e-7)))
+					}
 					if is {
-						g += float32(float32(float32(float32(lambda)*g)*g) * (w[j] - before[j]))
+						g += float32(float32(float32(by*g)*g) * (w[j] - before[j]))
 					}
 					w[j] -= float32(0.5 * g)
 				}
@@ -84,7 +91,7 @@ func TestDelaysAreCompensated(t *testing.T) {
 
 // A row that a trainer has not pulled within its bound is updated as in asynchronous training.
 func TestBackupsAreBounded(t *testing.T) {
-	s := compensating(t, 1, 8, 0, 0, 1)
+	s := compensating(t, 1, 0, 8, 0, 0, 1)
 	all := make([]int64, 40)
 	for i := range all {
 		all[i] = int64(i)
@@ -114,7 +121,7 @@ func TestBackupsAreBounded(t *testing.T) {
 
 func TestBackupsCountInTheLimit(t *testing.T) {
 	const limit = 8 << 20
-	s := compensating(t, 1, 1<<20, limit, 0, 1)
+	s := compensating(t, 1, 0, 1<<20, limit, 0, 1)
 	ids := memory[int64](4000)
 	most, dropped := int64(0), false
 	for step := range int64(60) {
@@ -139,7 +146,7 @@ func TestBackupsCountInTheLimit(t *testing.T) {
 // Trainers push at the same time: each update is of a row that is not changed meanwhile. With a
 // gradient of 1 and lambda 1 the compensated one is 1 + w - backup.
 func TestCompensatedPushesAtTheSameTime(t *testing.T) {
-	s := compensating(t, 1, 100, 0, 0, 1, 2, 3)
+	s := compensating(t, 1, 0, 100, 0, 0, 1, 2, 3)
 	var all sync.WaitGroup
 	for rank := range 4 {
 		all.Add(1)

@@ -86,7 +86,9 @@ type Rule struct {
 	Slack   int64
 	// Lambda is how much gradients are compensated for their delay (delay.go); 0: not at all. Of
 	// each sparse table Backups rows are kept for each trainer. It is for asynchronous training.
+	// With Decay above 0 it is divided by the root of a mean of the squares of gradients.
 	Lambda  float64
+	Decay   float64
 	Backups int64
 }
 
@@ -128,6 +130,7 @@ type served struct {
 	pushed atomic.Int64  // rows
 
 	backups map[int]*backup // by the ranks of trainers; delay.mu guards it
+	means   *table.Table    // of the squares of gradients; nil: none are kept. delay.mu guards it
 }
 
 // state of a trainer.

@@ -291,8 +291,19 @@ void pt_delta(float *now, const float *before, float parts, int64_t n) {
 }
 
 void pt_compensate(float *g, const float *row, const float *before, const uint8_t *there,
-				   float lambda, int64_t n, int64_t dim) {
+				   float *squares, float lambda, float decay, int64_t n, int64_t dim) {
 	for (int64_t i = 0; i < n; i++, g += dim, row += dim, before += dim) {
+		if (squares) {
+			for (int64_t j = 0; j < dim; j++) {
+				float mean = decay * squares[j] + (1 - decay) * (g[j] * g[j]);
+				float by = lambda / (float)pt_square_root(mean + 1e-7f);
+				if (there[i])
+					g[j] += by * g[j] * g[j] * (row[j] - before[j]);
+				squares[j] = mean;
+			}
+			squares += dim;
+			continue;
+		}
 		if (!there[i])
 			continue;
 		for (int64_t j = 0; j < dim; j++)

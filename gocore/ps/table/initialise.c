@@ -19,7 +19,7 @@
 #pragma STDC FP_CONTRACT OFF
 #endif
 
-static double square_root(double x) {
+double pt_square_root(double x) {
 #ifdef __x86_64__
 	__m128d v = _mm_set_sd(x);
 	return _mm_cvtsd_f64(_mm_sqrt_sd(v, v));
@@ -77,7 +77,7 @@ static void circle(double turn, double *cosine, double *sine) {
 }
 
 static void normal2(const uint32_t *u, double out[2]) {
-	double radius = square_root(-2 * natural_log((u[0] + 0.5) * 0x1p-32));
+	double radius = pt_square_root(-2 * natural_log((u[0] + 0.5) * 0x1p-32));
 	circle(u[1] * 0x1p-32, &out[0], &out[1]);
 	out[0] *= radius;
 	out[1] *= radius;

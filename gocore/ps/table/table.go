@@ -280,11 +280,20 @@ func Delta(now, before []float32, parts float32) {
 }
 
 // Compensate adds lambda g g (rows - before) to gradients g of rows of dim elements, where there
-// has a 1 for the row. The slices are as long as there says.
-func Compensate(g, rows, before []float32, there []byte, lambda float32, dim int64) {
-	if n := int64(len(there)) * dim; n > 0 {
-		C.pt_compensate((*C.float)(&g[:n][0]), (*C.float)(&rows[:n][0]), (*C.float)(&before[:n][0]), (*C.uint8_t)(&there[0]), C.float(lambda), C.int64_t(len(there)), C.int64_t(dim))
+// has a 1 for the row. With squares, means of the squares of gradients that become decay of
+// themselves and 1 - decay of g g, lambda is divided by their roots; nil: it is constant. The slices
+// are as long as there says.
+func Compensate(g, rows, before, squares []float32, there []byte, lambda, decay float32, dim int64) {
+	n := int64(len(there)) * dim
+	if n == 0 {
+		return
 	}
+	var means *C.float
+	if squares != nil {
+		means = (*C.float)(&squares[:n][0])
+	}
+	C.pt_compensate((*C.float)(&g[:n][0]), (*C.float)(&rows[:n][0]), (*C.float)(&before[:n][0]), (*C.uint8_t)(&there[0]), means,
+		C.float(lambda), C.float(decay), C.int64_t(len(there)), C.int64_t(dim))
 }
 
 // Write sets rows and their states. States may be nil: then the states of new rows are their first

@@ -190,9 +190,11 @@ int pt_find(pt_table *t, pt_batch *b);
 void pt_delta(float *now, const float *before, float parts, int64_t n);
 
 /* pt_compensate adds to n gradients g of rows of dim elements what the delay of each has changed,
- * lambda g g (row - before): where there says that before has the row. */
+ * lambda g g (row - before): where there says that before has the row. squares may be NULL; else it
+ * has a mean of the squares of earlier gradients, which becomes decay of itself and 1 - decay of
+ * g g, in all rows, and lambda is divided by its root. */
 void pt_compensate(float *g, const float *row, const float *before, const uint8_t *there,
-				   float lambda, int64_t n, int64_t dim);
+				   float *squares, float lambda, float decay, int64_t n, int64_t dim);
 
 /* pt_ids copies at most n ids, in no order, and returns how many there are. */
 int64_t pt_ids(pt_table *t, int64_t *out, int64_t n);
@@ -213,6 +215,9 @@ enum { PT_WORK = 8 };
 /* pt_insert makes the row of an id that is not there, in its shard. The caller holds the lock.
  * reserved says that pt_reserve has set memory aside for it. Sets *row and returns a PT_* code. */
 int pt_insert(pt_table *t, pt_shard *s, int64_t id, uint64_t hash, int reserved, uint32_t *row);
+
+/* pt_square_root returns a root, without libm where the processor has one. */
+double pt_square_root(double x);
 
 /* pt_initialise writes the first values of the row of an id. */
 void pt_initialise(const pt_config *c, int64_t id, void *row);

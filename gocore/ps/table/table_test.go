@@ -255,6 +255,10 @@ func TestFindAndAdd(t *testing.T) {
 	assert.Equal(t, []float32{math.MaxFloat32, -math.MaxFloat32, 3}, huge[:3])
 	assert.True(t, math.IsNaN(float64(huge[3])))
 	g := []float32{2, 3, 2, 3}
-	Compensate(g, []float32{5, 6, 5, 6}, []float32{4, 8, 4, 8}, []byte{1, 0}, 0.5, 2)
+	Compensate(g, []float32{5, 6, 5, 6}, []float32{4, 8, 4, 8}, nil, []byte{1, 0}, 0.5, 0, 2)
 	assert.Equal(t, []float32{4, -6, 2, 3}, g)
+	g, squares := []float32{2, 4}, []float32{8, 12}
+	Compensate(g, []float32{5, 6}, []float32{4, 8}, squares, []byte{1, 0}, 0.5, 0.5, 1)
+	assert.InDeltaSlice(t, []float32{2 + 0.5/float32(math.Sqrt(6))*4, 4}, g, 1e-6)
+	assert.InDeltaSlice(t, []float32{6, 14}, squares, 1e-6)
 }

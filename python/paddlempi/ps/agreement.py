@@ -62,6 +62,7 @@ class Mode(NamedTuple):
     merge: int
     geo_step: int
     compensation: float
+    mean_square: float | None
     backup_rows: int
 
     def for_core(self) -> dict[str, Any]:
@@ -70,6 +71,7 @@ class Mode(NamedTuple):
         numbers: dict[str, Any] = {name: int(getattr(self, name)) for name in names}
         if self.name == "dc_asgd":
             numbers["compensation"] = float(self.compensation)
+            numbers["mean_square"] = float(self.mean_square or 0)
         return {"mode": self.name, **numbers}
 
     def checked(self, what: str) -> str:
@@ -86,6 +88,7 @@ class Mode(NamedTuple):
         text = f"mode={self.name!r}"
         if self.name == "dc_asgd":
             text += f", compensation={self._compensation(what):g}"
+            text += "" if self.mean_square is None else f", mean_square={self._decay(what):g}"
         for name, least in _NUMBERS.get(self.name, {}).items():
             value = getattr(self, name)
             if not least <= from_zero(what, name, value) <= _MOST:
@@ -94,16 +97,29 @@ class Mode(NamedTuple):
         return text
 
     def _compensation(self, what: str) -> float:
-        try:
-            number = float(self.compensation)
-        except (TypeError, ValueError):
-            raise DtypeError(f"{what}: compensation={self.compensation!r} is no number") from None
+        number = _number(what, "compensation", self.compensation)
         if not 0 < number < 1e30:
             raise ArgumentError(
                 f"{what}: compensation={self.compensation!r} is no finite number above 0: without "
                 "compensation take mode='async'"
             )
         return number
+
+    def _decay(self, what: str) -> float:
+        number = _number(what, "mean_square", self.mean_square)
+        if not 0 < number < 1:
+            raise ArgumentError(
+                f"{what}: mean_square={self.mean_square!r} is not between 0 and 1: with a "
+                "compensation that is constant it is None"
+            )
+        return number
+
+
+def _number(what: str, name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise DtypeError(f"{what}: {name}={value!r} is no number") from None
 
 
 def agree(

@@ -20,6 +20,7 @@ def set_mode(
     merge: int = 20,
     geo_step: int = 100,
     compensation: float = 0.04,
+    mean_square: float | None = None,
     backup_rows: int = 1 << 20,
 ) -> None:
     """Change the mode. All trainers that have not completed call it, between the same two steps.
@@ -32,7 +33,7 @@ def set_mode(
     which :func:`tasks` deals shards stays that of :func:`init`.
 
     Args:
-        mode, staleness, send_queue, merge, geo_step, compensation, backup_rows: as for
+        mode, staleness, send_queue, merge, geo_step, compensation, mean_square, backup_rows: as for
             :func:`init`.
 
     Raises:
@@ -49,7 +50,9 @@ def set_mode(
         Error: what :func:`flush` raises. Nothing has changed.
     """
     found = as_trainer("ps.set_mode")
-    wanted = Mode(mode, staleness, send_queue, merge, geo_step, compensation, backup_rows)
+    wanted = Mode(
+        mode, staleness, send_queue, merge, geo_step, compensation, mean_square, backup_rows
+    )
     try:
         text = wanted.checked("ps.set_mode")
         flush()

@@ -213,6 +213,7 @@ def transpile(
     merge: int = 20,
     geo_step: int = 100,
     compensation: float = 0.04,
+    mean_square: float | None = None,
     backup_rows: int = 1 << 20,
     timeout: timedelta | float = DEFAULT_TIMEOUT,
     tls: Any = None,
@@ -247,7 +248,7 @@ def transpile(
     Args:
         model: a ``torch.nn.Module`` or ``paddle.nn.Layer``. Its embeddings are replaced in it.
         optimizer: the optimizer of all its parameters, or a list of optimizers.
-        roles, mode, staleness, send_queue, merge, geo_step, compensation, backup_rows, timeout,
+        roles, mode, staleness, send_queue, merge, geo_step, compensation, mean_square, backup_rows, timeout,
             tls: of :func:`init`, if it was not called.
         average: whether gradients are divided by the number of trainers in sync mode.
         placement: how blocks are dealt to servers: "round_robin" or "hash_name".
@@ -290,6 +291,7 @@ def transpile(
             merge=merge,
             geo_step=geo_step,
             compensation=compensation,
+            mean_square=mean_square,
             backup_rows=backup_rows,
             timeout=timeout,
             tls=tls,

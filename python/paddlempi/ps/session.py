@@ -138,6 +138,7 @@ def init(
     merge: int = 20,
     geo_step: int = 100,
     compensation: float = 0.04,
+    mean_square: float | None = None,
     backup_rows: int = 1 << 20,
     timeout: timedelta | float = DEFAULT_TIMEOUT,
     tls: Mapping[str, str | os.PathLike[str]] | None = None,
@@ -179,6 +180,9 @@ def init(
             of a row are added up.
         geo_step: of mode "geo": how many pushes a trainer makes between two exchanges, from 1.
         compensation: of mode "dc_asgd": the factor of its formula, above 0.
+        mean_square: of mode "dc_asgd": None: ``compensation`` is constant. A number between 0 and
+            1, such as 0.95: DC-ASGD-a. For each element *m = mean_square m + (1 - mean_square) g²*
+            over all gradients, and the factor is *compensation / sqrt(m + 1e-7)*.
         backup_rows: of mode "dc_asgd": how many rows of each sparse table a server keeps for each
             trainer as *b* at most, from 1. A gradient of a row without one is taken as it is.
         timeout: how long a request to a server may take, in sync mode with the wait for the other
@@ -207,7 +211,9 @@ def init(
         raise AlreadyInitializedError("ps.init: another thread is in it")
     _state.beginning = threading.get_ident()
     try:
-        how = Mode(mode, staleness, send_queue, merge, geo_step, compensation, backup_rows)
+        how = Mode(
+            mode, staleness, send_queue, merge, geo_step, compensation, mean_square, backup_rows
+        )
         _begin(roles, how, timeout, tls)
     finally:
         _state.beginning = 0

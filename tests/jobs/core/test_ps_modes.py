@@ -125,6 +125,7 @@ def what_a_change_refuses() -> None:
     for wrong, words in (
         ({"mode": "dc-asgd"}, "'dc-asgd' is none of"),
         ({"mode": "dc_asgd", "compensation": 0}, "compensation=0 is no finite number above 0"),
+        ({"mode": "dc_asgd", "mean_square": 1}, "mean_square=1 is not between 0 and 1"),
         ({"mode": "dc_asgd", "backup_rows": 0}, "backup_rows=0; it is from 1"),
     ):
         with raises(errors.ArgumentError, words):

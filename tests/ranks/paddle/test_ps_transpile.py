@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import paddle
 import pytest
-from paddlempi import errors, ps
+from paddlempi import barrier, errors, ps
 from paddlempi.testing import World
 from ps_roles import BOTH, ONE_TRAINER, layouts
 
@@ -66,13 +66,13 @@ def several(model: Net) -> tuple[list[Any], Any]:
     ], rate
 
 
-def one_process(make: Any, trainers: int) -> dict[str, Any]:
+def one_process(make: Any, trainers: int, first: int = 0) -> dict[str, Any]:
     """The state after STEPS steps of one process, which adds the gradients in order."""
     paddle.seed(7)
     model = Net()
     optimizers, rate = make(model)
     for step in range(STEPS):
-        for trainer in range(trainers):
+        for trainer in range(first, first + trainers):
             ids, target = batch(step, trainer)
             ((model(ids) - target).square().mean()).backward()
         for one in optimizers:
@@ -113,6 +113,37 @@ def test_it_is_like_one_process(rank: int, roles: str, make: Any) -> None:
     wanted["words.0.weight"][3] = 0
     for name, value in wanted.items():
         np.testing.assert_allclose(found[name].numpy(), value, 1e-4, 1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("mode", ["geo", "dc_asgd"])
+def test_modes(rank: int, size: int, mode: str) -> None:
+    """Geo averages what trainers train by themselves; alone, both are training in one process."""
+    roles = BOTH if mode == "geo" else ONE_TRAINER
+    paddle.seed(7)
+    model = Net()
+    (optimizer,), rate = sgd(model)
+    try:
+        plan = ps.transpile(model, optimizer, roles, mode=mode)
+    except SystemExit as ended:
+        assert ended.code == 0
+        return
+    for step in range(STEPS):
+        ids, target = batch(step, ps.trainers().index(rank))
+        ((plan.model(ids) - target).square().mean()).backward()
+        plan.optimizer.step()
+        plan.optimizer.clear_grad()
+        rate.step()
+    barrier(ps.trainer_group())  # of a trainer that is faster nobody has seen anything
+    ps.barrier()
+    plan.optimizer.refresh()
+    found = plan.state_dict()
+    ps.shutdown()
+    alone = [one_process(sgd, 1, at) for at in range(size if mode == "geo" else 1)]
+    for name, value in found.items():
+        wanted = np.mean([one[name] for one in alone], 0)
+        if name == "words.0.weight":
+            wanted[3] = 0
+        np.testing.assert_allclose(value.numpy(), wanted, 1e-4, 1e-5, err_msg=name)
 
 
 def refused(model: Any, optimizer: Any, kind: type[BaseException], text: str) -> None:
