@@ -248,8 +248,8 @@ def transpile(
     Args:
         model: a ``torch.nn.Module`` or ``paddle.nn.Layer``. Its embeddings are replaced in it.
         optimizer: the optimizer of all its parameters, or a list of optimizers.
-        roles, mode, staleness, send_queue, merge, geo_step, compensation, mean_square, backup_rows, timeout,
-            tls: of :func:`init`, if it was not called.
+        roles, mode, staleness, send_queue, merge, geo_step, compensation, mean_square,
+            backup_rows, timeout, tls: of :func:`init`, if it was not called.
         average: whether gradients are divided by the number of trainers in sync mode.
         placement: how blocks are dealt to servers: "round_robin" or "hash_name".
         name: what the names of its tables begin with: another one for a second plan of a program.
