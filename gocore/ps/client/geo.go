@@ -45,6 +45,7 @@ type geo struct {
 	steps int64    // pushes since the last exchange
 	open  []*Table // tables that were pushed since then, one of each name
 	of    map[string]*localCopy
+	rates map[string]float64 // learning rates of tables, for pushes that name none
 }
 
 // localCopy is a copy of rows of one table, for all that this trainer has declared by its name.
@@ -73,6 +74,14 @@ func (c *Client) SetGeo(every int64, trainers int) {
 	c.geo.free()
 	c.geo.parts = float32(trainers)
 	c.geo.every.Store(every)
+}
+
+// SetRates sets the learning rates of tables, by name, for pushes into copies that name none. A
+// table that is not there has that of its optimizer.
+func (c *Client) SetRates(of map[string]float64) {
+	c.geo.mu.Lock()
+	defer c.geo.mu.Unlock()
+	c.geo.rates = of
 }
 
 // Flush exchanges what was pushed since the last exchange, in geo training.
@@ -354,7 +363,11 @@ func (c *Client) trainLocal(tables []TableRows) error {
 		}
 	}()
 	for _, one := range tables {
-		u, err := g.of[one.Table.Name].rows.Prepare(table.Batch{IDs: one.IDs, Values: one.Values}, one.Rate)
+		rate := one.Rate
+		if set, is := g.rates[one.Table.Name]; is && math.IsNaN(rate) {
+			rate = set
+		}
+		u, err := g.of[one.Table.Name].rows.Prepare(table.Batch{IDs: one.IDs, Values: one.Values}, rate)
 		if err != nil {
 			return one.Table.says(err)
 		}

@@ -334,6 +334,7 @@ type restored struct {
 	Tables  []string            `json:"tables"`           // the names of those that were read, in order
 	Tasks   []string            `json:"tasks"`            // the names of the data sets whose queues were read
 	Queues  []byte              `json:"queues,omitempty"` // of the cut; the first server tells them who leads
+	Rates   rates               `json:"rates,omitempty"`  // of the tables now; the program is not told
 }
 
 // taking says which tables of a cut a restore reads.
@@ -391,7 +392,12 @@ func (p *Process) restore(request []byte, _ work.Interrupt) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return checkpoints{j, r.Dir}.withExtra(answer)
+	told, err := checkpoints{j, r.Dir}.withExtra(answer)
+	if err == nil && j.mode.Load().Name == modeGeo {
+		j.client.SetRates(told.Rates)
+	}
+	told.Rates = nil
+	return told, err
 }
 
 // withExtra returns the answer of a restore, with what the cut has besides rows.

@@ -2,6 +2,7 @@ package job
 
 import (
 	"context"
+	"encoding/json"
 	"math"
 	"slices"
 
@@ -66,13 +67,14 @@ func (m *mode) rule() server.Rule {
 }
 
 // follow has this trainer do what the mode asks of trainers.
-func (j *job) follow(m *mode) {
+func (j *job) follow(m *mode, of rates) {
 	j.mode.Store(m)
 	geoStep := int64(0)
 	if m.Name == modeGeo {
 		geoStep = m.GeoStep
 	}
 	j.client.SetGeo(geoStep, len(j.trainers))
+	j.client.SetRates(of)
 	j.client.Follow(m.Name == modeSync && len(j.trainers) > 1)
 }
 
@@ -104,11 +106,11 @@ func (p *Process) setMode(request []byte, _ work.Interrupt) (any, error) {
 	if r.Refused != "" {
 		asked = "no mode, for its own reason (" + r.Refused + ")"
 	}
-	_, err = j.together("ps_set_mode", asked, func() (any, error) {
+	answer, err := j.together("ps_set_mode", asked, func() (any, error) {
 		if r.Refused != "" {
 			return nil, status.New(status.Argument, "ps_set_mode: all trainers refuse it: %s", r.Refused)
 		}
-		return struct{}{}, j.change(&r.mode)
+		return j.change(&r.mode)
 	})
 	switch {
 	case mistake != nil:
@@ -116,32 +118,55 @@ func (p *Process) setMode(request []byte, _ work.Interrupt) (any, error) {
 	case err != nil:
 		return nil, err
 	}
-	j.follow(&r.mode)
+	of, told := answer.(rates)
+	if !told { // by the trainer that has made the call
+		text, _ := answer.(json.RawMessage)
+		if err := parseReport(text, &of); err != nil {
+			return nil, err
+		}
+	}
+	j.follow(&r.mode, of)
 	return struct{}{}, nil
 }
 
-// change has all servers change the mode, or none.
-func (j *job) change(m *mode) error {
-	k := checkpoints{j, "ps_set_mode"}
-	for _, phase := range []string{phaseMay, phaseChange} {
-		if err := j.each(func(ctx context.Context, i int, _ *admin.Client) error {
-			return k.ask(ctx, i, phase, 0, detail{Mode: m}, nil)
-		}); err != nil {
-			return err
+// rates are the learning rates that ps_learning_rate has set, by the names of tables. The servers
+// know them; in mode geo the trainers need them.
+type rates map[string]float64
+
+// rates returns those of this server.
+func (j *job) rates() rates {
+	of := rates{}
+	for _, t := range j.server.Tables() {
+		if t.LearningRate != nil {
+			of[t.Name] = *t.LearningRate
 		}
 	}
-	return nil
+	return of
+}
+
+// change has all servers change the mode, or none.
+func (j *job) change(m *mode) (of rates, err error) {
+	k := checkpoints{j, "ps_set_mode"}
+	all := make([]rates, len(j.admins))
+	for _, phase := range []string{phaseMay, phaseChange} {
+		if err := j.each(func(ctx context.Context, i int, _ *admin.Client) error {
+			return k.ask(ctx, i, phase, 0, detail{Mode: m}, &all[i])
+		}); err != nil {
+			return nil, err
+		}
+	}
+	return all[0], nil
 }
 
 // changeMode changes the mode of a server.
-func (j *job) changeMode(from int, m *mode) error {
+func (j *job) changeMode(from int, m *mode) (of rates, err error) {
 	if m == nil {
-		return status.New(status.Argument, "ps_set_mode: rank %d names no mode", from).WithRanks(from)
+		return nil, status.New(status.Argument, "ps_set_mode: rank %d names no mode", from).WithRanks(from)
 	}
 	if err := m.check("ps_set_mode"); err != nil {
-		return err
+		return nil, err
 	}
-	return j.server.SetRule(m.rule())
+	return j.rates(), j.server.SetRule(m.rule())
 }
 
 // fitMode returns an error if a table of this trainer does not go with a mode.

@@ -231,7 +231,7 @@ func (j *job) dial(file admin.JobFile) (err error) {
 	}
 	j.client = client.New(j.links, len(j.servers), false, j.timeout, j.interrupt)
 	j.client.Late = j.late
-	j.follow(j.mode.Load())
+	j.follow(j.mode.Load(), nil)
 	return nil
 }
 

@@ -25,7 +25,7 @@ func (j *job) phase(ctx context.Context, from int, phase, dir string, step int64
 	case phaseMay:
 		return struct{}{}, j.server.MayChange()
 	case phaseChange:
-		return struct{}{}, j.changeMode(from, d.Mode)
+		return j.changeMode(from, d.Mode)
 	}
 	// The others wait for each other, because one of a trainer that has died may be under way
 	// still.
@@ -181,6 +181,7 @@ func (j *job) restore(ctx context.Context, dir string, step int64, take *taking)
 			told.Rows += info.Rows
 		}
 	}
+	told.Rates = j.rates()
 	return told, nil
 }
 

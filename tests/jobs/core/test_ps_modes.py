@@ -77,6 +77,7 @@ def test_delays_are_compensated(tmp_path: Path) -> None:
 def from_each_mode_to_each_other() -> None:
     """Every push counts once, in whichever mode it was made."""
     import itertools
+    import os
 
     import numpy as np
     from paddlempi import ps
@@ -104,15 +105,39 @@ def from_each_mode_to_each_other() -> None:
         assert (states.pull(ids) == wanted).all(), (mode, states.pull(ids), wanted)
         ps.barrier("read")
         ps.set_mode(mode, geo_step=5, staleness=2, merge=3)  # the backups of what was read
+        if mode == "geo":  # a rate that was set before is that of the copies
+            ps.set_mode("async")
+            ps.set_learning_rate("rows", 0.5)
+            ps.set_mode("geo", geo_step=2)
+            for _ in range(2):
+                ps.push([(table, ids, -ones), (states, ids, -ones)])
+            ps.barrier("exchanged")
+            assert (table.pull(ids) == wanted + 1).all() and (states.pull(ids) == wanted + 2).all()
+            ps.barrier("seen")
+            ps.set_mode("async")
+            table.write(ids, wanted * ones)
+            states.write(ids, wanted * ones)
+            ps.set_learning_rate("rows", 1.0)
+            ps.barrier("as before")
         if mode == "dc_asgd":
             assert sum(t["backups"] for s in ps.stats()["servers"] for t in s["tables"]) == 36
             ps.set_mode("async")
             assert sum(t["backups"] for s in ps.stats()["servers"] for t in s["tables"]) == 0
+    ps.set_mode("async")
+    ps.set_learning_rate("rows", 0.25)
+    ps.save(os.environ["FOLDER"], 1)
+    ps.set_learning_rate("rows", 1.0)
+    ps.set_mode("geo")
+    told = ps.restore(os.environ["FOLDER"])  # its rate, too
+    assert sorted(told) == ["extra", "rows", "skipped", "step", "tables", "tasks"], told
+    ps.push([(table, ids, ones)])
+    ps.barrier("restored")
+    assert (table.pull(ids) == wanted - 0.25).all()
     done()
 
 
-def test_from_each_mode_to_each_other() -> None:
-    job.succeed(4, from_each_mode_to_each_other)
+def test_from_each_mode_to_each_other(tmp_path: Path) -> None:
+    job.succeed(4, from_each_mode_to_each_other, env={"FOLDER": str(tmp_path)})
 
 
 def what_a_change_refuses() -> None:
