@@ -76,6 +76,8 @@ type Config struct {
 	// one (bounded.go). It is for asynchronous training.
 	Bounded bool
 	Slack   int64
+	// Threads is how many threads may share a large batch of one table.
+	Threads int
 	// Functions are the names of the program's functions for KVs.
 	Functions []string
 }
@@ -235,6 +237,7 @@ func (s *Server) Declare(from int, m Meta) (uint32, error) {
 	if err != nil {
 		return 0, fmt.Errorf("declare %q: %w", m.Name, err)
 	}
+	t.Threads = s.Threads
 	made := &served{Table: t, meta: m, text: text}
 	made.rate.Store(math.Float64bits(math.NaN()))
 	id := uint32(len(s.tables))

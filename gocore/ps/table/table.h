@@ -179,6 +179,13 @@ int pt_push(pt_table *t, pt_batch *b);
 int pt_read(pt_table *t, pt_batch *b);
 int pt_write(pt_table *t, pt_batch *b);
 
+/* Several threads share a push. One calls pt_share, which sorts the batch and returns how many
+ * bytes of scratch memory each thread needs, aligned to a cache line. Then each calls
+ * pt_push_share, and all together have done what pt_push does; the push has failed if one returns
+ * an error. */
+int64_t pt_share(pt_table *t, pt_batch *b);
+int pt_push_share(pt_table *t, pt_batch *b, void *scratch);
+
 /* pt_ids copies at most n ids, in no order, and returns how many there are. */
 int64_t pt_ids(pt_table *t, int64_t *out, int64_t n);
 
