@@ -18,7 +18,7 @@ from .... import group
 from ....errors import ArgumentError, Error
 from .. import contenders
 from ..collectives import WrongResultError, of_all_ranks
-from . import dense, model, rpc, servers, table, transport
+from . import dense, model, modes, rpc, servers, table, transport
 from .findings import Findings
 
 __all__ = ["LEVELS", "run"]
@@ -44,6 +44,7 @@ LEVELS = {
     "servers": Level(servers.measure, (2, 64), nodes=True),
     "rpc": Level(rpc.measure, (2, 2)),
     "model": Level(model.measure, (2, 2)),
+    "modes": Level(modes.measure, (3, 64)),
 }
 
 
@@ -55,9 +56,10 @@ def run(chosen: Namespace) -> int:
             group.init_process_group(timeout=chosen.timeout)
             rank = group.get_rank()
             _check_ranks(chosen.level, level)
-        there = not chosen.json or Path(chosen.json).parent.is_dir()
-        if not all(of_all_ranks("1" * there)) if level.ranks[0] else not there:
-            raise ArgumentError(f"bench: {chosen.json}: there is no folder for it")
+        for file in (chosen.json, chosen.plot):
+            there = not file or Path(file).parent.is_dir()
+            if not all(of_all_ranks("1" * there)) if level.ranks[0] else not there:
+                raise ArgumentError(f"bench: {file}: there is no folder for it")
         gc.disable()  # a collection would count as the time of some call
         try:
             findings = Findings(chosen)
