@@ -320,7 +320,7 @@ int pt_read(pt_table *t, pt_batch *b) {
 }
 
 int pt_find(pt_table *t, pt_batch *b) {
-	return each_shard(t, b, read_portion);
+	return alone(t, b, read_portion);
 }
 
 void pt_delta(float *now, const float *before, float parts, int64_t n) {
