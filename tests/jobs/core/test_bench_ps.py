@@ -95,6 +95,11 @@ def test_numbers_of_servers(tmp_path: Path) -> None:
     assert all(row["rounds"] == 5 for row in record["rows"])  # one in each session
 
 
+def test_servers_of_two_trainers(tmp_path: Path) -> None:
+    record, _ = measured("servers", 3, tmp_path, "--trainers", "2")
+    assert [row["contender"] for row in record["rows"]] == ["1 server"] * 3
+
+
 def test_modes_with_a_slow_trainer(tmp_path: Path) -> None:
     file = tmp_path / "modes.svg"
     record, printed = measured("modes", 3, tmp_path, "--plot", str(file), "--rounds", "60")
@@ -115,7 +120,7 @@ def test_modes_with_a_slow_trainer(tmp_path: Path) -> None:
 def test_levels_are_for_a_number_of_ranks() -> None:
     result = launch.run(1, [*BENCH, "--level", "dense"], timeout=60)
     assert result.returncode == 1
-    assert "--level dense is for two ranks of one node" in result.stderr
+    assert "--level dense is for two ranks" in result.stderr
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:

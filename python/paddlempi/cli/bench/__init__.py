@@ -121,8 +121,15 @@ def add_to(commands: Any) -> None:
         help="of ps. table (the default): tables in one process, without a launcher; on two ranks, "
         "a trainer and a server: transport: pull and push of rows, against gRPC, Redis and torch's "
         "RPC; dense: of a whole vector, against gRPC; rpc: a gRPC call while threads wait in MPI; "
-        "model: training steps, against TorchRec; on up to five ranks, servers: 1 to 4 servers; on "
+        "model: training steps, against TorchRec; on more ranks, servers: 1 server and more; on "
         "three ranks and more, modes: the loss over time with a slow trainer, in every mode",
+    )
+    parser.add_argument(
+        "--trainers",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="of ps --level servers: the first N ranks; 1",
     )
     parser.add_argument(
         "--grpc-program",

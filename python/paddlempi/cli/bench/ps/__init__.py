@@ -29,17 +29,19 @@ class Level(NamedTuple):
 
     Attributes:
         ranks: the least and the greatest number of ranks; 0: it is for one process, without MPI.
+        nodes: whether the ranks may be on several nodes.
     """
 
     measure: Callable[[Namespace, Findings], None]
     ranks: tuple[int, int]
+    nodes: bool = False
 
 
 LEVELS = {
     "table": Level(table.measure, (0, 0)),
-    "transport": Level(transport.measure, (2, 2)),
-    "dense": Level(dense.measure, (2, 2)),
-    "servers": Level(servers.measure, (2, 64)),
+    "transport": Level(transport.measure, (2, 2), nodes=True),
+    "dense": Level(dense.measure, (2, 2), nodes=True),
+    "servers": Level(servers.measure, (2, 64), nodes=True),
     "rpc": Level(rpc.measure, (2, 2)),
     "model": Level(model.measure, (2, 2)),
     "modes": Level(modes.measure, (3, 64)),
@@ -53,7 +55,7 @@ def run(chosen: Namespace) -> int:
         if level.ranks[0]:
             group.init_process_group(timeout=chosen.timeout)
             rank = group.get_rank()
-            _check_ranks(chosen.level, *level.ranks)
+            _check_ranks(chosen.level, level)
         for file in (chosen.json, chosen.plot):
             there = not file or Path(file).parent.is_dir()
             if not all(of_all_ranks("1" * there)) if level.ranks[0] else not there:
@@ -76,11 +78,13 @@ def run(chosen: Namespace) -> int:
     return 0
 
 
-def _check_ranks(name: str, least: int, most: int) -> None:
-    size = group.get_world_size()
-    if not least <= size <= most or group.get_local_size() != size:
+def _check_ranks(name: str, level: Level) -> None:
+    size, (least, most) = group.get_world_size(), level.ranks
+    elsewhere = group.get_local_size() != size and not level.nodes
+    if not least <= size <= most or elsewhere:
         number = "two" if most == 2 else f"{least} to {most}"
+        where = "" if level.nodes else " of one node"
         raise ArgumentError(
-            f"bench: ps --level {name} is for {number} ranks of one node: "
+            f"bench: ps --level {name} is for {number} ranks{where}: "
             f"mpirun -np {least} python -m paddlempi bench ps --level {name}"
         )
