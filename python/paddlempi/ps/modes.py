@@ -45,7 +45,8 @@ def set_mode(
         UnsupportedError: in mode "geo" a table could not be bounded.
         MismatchError: trainers give other arguments, or one of them raises one of the above:
             ``ranks`` has it. Nothing has changed.
-        TimeoutError: a trainer did not come.
+        TimeoutError: a trainer did not come, or a server did not answer, of which others may have
+            changed: call it again.
         PeerDiedError: a server has died.
         Error: what :func:`flush` raises. Nothing has changed.
     """

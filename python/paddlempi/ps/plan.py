@@ -68,6 +68,10 @@ class Placed:
             rows, dim = self.blocks, min(math.prod(self.shape), BLOCK)
         return rows * 4 * (dim + self.optimizer.state_width(dim))
 
+    def update(self) -> str:
+        """What its optimizer does."""
+        return f"{type(self.optimizer).__name__.lower()}({self.table})"
+
     def traffic(self) -> int:
         """How many bytes of a dense parameter a trainer sends, and receives, in a step."""
         return 4 * math.prod(self.shape) if self.blocks is not None else 0
@@ -100,19 +104,30 @@ class Plan:
         sent = [one.table for one in self.parameters if one.table is not None]
         rows = [one.table for one in self.parameters if one.table and one.blocks is None]
         dense = [one.table for one in self.parameters if one.blocks is not None]
+        received = [f"mpi_recv({', '.join(map(str, dense))})"] if dense else []
+        every = session.current("ps.Plan").geo_step
+        if every is not None:
+            return [
+                *(f"mpi_recv({name}, ids of the batch that are not in the copy)" for name in rows),
+                "forward, backward",
+                *(f"{one.update()} of the copy" for one in self.parameters if one.table),
+                f"every {every} steps: mpi_send({', '.join(f'{name}@DELTA' for name in sent)})",
+                *received,
+            ]
         return [
             *(f"mpi_recv({name}, ids of the batch)" for name in rows),
             "forward, backward",
             f"mpi_send({', '.join(f'{name}@GRAD' for name in sent)})",
-            *([f"mpi_recv({', '.join(map(str, dense))})"] if dense else []),
+            *received,
         ]
 
     def server_program(self) -> list[str]:
         """The operations of a server, one in each line, with the design's names."""
+        adds = session.current("ps.Plan").geo_step
         return [
             "mpi_listenandserve(",
             *(
-                f"    {type(one.optimizer).__name__.lower()}({one.table})"
+                f"    {one.update() if adds is None else f'add({one.table})'}"
                 for one in self.parameters
                 if one.table is not None
             ),
@@ -163,7 +178,8 @@ class Plan:
         dense = sum(one.traffic() for one in self.parameters)
         most = max(self._memory_of(server, count) for server in range(count))
         yield (
-            f"a trainer sends and receives {_size(dense)} each of dense parameters in a step; "
+            f"a trainer sends and receives {_size(dense)} each of dense parameters in "
+            f"{'a step' if found.geo_step is None else 'an exchange'}; "
             f"a server has {_size(most)} at most, when all rows are there"
         )
         yield "trainer: " + "; ".join(self.trainer_program())

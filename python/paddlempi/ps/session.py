@@ -72,6 +72,7 @@ class Session:
         names: those of the optimizers whose dense parameters are on the servers.
         restores: how often ``ps.restore`` has been called.
         sender: the queue of this trainer's pushes in mode "half_async"; else None.
+        geo_step: that of mode "geo"; else None.
     """
 
     def __init__(self, roles: tuple[str, ...], rank: int, mode: str) -> None:
@@ -86,6 +87,7 @@ class Session:
         self.names: set[str] = set()
         self.restores = 0
         self.sender: Sender | None = None
+        self.geo_step: int | None = None
         self._blocks = 0
         self.lock = threading.RLock()  # a signal handler may interrupt who holds it
 
@@ -108,6 +110,7 @@ class Session:
         if mode.name == "half_async":
             self.sender = Sender(int(mode.send_queue), int(mode.merge))
         self.mode = mode.name
+        self.geo_step = int(mode.geo_step) if mode.name == "geo" else None
 
 
 class _State:

@@ -148,6 +148,12 @@ def of_a_mode(rank: int, roles: str, make: Any, **how: Any) -> dict[str, torch.T
         assert ended.code == 0
         return None
     assert f"mode {how['mode']}:" in str(plan)
+    if how["mode"] == "geo":
+        assert f"every {how['geo_step']} steps: mpi_send(" in str(plan)
+        assert "    add(plan.words.weight)" in plan.server_program()
+        assert "sgd(plan.words.weight) of the copy" in plan.trainer_program()
+    else:
+        assert "    sgd(plan.words.weight)" in plan.server_program()
     schedules = [torch.optim.lr_scheduler.ExponentialLR(one, 0.9) for one in plan.optimizer]
     for step in range(STEPS):
         for one in plan.optimizer:
