@@ -38,6 +38,7 @@ import (
 type geo struct {
 	every atomic.Int64 // pushes between two exchanges; 0: pushes go to the servers
 	parts float32      // trainers
+	most  int64        // bytes of rows in one request
 
 	// mu guards the rest, and the copies: pulls read them, pushes and exchanges write. Nobody who
 	// holds it waits for a server: a signal handler that runs in such a wait may pull.
@@ -72,7 +73,7 @@ func (t *Table) HasStates() bool { return t.Config.Optimizer.Name != "sgd" }
 // the servers. It is called between two pushes, after Flush.
 func (c *Client) SetGeo(every int64, trainers int) {
 	c.geo.free()
-	c.geo.parts = float32(trainers)
+	c.geo.parts, c.geo.most = float32(trainers), mostAtOnce
 	c.geo.every.Store(every)
 }
 
@@ -163,6 +164,7 @@ func (r *room) free() {
 	for _, p := range *r {
 		mem.Free(p)
 	}
+	*r = nil
 }
 
 // rowsOf takes room for n ids of a table, and their rows.
@@ -461,70 +463,4 @@ func (c *Client) makeCopy(t *Table) (*localCopy, error) {
 	}
 	g.of[t.Name] = &localCopy{rows, base}
 	return g.of[t.Name], nil
-}
-
-// exchange sends what was pushed since the last exchange, for a thread whose turn it is. After an
-// error it is kept for the next exchange if no server has got it. Else it is lost where a server
-// has not, so that nothing is added twice.
-func (c *Client) exchange() error {
-	for {
-		_, tables := c.geo.ahead()
-		if len(tables) == 0 {
-			c.geo.exchanged(nil) // pushes that named no table were some, too
-			return nil
-		}
-		sent, err := c.sendDeltas(tables)
-		if err == nil || sent {
-			c.geo.exchanged(tables)
-		}
-		if err != nil {
-			return err
-		}
-	}
-}
-
-// sendDeltas has the servers add what some tables have gained. sent says that a server may have got
-// it.
-func (c *Client) sendDeltas(tables []*Table) (sent bool, err error) {
-	var r room
-	defer r.free()
-	deltas := make([]TableRows, 0, len(tables))
-	for _, t := range tables {
-		delta, err := c.deltaOf(t, &r)
-		if err != nil {
-			return false, t.says(err)
-		}
-		deltas = append(deltas, delta)
-	}
-	return c.step(request.Add, deltas)
-}
-
-// deltaOf returns what the rows of a copy have gained since they came, for each trainer's share.
-func (c *Client) deltaOf(t *Table, r *room) (delta TableRows, err error) {
-	c.geo.mu.RLock()
-	defer c.geo.mu.RUnlock()
-	o := c.geo.of[t.Name]
-	info, err := o.base.Info()
-	if err != nil {
-		return delta, err
-	}
-	delta, _, err = r.rowsOf(t, info.Rows)
-	if err != nil {
-		return delta, err
-	}
-	before, _, err := r.rowsOf(t, info.Rows)
-	if err != nil {
-		return delta, err
-	}
-	if _, err := o.base.IDs(delta.IDs); err != nil {
-		return delta, err
-	}
-	if err := o.rows.Read(table.Batch{IDs: delta.IDs, Values: delta.Values}); err != nil {
-		return delta, err
-	}
-	if err := o.base.Read(table.Batch{IDs: delta.IDs, Values: before.Values}); err != nil {
-		return delta, err
-	}
-	table.Delta(floatsOf(delta.Values), floatsOf(before.Values), c.geo.parts)
-	return delta, nil
 }

@@ -91,6 +91,11 @@ func TestGeoIsWhatASimulationGives(t *testing.T) {
 		ranks := []int{0, 1, 2}[:n]
 		all, _ := inGeo(t, every, plainSGD, 0, ranks...)
 		s := newSimulated(n, every)
+		if seed%3 == 0 { // a row in a request
+			for _, one := range all {
+				one.geo.most = 1
+			}
+		}
 		for range 80 {
 			who := r.IntN(n)
 			one := all[who]
@@ -215,6 +220,22 @@ func TestAnExchangeThatFails(t *testing.T) {
 			one.pulled(c.after, 0, 1)
 		})
 	}
+	t.Run("in pieces", func(t *testing.T) {
+		all, _ := inGeo(t, 100, plainSGD, 0, 0)
+		one := all[0]
+		one.geo.most = 2 * 4 * dim
+		require.NoError(t, one.push(1, 0, 1, 2, 3, 4, 5))
+		one.link.ends[0].next(well, unheard) // a server may have got the second of three pieces
+		assert.Equal(t, status.Timeout, status.CodeOf(one.soon(func() error { return one.Flush(0) })))
+		one.pulled([]float32{-1, -1, -1, -1, -1, -1}, 0, 1, 2, 3, 4, 5)
+		one.link.ends[1].next(full) // and nobody this
+		assert.Error(t, one.soon(func() error { return one.Flush(0) }))
+		require.NoError(t, one.push(1, 0))
+		require.NoError(t, one.Flush(0))
+		one.pulled([]float32{-2, -1, -1, -1, -1, -1}, 0, 1, 2, 3, 4, 5)
+		rows, _ := one.Copies()
+		assert.Zero(t, rows)
+	})
 	all, _ := inGeo(t, 100, plainSGD, 0, 0)
 	one := all[0]
 	bad := one.rows(one.t, 1, 0, 1)
