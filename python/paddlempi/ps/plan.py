@@ -204,7 +204,7 @@ def _size(amount: float) -> str:
 
 def transpile(
     model: Any,
-    optimizer: Any,
+    optimizer: Any = None,
     roles: RolesArgument = None,
     *,
     mode: str = "sync",
@@ -243,7 +243,10 @@ def transpile(
 
     Args:
         model: a ``torch.nn.Module`` or ``paddle.nn.Layer``. Its embeddings are replaced in it.
-        optimizer: the optimizer of all its parameters, or a list of optimizers.
+            Or a static program of Paddle's legacy IR, after ``minimize``: both of its programs are
+            rewritten, and the plan is a ``paddlempi.paddle.StaticPlan``.
+        optimizer: the optimizer of all its parameters, or a list of optimizers. For a static
+            program, whose optimizer is in it, the startup program; None: Paddle's default.
         roles, mode, staleness, send_queue, merge, timeout, tls: of :func:`init`, if it was not
             called.
         average: whether gradients are divided by the number of trainers in sync mode.
@@ -259,17 +262,15 @@ def transpile(
         MismatchError: the trainers' models or optimizers differ.
         Error: what :func:`init` raises.
     """
-    make = None
     for base in type(model).__mro__:
         framework = base.__module__.partition(".")[0]
         if framework in ("torch", "paddle"):
             front = importlib.import_module(f"..{framework}.transpiler", __package__)
-            make = getattr(front, f"{framework.capitalize()}Transpiler")
             break
-    if make is None:
+    else:
         raise DtypeError(
-            f"ps.transpile: a {type(model).__qualname__} is no torch.nn.Module and no "
-            "paddle.nn.Layer"
+            f"ps.transpile: a {type(model).__qualname__} is no torch.nn.Module, no paddle.nn.Layer "
+            "and no static program of Paddle"
         )
     if placement not in PLACEMENTS:
         raise ArgumentError(
@@ -277,7 +278,9 @@ def transpile(
         )
     if not isinstance(name, str) or not name:
         raise DtypeError(f"ps.transpile: name={name!r} is no text")
-    transpiler = make(model, optimizer)  # its errors come before ranks talk to each other
+    transpiler = front.transpiler(
+        model, optimizer
+    )  # its errors come before ranks talk to each other
     if not session.is_begun():
         session.init(
             roles,
