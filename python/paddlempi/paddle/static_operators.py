@@ -27,14 +27,14 @@ import numpy as np
 import paddle
 from paddle.base import core, unique_name
 from paddle.base.executor import Executor
-from paddle.base.framework import Program, Variable
+from paddle.base.framework import Program, Variable, get_flags
 from paddle.static import io as static_io
 from paddle.static.nn.common import PyFuncRegistry
 
 from ..errors import ArgumentError, DtypeError, UnsupportedError
 from ..ps import RemoteTable, pull, serve
 from ..ps.stepping import note, refuse, step
-from . import patches
+from . import patches, private
 
 __all__ = [
     "FORWARD",
@@ -220,12 +220,17 @@ def check_ir(what: str, program: Any) -> None:
     """Raise if a program, or Paddle now, is not of the legacy IR.
 
     Raises:
+        DtypeError: it is no program.
         UnsupportedError: it is of PIR, which takes no operators from outside.
     """
-    if (
-        not isinstance(program, Program)
-        or paddle.base.framework.get_flags("FLAGS_enable_pir_api")["FLAGS_enable_pir_api"]
-    ):
+    legacy = isinstance(program, Program)
+    kind = type(program)
+    if not legacy and not (kind.__name__ == "Program" and "pir" in kind.__module__):
+        raise DtypeError(
+            f"{what}: a {kind.__qualname__} is no paddle.nn.Layer and no static program"
+        )
+    flag = "FLAGS_enable_pir_api"
+    if not legacy or get_flags(flag)[flag]:
         raise UnsupportedError(
             f"{what}: a static program of Paddle's PIR takes no operators from outside: start "
             "Python with FLAGS_enable_pir_api=0 in the environment, for programs of the legacy IR"
@@ -447,3 +452,6 @@ def _refuse_to_save(program: Any) -> None:
                         "this process. Save the program of one machine, with the values that "
                         "plan.state_dict() gives"
                     )
+
+
+private.check(private.STATIC)

@@ -9,6 +9,7 @@ from typing import Any
 from paddle.base import core
 
 from ..errors import ArgumentError, UnsupportedError
+from .static_operators import name_of
 from .static_updates import BACKWARD, Update, is_role, updates_of
 
 __all__ = ["Lookup", "Table", "TrainingProgram", "groups_of", "lookups_of"]
@@ -88,6 +89,16 @@ class TrainingProgram:
                 raise ArgumentError(
                     f"ps.transpile: the startup program does not set parameter {one.parameter!r}: "
                     "give the startup program of this program"
+                )
+            if one.parameter in _given(startup):
+                raise ArgumentError(
+                    f"ps.transpile: parameter {one.parameter!r} belongs to an earlier plan, too: "
+                    "have one program train it"
+                )
+            if variable.type != _DENSE:
+                raise UnsupportedError(
+                    f"ps.transpile: embedding {one.parameter!r} is of sparse_embedding, which no "
+                    "program of one machine can train: make it by embedding(is_sparse=True)"
                 )
             if variable.dtype != _SINGLE:
                 raise UnsupportedError(
@@ -246,6 +257,16 @@ def _lookup(place: int, op: Any, weight: str, rows: str) -> Lookup:
         None if padding == -1 else padding,
         op.type.startswith("lookup_table") and "_v2" not in op.type,
     )
+
+
+def _given(startup: Any) -> set[str]:
+    """The parameters that a startup program gives to servers: those of earlier plans."""
+    return {
+        name
+        for op in startup.global_block().ops
+        if name_of(op) == "mpi_send"
+        for name in op.attr("mpi_of")
+    }
 
 
 def _constants(startup: Any) -> dict[str, float]:

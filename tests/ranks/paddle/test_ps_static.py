@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import paddle
 import paddle.nn.functional as F
+import paddlempi
 import pytest
 from paddlempi import errors, ps
 from paddlempi.paddle import DistributeTranspiler, mpi_listenandserve, mpi_recv, mpi_send
@@ -438,6 +439,13 @@ def test_what_cannot_be() -> None:
 
     refused(tied, unsupported, "'words'.*operator 'reduce_mean' uses 'words'")
 
+    def selected(loss: Any) -> None:
+        ids = loss.block.program.global_block().var("ids")
+        rows = paddle.static.nn.sparse_embedding(paddle.unsqueeze(ids, [2]), (ROWS, DIM))
+        optimizer.SGD(0.1).minimize(loss + paddle.mean(rows))
+
+    refused(selected, unsupported, "is of sparse_embedding")
+
     def another(loss: Any) -> Any:
         optimizer.SGD(0.1).minimize(loss)
         return paddle.static.Program()
@@ -450,6 +458,78 @@ def test_what_cannot_be() -> None:
         return made
 
     refused(optimizer_too, errors.DtypeError, "SGD is no startup program")
+
+
+def older_lookup(ids: Any, name: str) -> Any:
+    """What embeddings of Fluid 1 made, in programs that were kept since."""
+    block = ids.block
+    weight = paddle.static.create_parameter([ROWS, DIM], "float32", attr=named(name))
+    rows = block.create_var(name=f"{name}.rows", dtype="float32")
+    block.append_op(
+        type="lookup_table",
+        inputs={"Ids": ids, "W": weight},
+        outputs={"Out": rows},
+        attrs={"is_sparse": True, "padding_idx": -1},
+    )
+    return rows
+
+
+@pytest.mark.parametrize("mode", ["async", "half_async", "ssp"])
+def test_other_modes(rank: int, mode: str) -> None:
+    """No trainer waits for another one, but the program is the same."""
+    built = Built(adagrad)
+    plan = ps.transpile(built.main, built.startup, BOTH, mode=mode)
+    built.executor.run(built.startup)
+    lost = [built.run([batch(0, rank)]) for _ in range(20)]
+    assert lost[-1] < lost[0]
+    ps.barrier()
+    plan.optimizer.refresh()
+    found = plan.state_dict()
+    told: list[Any] = [None] * len(ps.trainers())
+    paddlempi.all_gather_object(told, [found[name] for name in ("words", "down")])
+    for ours in told:
+        assert all((one == other).all() for one, other in zip(ours, told[0], strict=True))
+
+
+def test_two_programs(rank: int) -> None:
+    """Each has a plan of its own; they share a startup program and a frozen table."""
+    paddle.seed(rank)
+    built = Built(several)
+    second = paddle.static.Program()
+    with paddle.static.program_guard(second, built.startup):
+        ids = paddle.static.data("ids0", [None, 3, 1], "int64")
+        with paddle.base.unique_name.guard("second"):
+            words = paddle.static.nn.embedding(
+                paddle.squeeze(ids, [2]), (ROWS, DIM), param_attr=named("words", trainable=False)
+            )
+            # The older operator, whose ids have a last dimension of 1.
+            own = older_lookup(ids, "own")
+            parts = paddle.concat([paddle.mean(words, 1), paddle.mean(own, 1)], 1)
+            loss = paddle.mean(paddle.square(paddle.static.nn.fc(parts, 3, bias_attr=False)))
+            paddle.optimizer.SGD(0.5).minimize(loss)
+    plan = ps.transpile(built.main, built.startup, BOTH, name="one")
+    plan.adopt(second)
+    other = ps.transpile(second, built.startup, name="two")
+    assert set(other.tables) == {"own"} and "lookup_table" not in str(second)
+    built.executor.run(built.startup)
+    given = {"ids0": batch(0, rank)["ids"][:, :, None]}
+    lost = [built.executor.run(second, feed=given, fetch_list=[loss])[0] for _ in range(5)]
+    assert lost[-1] < lost[0]
+    assert built.run([batch(0, rank)]) > 0
+    ps.barrier()
+    told: list[Any] = [None] * len(ps.trainers())
+    paddlempi.all_gather_object(told, other.state_dict())
+    for name in told[0]:
+        assert all((one[name] == told[0][name]).all() for one in told), name
+    again = Built(sgd)
+    for program, startup, text in (
+        (again.main, built.startup, "belongs to an earlier plan"),
+        (again.main, again.startup, "name='two'"),
+    ):
+        with pytest.raises(errors.ArgumentError, match=text):
+            ps.transpile(program, startup, name="two")
+    with pytest.raises(errors.DtypeError, match="SGD is no paddle"):
+        ps.transpile(paddle.optimizer.SGD(0.1), None)
 
 
 def test_another_ir() -> None:
