@@ -200,7 +200,8 @@ class StaticTranspiler:
 
     def __init__(self, program: Any, startup: Any) -> None:
         check_ir("ps.transpile", program)
-        startup = paddle.static.default_startup_program() if startup is None else startup
+        if startup is None or isinstance(startup, paddle.optimizer.Optimizer):
+            startup = paddle.static.default_startup_program()
         if not isinstance(startup, Program):
             raise DtypeError(
                 f"ps.transpile: a {type(startup).__qualname__} is no startup program, which is the "

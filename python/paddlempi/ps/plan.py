@@ -246,7 +246,8 @@ def transpile(
             Or a static program of Paddle's legacy IR, after ``minimize``: both of its programs are
             rewritten, and the plan is a ``paddlempi.paddle.StaticPlan``.
         optimizer: the optimizer of all its parameters, or a list of optimizers. For a static
-            program, whose optimizer is in it, the startup program; None: Paddle's default.
+            program, whose optimizer is in it, its startup program; None, or the optimizer: that is
+            Paddle's default one.
         roles, mode, staleness, send_queue, merge, timeout, tls: of :func:`init`, if it was not
             called.
         average: whether gradients are divided by the number of trainers in sync mode.

@@ -1,4 +1,4 @@
-"""The program of every rank of test_ps_equal.py, with layers of Paddle in dynamic mode."""
+"""The program of every rank of test_ps_equal_paddle.py, with layers of Paddle in dynamic mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program of every rank of test_ps_equal.py, with static programs of Paddle's legacy IR."""
+"""The program of every rank of test_ps_equal_paddle.py, with static programs of Paddle."""
 
 from __future__ import annotations
 

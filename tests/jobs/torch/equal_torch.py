@@ -1,4 +1,4 @@
-"""The program of every rank of test_ps_equal.py: one process, and two trainers and two servers."""
+"""The program of every rank of test_ps_equal_torch.py, with modules of torch."""
 
 from __future__ import annotations
 
@@ -45,16 +45,20 @@ def apart(rows: Callable[..., Any], dense: Callable[..., Any]) -> Callable[[Net]
     ]
 
 
+def sgd(parameters: Any, lr: float) -> Any:
+    return torch.optim.SGD(parameters, lr / 10)
+
+
 def nesterov(parameters: Any, lr: float) -> Any:
-    return torch.optim.SGD(parameters, lr, momentum=0.9, nesterov=True, weight_decay=0.01)
+    return torch.optim.SGD(parameters, lr / 50, momentum=0.9, nesterov=True, weight_decay=0.01)
 
 
 KINDS: dict[str, Callable[[Net], list[Any]]] = {
-    "sgd": lambda model: [torch.optim.SGD(model.parameters(), RATE)],
+    "sgd": apart(sgd, sgd),
     "momentum": apart(torch.optim.Adagrad, nesterov),
     "adagrad": apart(torch.optim.SparseAdam, torch.optim.Adagrad),
     "adam": apart(torch.optim.SparseAdam, torch.optim.Adam),
-    "adamw": apart(torch.optim.SGD, torch.optim.AdamW),
+    "adamw": apart(sgd, torch.optim.AdamW),
 }
 
 
@@ -105,7 +109,7 @@ def by_hand(model: Net) -> dict[str, Any]:
             parts.append({name: gradient_of(p) for name, p in model.named_parameters()})
         for name, parameter in model.named_parameters():
             total = parts[0][name] + parts[1][name]
-            new = ps_equal.sgd(parameter.detach().numpy(), total, RATE)
+            new = ps_equal.sgd(parameter.detach().numpy(), total, RATE / 10)
             if name == "words.weight":  # a row that is in no batch stays as it is
                 new = np.where(total != 0, new, parameter.detach().numpy())
             parameter.data = torch.from_numpy(new)

@@ -369,6 +369,8 @@ def test_it_is_not_saved(tmp_path: Path) -> None:
         )
     with pytest.raises(errors.UnsupportedError, match=r"cannot be saved"):
         paddle.static.save(built.main, path)
+    with pytest.raises(errors.UnsupportedError, match=r"cannot be saved"):
+        paddle.static.serialize_program([ids, target], [built.loss], program=built.main)
     with apart():  # another one is
         other = Built(sgd)
         other.executor.run(other.startup)
@@ -457,7 +459,13 @@ def test_what_cannot_be() -> None:
         made.minimize(loss)
         return made
 
-    refused(optimizer_too, errors.DtypeError, "SGD is no startup program")
+    refused(optimizer_too, errors.ArgumentError, "does not set parameter 'w.*give the startup")
+
+    def odd(loss: Any) -> Any:
+        optimizer.SGD(0.1).minimize(loss)
+        return "startup"
+
+    refused(odd, errors.DtypeError, "str is no startup program")
 
 
 def older_lookup(ids: Any, name: str) -> Any:
