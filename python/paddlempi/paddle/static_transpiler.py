@@ -71,7 +71,7 @@ class StaticPlan(Plan):
             raise DtypeError(f"plan.adopt: a {type(program).__qualname__} is no static program")
         lookups = lookups_of(program, set(self.tables))
         block = program.global_block()
-        rewrite(
+        _rewrite(
             block,
             {one.place for one in lookups},
             {
@@ -281,7 +281,7 @@ def _rewrite_startup(
         for place, op in enumerate(block.ops)
         if op.output_arg_names and read.states.issuperset(op.output_arg_names)
     }
-    rewrite(block, removed, {len(block.ops): insert}, read.states)
+    _rewrite(block, removed, {len(block.ops): insert}, read.states)
 
 
 def _rewrite_main(
@@ -340,7 +340,7 @@ def _rewrite_main(
     }
     inserted[read.last] = insert
     removed = read.removed() | {one.place for one in lookups}
-    rewrite(block, removed, inserted, {*tables, *read.states})
+    _rewrite(block, removed, inserted, {*tables, *read.states})
 
 
 def _receive_rows(
@@ -368,7 +368,7 @@ def _receive_rows(
     append(block, "mpi_recv", call, reads, writes, FORWARD, names, at)
 
 
-def rewrite(
+def _rewrite(
     block: Any,
     removed: set[int],
     inserted: Mapping[int, Callable[[int], None]],

@@ -68,15 +68,19 @@ def named(name: str, **more: Any) -> Any:
 class Built:
     """A program with tables, dense layers of several blocks, statistics and a frozen parameter.
 
-    Its loss is the sum of those of ``count`` batches.
+    Its loss is the sum of those of ``count`` batches, or their mean.
     """
 
-    def __init__(self, make: Callable[[Built], None], count: int = 1) -> None:
+    def __init__(
+        self, make: Callable[[Built], None], count: int = 1, average: bool = False
+    ) -> None:
         self.main, self.startup = paddle.static.Program(), paddle.static.Program()
         with paddle.static.program_guard(self.main, self.startup):
             self.losses = [self.loss_of(number) for number in range(count)]
             self.test = self.main.clone(for_test=True)
             self.loss = self.losses[0] if count == 1 else paddle.add_n(self.losses)
+            if average:
+                self.loss = self.loss / count
             self.rate = paddle.optimizer.lr.ExponentialDecay(0.001, 0.9)
             make(self)
         self.executor = paddle.static.Executor()
@@ -152,10 +156,10 @@ def decayed(built: Built) -> None:
     adam.minimize(built.loss, parameters=dense)
 
 
-def one_process(make: Any, start: dict[str, Any], trainers: int) -> dict[str, Any]:
+def one_process(make: Any, start: dict[str, Any], trainers: int, average: bool) -> dict[str, Any]:
     """The state after STEPS steps of one process, which adds the gradients of all batches."""
     with apart():
-        built = Built(make, trainers)
+        built = Built(make, trainers, average)
         built.executor.run(built.startup)
         built.main.set_state_dict(start)
         for step in range(STEPS):
@@ -168,19 +172,19 @@ def one_process(make: Any, start: dict[str, Any], trainers: int) -> dict[str, An
 
 
 def test_it_is_like_one_process(rank: int, roles: str) -> None:
-    like_one_process(rank, roles, several)
+    like_one_process(rank, roles, several, average=False)
 
 
 @pytest.mark.parametrize("make", [sgd, adagrad, decayed], ids=lambda make: make.__name__)
 def test_other_optimizers(rank: int, make: Any) -> None:
-    like_one_process(rank, BOTH, make)
+    like_one_process(rank, BOTH, make, average=True)
 
 
-def like_one_process(rank: int, roles: str, make: Any) -> None:
+def like_one_process(rank: int, roles: str, make: Any, average: bool) -> None:
     paddle.seed(rank)  # the first trainer's values count
     built = Built(make)
     try:
-        plan = ps.transpile(built.main, built.startup, roles, average=False)
+        plan = ps.transpile(built.main, built.startup, roles, average=average)
     except SystemExit as ended:  # this rank has served
         assert ended.code == 0
         return
@@ -202,7 +206,7 @@ def like_one_process(rank: int, roles: str, make: Any) -> None:
     assert ("persist trainable param tags " in program) == (make is decayed)
     rows = "no: frozen" if make is decayed else "rows by id"
     assert "up         24x700  3 blocks" in text and f"tags       40x6    {rows}" in text, text
-    wanted = one_process(make, start, trainers)
+    wanted = one_process(make, start, trainers, average)
     assert set(found) == {"words", "tags", "plain", "up", "scale", "shift", "down"} | {
         "frozen",
         *STATISTICS,
