@@ -211,6 +211,9 @@ def transpile(
     staleness: int = 3,
     send_queue: int = 20,
     merge: int = 20,
+    geo_step: int = 100,
+    compensation: float = 0.04,
+    backup_rows: int = 1 << 20,
     timeout: timedelta | float = DEFAULT_TIMEOUT,
     tls: Any = None,
     average: bool = True,
@@ -248,8 +251,8 @@ def transpile(
         optimizer: the optimizer of all its parameters, or a list of optimizers. For a static
             program, whose optimizer is in it, its startup program; None, or the optimizer: that is
             Paddle's default one.
-        roles, mode, staleness, send_queue, merge, timeout, tls: of :func:`init`, if it was not
-            called.
+        roles, mode, staleness, send_queue, merge, geo_step, compensation, backup_rows, timeout,
+            tls: of :func:`init`, if it was not called.
         average: whether gradients are divided by the number of trainers in sync mode.
         placement: how blocks are dealt to servers: "round_robin" or "hash_name".
         name: what the names of its tables begin with: another one for a second plan of a program.
@@ -279,9 +282,8 @@ def transpile(
         )
     if not isinstance(name, str) or not name:
         raise DtypeError(f"ps.transpile: name={name!r} is no text")
-    transpiler = front.transpiler(
-        model, optimizer
-    )  # its errors come before ranks talk to each other
+    # Its errors come before ranks talk to each other.
+    transpiler = front.transpiler(model, optimizer)
     if not session.is_begun():
         session.init(
             roles,
@@ -289,6 +291,9 @@ def transpile(
             staleness=staleness,
             send_queue=send_queue,
             merge=merge,
+            geo_step=geo_step,
+            compensation=compensation,
+            backup_rows=backup_rows,
             timeout=timeout,
             tls=tls,
         )
