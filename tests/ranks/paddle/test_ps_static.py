@@ -486,11 +486,11 @@ def older_lookup(ids: Any, name: str) -> Any:
     return rows
 
 
-@pytest.mark.parametrize("mode", ["async", "half_async", "ssp"])
+@pytest.mark.parametrize("mode", ["async", "half_async", "ssp", "geo", "dc_asgd"])
 def test_other_modes(rank: int, mode: str) -> None:
     """No trainer waits for another one, but the program is the same."""
-    built = Built(adagrad)
-    plan = ps.transpile(built.main, built.startup, BOTH, mode=mode)
+    built = Built(sgd if mode == "geo" else adagrad)  # in mode geo tables have no states
+    plan = ps.transpile(built.main, built.startup, BOTH, mode=mode, geo_step=4)
     built.executor.run(built.startup)
     lost = [built.run([batch(0, rank)]) for _ in range(20)]
     assert lost[-1] < lost[0]
