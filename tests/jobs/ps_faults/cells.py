@@ -59,6 +59,8 @@ class Cell:
             return {DONE, *gone} if role == MASTER else gone
         if self.victim == TRAINER and self.mode == "sync":
             return {DONE, *gone} if role == MASTER else gone
+        if self.victim == TRAINER and self.moment == "switch" and self.mode == "async":
+            return {DONE, *gone}  # the other mode is "sync"
         if self.victim == MASTER:
             # Trainers learn it by a task, a cut, or at their end.
             return gone if role == TRAINER else {DONE, *gone}
