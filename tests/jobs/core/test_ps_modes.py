@@ -129,7 +129,7 @@ def from_each_mode_to_each_other() -> None:
     ps.set_learning_rate("rows", 1.0)
     ps.set_mode("geo")
     told = ps.restore(os.environ["FOLDER"])  # its rate, too
-    assert sorted(told) == ["extra", "rows", "skipped", "step", "tables", "tasks"], told
+    assert "rates" not in told and told["step"] == 1, told
     ps.push([(table, ids, ones)])
     ps.barrier("restored")
     assert (table.pull(ids) == wanted - 0.25).all()
