@@ -116,11 +116,11 @@ def restore(
 
     Returns:
         ``step``; ``time``, when the cut was made, in seconds since 1970 by the clock of the first
-        server (None if the cut does not say); ``extra``, the bytes that :func:`save` was given; ``rows``, how many all servers
-        have now; ``tables``, the names of those that were read; ``tasks``, the names of the data
-        sets whose queues the master has read, none if ``tables`` were given; ``skipped``, a list of
-        the newer cuts that are not whole, the newest first: of each a dict of its ``step`` and
-        ``why``.
+        server (None if the cut does not say); ``extra``, the bytes that :func:`save` was given;
+        ``rows``, how many all servers have now; ``tables``, the names of those that were read;
+        ``tasks``, the names of the data sets whose queues the master has read, none if ``tables``
+        were given; ``skipped``, a list of the newer cuts that are not whole, the newest first: of
+        each a dict of its ``step`` and ``why``.
 
     Raises:
         NotInitializedError: before :func:`paddlempi.ps.init`.

@@ -57,10 +57,10 @@ class Cell:
         if self.victim == SERVER:
             # The master has nothing to do with servers, and may hear of the death or not.
             return {DONE, *gone} if role == MASTER else gone
+        if self.victim == TRAINER and self.moment == "switch" and self.mode in ("sync", "async"):
+            return {DONE, *gone}  # the other mode is the other one of these
         if self.victim == TRAINER and self.mode == "sync":
             return {DONE, *gone} if role == MASTER else gone
-        if self.victim == TRAINER and self.moment == "switch" and self.mode == "async":
-            return {DONE, *gone}  # the other mode is "sync"
         if self.victim == MASTER:
             # Trainers learn it by a task, a cut, or at their end.
             return gone if role == TRAINER else {DONE, *gone}

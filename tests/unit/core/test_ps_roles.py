@@ -192,7 +192,7 @@ def test_what_a_rank_does_once(ps_core: PsCore) -> None:
     ps.set_learning_rate("t", 0.5)
     ps.save("folder", 3, extra=b"\0more")
     told = {"step": 3, "extra": b"\0more", "rows": 5, "tables": ["t"], "skipped": []}
-    assert ps.restore("folder", 3) == told
+    assert ps.restore("folder", 3) == {**told, "time": None}  # that of an older version
     assert ps_core.controls[-4:] == [
         ("ps_barrier", {"name": "here"}),
         ("ps_learning_rate", {"name": "t", "rate": 0.5}),
