@@ -73,13 +73,14 @@ train: $(VENV)/.package $(VENV)/.example-$(FRAMEWORK)
 EXAMPLE_paddle := examples/train.py
 EXAMPLE_torch := examples/train_torch.py
 
-## train-ps      train click models and word vectors with tables on parameter servers: 2 trainers and 2 servers, beside one process
+## train-ps      train on 2 trainers, 2 parameter servers and a master, beside one process: PROGRAM=dlrm (words, ratings, layers)
 .PHONY: train-ps
-train-ps: $(VENV)/.package $(VENV)/.example-torch
+PROGRAM ?= dlrm
+train-ps: $(VENV)/.package $(VENV)/.example-$(if $(filter words,$(PROGRAM)),paddle,torch)
 	@mkdir -p build
-	$(VENV)/bin/python examples/train_ps.py --out build/train-ps.json
-	$(VENV)/bin/python -m paddlempi.testing.launch -np 4 -- python -m paddlempi run --roles trainer:2,pserver:2 \
-		examples/train_ps.py --beside build/train-ps.json
+	$(VENV)/bin/python examples/train_ps_$(PROGRAM).py --out build/train-ps.json
+	$(VENV)/bin/python -m paddlempi.testing.launch -np 5 -- python -m paddlempi run --roles trainer:2,pserver:2,master:1 \
+		examples/train_ps_$(PROGRAM).py --beside build/train-ps.json
 
 ## test          all tests but what test-all adds, and but LEAVE_OUT="test-programs ..."; makes what they need
 .PHONY: test

@@ -7,6 +7,7 @@ what each rating would be without noise. So is the quality that nobody can beat.
 from __future__ import annotations
 
 import collections
+import itertools
 import re
 import sysconfig
 from dataclasses import dataclass
@@ -99,8 +100,8 @@ def auc(labels: np.ndarray, scores: np.ndarray) -> float:
     return float((ranks[labels != 0].sum() - ones * (ones + 1) / 2) / ones / (len(labels) - ones))
 
 
-# Clicks with the shape of Criteo's: 13 counts and 26 ids, each field with numbers of its own from 0.
-# Its fields with more ids are cut, so that the program ends in a minute.
+# Clicks with the shape of Criteo's: 13 counts and 26 ids, each field with numbers of its own from
+# 0. Its fields with more ids are cut, so that the program ends in a minute.
 COUNTS = 13
 CARDINALITIES = (
     *(1460, 583, 20_000, 20_000, 305, 24, 12_517, 633, 3, 20_000, 5683, 20_000, 3194),
@@ -128,7 +129,7 @@ def advertising(shard: int, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray,
         salted = ids[:, field] * 64 + field
         odds += 0.25 * _normal(salted, 1)
         hidden.append((_normal(salted, 2), _normal(salted, 3)))
-    for one, other in zip(hidden[:-1], hidden[1:], strict=True):
+    for one, other in itertools.pairwise(hidden):
         odds += 0.12 * (one[0] * other[0] + one[1] * other[1])
     labels = (random.random(n) < 1 / (1 + np.exp(-odds))).astype(np.float32)
     return counts, ids, labels, odds

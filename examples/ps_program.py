@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -18,26 +17,34 @@ import numpy as np
 import paddlempi as dist
 from paddlempi import ps
 
-MODES = ("sync", "async", "half_async", "ssp")
-
 Arrays = tuple[np.ndarray, ...]
 
 
-def options_of(page: str, shards: int, arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the options of a program, whose documentation and number of shards are given."""
+def options_of(
+    page: str, shards: int, near: float, arguments: Sequence[str] | None = None
+) -> argparse.Namespace:
+    """Return the options of a program.
+
+    Args:
+        page: its documentation.
+        shards: how much data there is, if nothing else is said.
+        near: how far its quality may be from that of the course beside.
+        arguments: the words; None: those of the command line.
+    """
     parser = argparse.ArgumentParser(description=page.splitlines()[0])
     parser.add_argument(
         "--roles",
         default=os.environ.get("PADDLEMPI_ROLES"),
         help="train on servers, with these roles of the ranks; default: those of `run --roles`",
     )
-    parser.add_argument("--mode", choices=MODES, default="sync", help="of the servers")
+    parser.add_argument("--mode", default="sync", help="of the servers: that of ps.init")
     parser.add_argument("--shards", type=int, default=shards, help="how much data there is")
     parser.add_argument(
         "--trainers", type=int, default=1, help="one process takes steps as so many trainers do"
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the course as JSON")
     parser.add_argument("--beside", type=Path, metavar="FILE", help="compare with this course")
+    parser.add_argument("--near", type=float, default=near, help="how far its quality may be")
     options = parser.parse_args(arguments)
     if options.shards % options.trainers:
         parser.error("--shards must be a multiple of --trainers")
@@ -97,14 +104,12 @@ class Course:
         if self.first and self.done % self.every == 0:
             self._point(f"step {self.done:5d}")
 
-    def end(self, near: float, higher_is_better: bool) -> bool:
+    def end(self, higher_is_better: bool) -> bool:
         """Measure at last, when the trainers have done all steps, and compare.
 
-        Args:
-            near: how far the quality may be from that of the course beside.
-
         Returns:
-            Whether it is that near; True on other trainers, and if there is no course beside.
+            Whether the quality is near that of the course beside; True on other trainers, and if
+            there is none.
         """
         if self.options.roles:
             ps.barrier()  # of all trainers, when what they have pushed is applied
@@ -119,14 +124,14 @@ class Course:
             return True
         other = json.loads(self.options.beside.read_text())
         sign = 1 if higher_is_better else -1
-        wanted = other["quality"] - sign * near
+        wanted = other["quality"] - sign * self.options.near
         times = [when for when, what in self.points if sign * what >= sign * wanted]
         self._say(
             f"{self.name} {quality:.4f} after {seconds:.1f} s; of one process "
             f"{other['quality']:.4f} after {other['seconds']:.1f} s; {wanted:.4f} is reached after "
             f"{f'{times[0]:.1f} s' if times else 'more'}"
         )
-        return abs(quality - other["quality"]) <= near
+        return abs(quality - other["quality"]) <= self.options.near
 
     def _point(self, when: str) -> None:
         quality = self.measure()

@@ -4,15 +4,16 @@
     mpirun -np 5 python -m paddlempi run --roles trainer:2,pserver:2,master:1 \\
         examples/train_ps_dlrm.py --mode async --beside alone.json
 
-The model is that of Naumov et al. (2019): 13 counts go through layers, 26 ids have a vector each, and
-the products of all pairs of vectors go through further layers. Who clicks is planted (ps_data.py), so
-the AUC that nobody can beat is known.
+The model is that of Naumov et al. (2019): 13 counts go through layers, 26 ids have a vector each,
+and the products of all pairs of vectors go through further layers. Who clicks is planted
+(ps_data.py), so the AUC that nobody can beat is known.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 import ps_data
 import torch
@@ -56,7 +57,7 @@ class DLRM(torch.nn.Module):
 
 
 def main(arguments: Sequence[str] | None = None) -> bool:
-    options = options_of(__doc__, SHARDS, arguments)
+    options = options_of(__doc__, SHARDS, NEAR, arguments)
     torch.set_num_threads(1)  # the ranks share the cores
     torch.manual_seed(0)
     model = DLRM()
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> bool:
         model, optimizer = plan.model, plan.optimizer
         shards = ps.tasks(shards)
 
-    test = ps_data.advertising(2**32 - 1, 20_000)
+    test = ps_data.advertising(2**32 - 1, 10_000)
 
     def auc() -> float:
         with torch.no_grad():
@@ -76,14 +77,14 @@ def main(arguments: Sequence[str] | None = None) -> bool:
 
     course = Course("AUC", auc, options, options.shards * SHARD // BATCH)
     loss_of = torch.nn.BCEWithLogitsLoss()
-    read = lambda shard: ps_data.advertising(shard, SHARD)[:3]
+    read = partial(ps_data.advertising, n=SHARD)
     for batch in batches(shards, read, BATCH, options.trainers):
-        counts_, ids_, labels_ = map(torch.from_numpy, batch)
+        counts, ids, labels, _ = map(torch.from_numpy, batch)
         optimizer.zero_grad()
-        loss_of(model(counts_, ids_), labels_).backward()
+        loss_of(model(counts, ids), labels).backward()
         optimizer.step()
         course.step()
-    right = course.end(NEAR, higher_is_better=True)
+    right = course.end(higher_is_better=True)
     if course.first:
         print(f"AUC of the planted probabilities: {ps_data.auc(test[2], test[3]):.4f}", flush=True)
     if options.roles:

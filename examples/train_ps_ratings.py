@@ -4,9 +4,9 @@
     mpirun -np 5 python -m paddlempi run --roles trainer:2,pserver:2,master:1 \\
         examples/train_ps_ratings.py --mode ssp --beside alone.json
 
-A rating is a mean, a number of the user and one of the item, and the product of their vectors (Koren
-et al., 2009). What the ratings would be without noise is planted (ps_data.py), so the error that
-nobody can beat is known. Rows have SparseAdam, the mean has Adam, and the learning rates fall.
+A rating is a mean, a number of the user and one of the item, and the product of their vectors
+(Koren et al., 2009). What the ratings would be without noise is planted (ps_data.py), so the error
+that nobody can beat is known. Rows have SparseAdam, the mean has Adam, and the learning rates fall.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Factors(torch.nn.Module):
 
 
 def main(arguments: Sequence[str] | None = None) -> bool:
-    options = options_of(__doc__, SHARDS, arguments)
+    options = options_of(__doc__, SHARDS, NEAR, arguments)
     torch.set_num_threads(1)  # the ranks share the cores
     torch.manual_seed(0)
     model = Factors()
@@ -63,9 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> bool:
             return float(((model(*test[:2]) - test[2]) ** 2).mean().sqrt())
 
     course = Course("error", error, options, options.shards * SHARD // BATCH)
-    falls = [
-        torch.optim.lr_scheduler.LinearLR(one, 1.0, 0.2, course.steps) for one in optimizers
-    ]
+    falls = [torch.optim.lr_scheduler.LinearLR(one, 1.0, 0.2, course.steps) for one in optimizers]
     read = partial(ps_data.ratings, n=SHARD)
     for batch in batches(shards, read, BATCH, options.trainers):
         users, items, ratings = map(torch.from_numpy, batch)
@@ -76,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> bool:
             optimizer.step()
             fall.step()
         course.step()
-    right = course.end(NEAR, higher_is_better=False)
+    right = course.end(higher_is_better=False)
     if course.first:
         print(f"error of the planted ratings: {ps_data.NOISE:.4f}", flush=True)
     if options.roles:
