@@ -114,8 +114,9 @@ ROOMS = (
     ),
     Room(
         "gocore/ps/client",
-        "a trainer's tables on servers: one request to each server for all tables of a call",
-        "op ps/link ps/request ps/route status work",
+        "a trainer's tables on servers: one request to each server for all tables of a call; "
+        "the copies of geo training",
+        "mem op ps/link ps/request ps/route ps/table status work",
     ),
     Room(
         "gocore/ps/server",

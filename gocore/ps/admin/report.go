@@ -7,7 +7,7 @@ type Report struct {
 	Rank    int     `json:"rank"`
 	PID     int     `json:"pid"`
 	Host    string  `json:"host"`
-	Mode    string  `json:"mode"`    // "sync", "async", "ssp" or "half_async"
+	Mode    string  `json:"mode"`    // "sync", "async", "ssp", "half_async", "geo" or "dc_asgd"
 	Seconds float64 `json:"seconds"` // since the server began
 	Step    int64   `json:"step"`    // steps applied
 	Queue   int     `json:"queue"`   // requests that wait for their turn
@@ -38,19 +38,21 @@ type Report struct {
 
 // TableReport says how large a server's part of a table is.
 type TableReport struct {
-	Name   string `json:"name"`
-	Kind   string `json:"kind"`
-	Dim    int64  `json:"dim"`
-	Rows   int64  `json:"rows"`
-	Bytes  int64  `json:"bytes"`
-	Pulled int64  `json:"pulled"` // rows
-	Pushed int64  `json:"pushed"`
+	Name    string `json:"name"`
+	Kind    string `json:"kind"`
+	Dim     int64  `json:"dim"`
+	Rows    int64  `json:"rows"`
+	Bytes   int64  `json:"bytes"`
+	Backups int64  `json:"backups"` // rows as trainers have pulled them last, for delay compensation
+	Pulled  int64  `json:"pulled"`  // rows
+	Pushed  int64  `json:"pushed"`
 }
 
 // TrainerReport says how far a trainer is, as one server sees it.
 type TrainerReport struct {
 	Rank      int     `json:"rank"`
 	Step      int64   `json:"step"`      // steps that it has pushed
+	Since     int64   `json:"since"`     // steps since the mode was set
 	Queue     int     `json:"queue"`     // its requests that wait
 	Staleness float64 `json:"staleness"` // mean number of steps of others between its pull and its push
 	Completed bool    `json:"completed"` // or lost

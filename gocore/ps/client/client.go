@@ -13,6 +13,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/ps/link"
 	"github.com/paddlempi/paddlempi/gocore/ps/request"
 	"github.com/paddlempi/paddlempi/gocore/ps/route"
+	"github.com/paddlempi/paddlempi/gocore/ps/table"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
@@ -29,6 +30,9 @@ type Table struct {
 	NumIDs int64 // ids are below it; 0: any
 	Refuse bool  // gradients that are not finite are refused
 	Limit  bool  // the servers may have no room for new rows: the table has a limit
+	// Config is what was declared, of which a copy of rows is made in geo training.
+	Config table.Config
+	Dense  bool // its rows are the blocks of a vector
 
 	plans plans
 }
@@ -51,7 +55,7 @@ type Client struct {
 	servers   int
 	timeout   time.Duration
 	interrupt work.Interrupt
-	together  bool // the pushes of all trainers make a step
+	together  atomic.Bool // the pushes of all trainers make a step
 	// Late says more about an error of the deadline: which trainers the servers wait for. nil:
 	// nobody knows.
 	Late func(what string, err error) error
@@ -66,6 +70,7 @@ type Client struct {
 	number  int64      // of the newest update
 
 	calls startedCalls // of KVs
+	geo   geo
 
 	stale, updates atomic.Int64 // sum of the pushes' staleness, and how many servers have answered
 }
@@ -85,12 +90,16 @@ func New(l *link.Links, servers int, together bool, timeout time.Duration, inter
 }
 
 func newClient(links connections, servers int, together bool, timeout time.Duration, interrupt work.Interrupt) *Client {
-	c := &Client{links: links, servers: servers, together: together, timeout: timeout, interrupt: interrupt, pushing: newTurn(), here: make([]atServer, servers)}
+	c := &Client{links: links, servers: servers, timeout: timeout, interrupt: interrupt, pushing: newTurn(), here: make([]atServer, servers)}
+	c.Follow(together)
 	for i := range c.here {
 		c.here[i].version = -1
 	}
 	return c
 }
+
+// Follow says whether the servers apply a step when the pushes of several trainers are there.
+func (c *Client) Follow(together bool) { c.together.Store(together) }
 
 // Complete says that this trainer asks nothing more: its later calls get an error.
 func (c *Client) Complete() { c.completed.Store(true) }
@@ -116,6 +125,14 @@ func (c *Client) Staleness() float64 {
 // error, such as Timeout or Interrupted, they are the rows after its step wherever a server has it:
 // Pull waits for the other trainers as the push would have.
 func (c *Client) Pull(tables []TableRows) error {
+	if c.geo.every.Load() > 0 {
+		return c.pullLocal(tables)
+	}
+	return c.pull(tables)
+}
+
+// pull is Pull of rows on the servers.
+func (c *Client) pull(tables []TableRows) error {
 	t, err := c.plan(request.Pull, tables)
 	if err != nil {
 		return err
@@ -155,9 +172,18 @@ func (c *Client) Push(tables []TableRows, thread int) error {
 		return err
 	}
 	defer c.pushing.give()
-	t, err := c.plan(request.Push, tables)
+	if c.geo.every.Load() > 0 {
+		return c.pushLocal(tables)
+	}
+	_, err := c.step(request.Push, tables)
+	return err
+}
+
+// step is a Push or an Add, for a thread whose turn it is. sent says that a server may have got it.
+func (c *Client) step(what request.Op, tables []TableRows) (sent bool, err error) {
+	t, err := c.plan(what, tables)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer t.free()
 	for i, r := range t.tables {
@@ -167,7 +193,7 @@ func (c *Client) Push(tables []TableRows, thread int) error {
 			// of it.
 			if !r.plan.Sum(sums, tables[i].Values, r.table.Dim) && r.table.Refuse {
 				at := route.NotFinite(sums)
-				return status.New(status.Argument, "push: the gradient of id %d in table %q is not finite: %v at element %d; nothing was pushed. non_finite=\"allow\" lets such gradients through",
+				return false, status.New(status.Argument, "push: the gradient of id %d in table %q is not finite: %v at element %d; nothing was pushed. non_finite=\"allow\" lets such gradients through",
 					r.plan.Unique[at/r.table.Dim], r.table.Name, sums[at], at%r.table.Dim)
 			}
 		}
@@ -182,12 +208,12 @@ func (c *Client) Push(tables []TableRows, thread int) error {
 	}
 	c.mu.Unlock()
 	if err := c.reserve(t); err != nil {
-		if c.together { // the others learn it, too
+		if c.together.Load() { // the others learn it, too
 			_ = c.refuse()
 		}
-		return err
+		return false, err
 	}
-	results, err := c.ask(request.Push, t, seen)
+	results, err := c.ask(what, t, seen)
 	if err == nil {
 		c.made(t)
 	}
@@ -197,8 +223,9 @@ func (c *Client) Push(tables []TableRows, thread int) error {
 			c.stale.Add(r.answer.Staleness)
 			c.updates.Add(1)
 		}
+		sent = sent || r.effect != NotApplied
 	}
-	return err
+	return sent, err
 }
 
 // Refuse is one step, in the place of Push: the pushes of all trainers for this step fail with
@@ -299,8 +326,9 @@ func (c *Client) made(t *travel) {
 // Removed notes that the servers may have removed rows: they were restored.
 func (c *Client) Removed() {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.epoch++
+	c.mu.Unlock()
+	c.geo.drop()
 }
 
 // travel is the rows of a call on their way. In the staging memory lie the ids of all tables, each
@@ -353,10 +381,8 @@ func (c *Client) plan(what request.Op, tables []TableRows) (t *travel, err error
 		if err := check(what.String(), &tables[i]); err != nil {
 			return nil, err
 		}
-		for j := range i {
-			if tables[j].Table == tables[i].Table {
-				return nil, status.New(status.Argument, "%v: table %q is named twice; put all its ids into one tensor", what, tables[i].Table.Name)
-			}
+		if err := once(what, tables[:i+1]); err != nil {
+			return nil, err
 		}
 		n += tables[i].IDs.Count
 	}
@@ -406,6 +432,17 @@ func (c *Client) plan(what request.Op, tables []TableRows) (t *travel, err error
 		t.byServer, err = c.arrange(t)
 	}
 	return t, err
+}
+
+// once returns an error if the last of some tables is another one of them, too.
+func once(what request.Op, tables []TableRows) error {
+	last := tables[len(tables)-1].Table
+	for _, before := range tables[:len(tables)-1] {
+		if before.Table == last {
+			return status.New(status.Argument, "%v: table %q is named twice; put all its ids into one tensor", what, last.Name)
+		}
+	}
+	return nil
 }
 
 // check returns an error about a tensor of a call.
@@ -462,7 +499,7 @@ func (c *Client) ask(what request.Op, t *travel, seen []int64) (results []result
 		c.mu.Unlock()
 		switch {
 		case what.IsStep():
-			if what == request.Push {
+			if what != request.Refuse {
 				head.Seen = seen[s]
 			}
 			if !here.unsure {
@@ -478,7 +515,7 @@ func (c *Client) ask(what request.Op, t *travel, seen []int64) (results []result
 			switch what {
 			case request.Pull:
 				r.Answer = rows
-			case request.Push, request.Write:
+			case request.Push, request.Add, request.Write:
 				r.Values = rows
 			}
 		}

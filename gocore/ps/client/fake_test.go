@@ -236,7 +236,7 @@ const (
 // optimizer subtracts the gradients, and with a KV.
 func newServers(t *testing.T, synchronous bool, trainers ...int) (all []*server.Server) {
 	for i := range 2 {
-		s := server.New(server.Config{Index: i, Servers: 2, Trainers: trainers, Sync: synchronous, Functions: []string{"kv"}})
+		s := server.New(server.Config{Index: i, Servers: 2, Trainers: trainers, Rule: server.Rule{Sync: synchronous}, Functions: []string{"kv"}})
 		t.Cleanup(s.Free)
 		for _, name := range []string{"t", "u"} {
 			_, err := s.Declare(trainers[0], server.Meta{Name: name, By: "modulo", Config: table.Config{Dim: dim, DType: "float32",

@@ -281,6 +281,7 @@ func (s *startedCall) unawaited(timestamp int64) error {
 
 // Forget frees what calls of KVs hold for those who never wait. No call may be started any more.
 func (c *Client) Forget() {
+	c.geo.free()
 	c.calls.mu.Lock()
 	defer c.calls.mu.Unlock()
 	c.calls.gone = true

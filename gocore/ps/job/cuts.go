@@ -36,6 +36,8 @@ const (
 	phaseRefill  = "refill"  // the master takes a piece of queues
 	phaseDeal    = "deal"    // the master begins with the queues that came
 	phaseEnding  = "ending"  // the first server keeps, or tells, the last ending
+	phaseMay     = "may"     // every server says whether the mode may change now
+	phaseChange  = "change"  // every server changes it
 )
 
 // detail is what travels with a phase.
@@ -51,6 +53,7 @@ type detail struct {
 	Steps   []int64                 `json:"steps,omitempty"`   // remove
 	Ending  *ending                 `json:"ending,omitempty"`  // ending; nil: tell it
 	Taking  *taking                 `json:"taking,omitempty"`  // restore
+	Mode    *mode                   `json:"mode,omitempty"`    // change
 }
 
 // written is what a server tells of its part.

@@ -45,6 +45,11 @@ func (p *Process) declare(request []byte, _ work.Interrupt) (any, error) {
 	if ways[byOf(m.By)] != m.By || m.Offset < 0 {
 		return nil, status.New(status.Argument, "ps_declare: table %q is dealt to servers by %q, offset %d; it goes by one of %q, from an offset of at least 0", m.Name, m.By, m.Offset, ways)
 	}
+	if j.mode.Load().Name == modeGeo {
+		if err := fitsGeo(m.Name, m.Kind == admin.Dense, &m.Config); err != nil {
+			return nil, err
+		}
+	}
 	config, err := json.Marshal(m)
 	if err != nil {
 		return nil, status.New(status.Argument, "ps_declare: table %q: %v", m.Name, err)
@@ -57,6 +62,6 @@ func (p *Process) declare(request []byte, _ work.Interrupt) (any, error) {
 		return nil, err
 	}
 	t := &client.Table{Client: j.client, IDs: numbers, Name: m.Name, Dim: m.Config.Dim, Rows: rows, By: byOf(m.By), Offset: m.Offset,
-		NumIDs: m.Config.IDs, Refuse: m.Config.Refuse, Limit: m.Config.MemoryLimit > 0}
+		NumIDs: m.Config.IDs, Refuse: m.Config.Refuse, Limit: m.Config.MemoryLimit > 0, Config: m.Config, Dense: m.Kind == admin.Dense}
 	return map[string]any{"table": p.tables.add(entry{remote: t})}, nil
 }

@@ -41,8 +41,7 @@ type job struct {
 
 	verifier checkpoint.Verifier
 
-	bounded bool  // a trainer waits for those that are more than slack steps behind
-	slack   int64 // of mode ssp
+	mode atomic.Pointer[mode]
 
 	masterRank int            // of the group; -1: there is none
 	master     *master.Master // nil on a rank that is no master
@@ -128,6 +127,10 @@ func (j *job) callOf(limit time.Duration, isLost func() error, f func(ctx contex
 // a step of all, or with bounded staleness. It names those trainers. If the servers wait for none,
 // or do not answer, it is err, which names a server.
 func (j *job) late(what string, err error) error {
+	m := j.mode.Load()
+	if m.Name != modeSync && m.Name != modeSSP {
+		return err
+	}
 	missing, at := map[int]bool{}, map[int]string{}
 	var found sync.Mutex
 	asked := j.callWithin(whoIsLate, func(ctx context.Context) error {
@@ -145,8 +148,8 @@ func (j *job) late(what string, err error) error {
 			mine := slices.IndexFunc(r.Trainers, func(t admin.TrainerReport) bool { return t.Rank == j.group.Rank && t.Queue > 0 })
 			for _, t := range r.Trainers {
 				awaited := t.Queue == 0
-				if mine >= 0 && j.bounded {
-					awaited = r.Trainers[mine].Step-t.Step > j.slack
+				if mine >= 0 && m.Name == modeSSP {
+					awaited = r.Trainers[mine].Since-t.Since > m.Slack
 				}
 				if mine >= 0 && awaited && !t.Completed && t.Rank >= 0 && t.Rank < j.group.Size {
 					missing[j.group.Ranks[t.Rank]], at[j.group.Ranks[t.Rank]] = true, t.At
@@ -169,9 +172,9 @@ func (j *job) late(what string, err error) error {
 			elsewhere += fmt.Sprintf("; rank %d waits at %q", rank, at[rank])
 		}
 	}
-	if j.bounded {
+	if m.Name == modeSSP {
 		return status.New(status.Timeout, "%s: trainers of ranks %v are more than %d steps behind this one at the deadline of %v%s. "+
-			"In mode ssp a trainer waits for them before it pulls", what, ranks, j.slack, j.timeout, elsewhere).WithRanks(ranks...)
+			"In mode ssp a trainer waits for them before it pulls", what, ranks, m.Slack, j.timeout, elsewhere).WithRanks(ranks...)
 	}
 	return status.New(status.Timeout, "%s: trainers of ranks %v have not pushed this step by the deadline of %v%s. In mode sync a step is one of all trainers that have not completed; "+
 		"what this trainer has pushed stays a part of the step", what, ranks, j.timeout, elsewhere).WithRanks(ranks...)

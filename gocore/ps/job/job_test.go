@@ -169,7 +169,8 @@ func TestAJob(t *testing.T) {
 func TestAJobThatCannotBe(t *testing.T) {
 	ranks(t, 2, func(m *member) {
 		for text, request := range map[string]string{
-			`mode="geo" is none of`:                      `{"roles":[["pserver"],["trainer"]],"mode":"geo"}`,
+			`mode="other" is none of`:                    `{"roles":[["pserver"],["trainer"]],"mode":"other"}`,
+			"geo_step=0 is below 1":                      `{"roles":[["pserver"],["trainer"]],"mode":"geo"}`,
 			"staleness=-1; it is from 0":                 `{"roles":[["pserver"],["trainer"]],"mode":"ssp","staleness":-1}`,
 			"roles has 1 entries; the group has 2 ranks": `{"roles":[["pserver"]],"mode":"sync"}`,
 			`rank 1 has the role "king"`:                 `{"roles":[["pserver"],["king"]],"mode":"sync"}`,

@@ -23,17 +23,6 @@ import (
 
 // This file begins and ends a job with parameter servers.
 
-// The modes: when servers apply what trainers push.
-const (
-	modeSync  = "sync"  // a step of all trainers at once
-	modeAsync = "async" // each push as it comes
-	modeSSP   = "ssp"   // the same, and trainers that are far ahead wait
-	// modeHalfAsync is modeAsync to servers: trainers merge their pushes.
-	modeHalfAsync = "half_async"
-)
-
-var modes = []string{modeSync, modeAsync, modeSSP, modeHalfAsync}
-
 // processors is how many Go processors a process with parameter servers has at least: eight for
 // threads that wait in MPI, and four for gRPC. Such a thread keeps its processor until the
 // runtime's timer thread takes it away, and that sleeps with a slack of 10 ms (capi/slack.c). With
@@ -43,13 +32,12 @@ const processors = 12
 // begin connects trainers and servers. It is collective over all ranks of a group.
 func (p *Process) begin(request []byte, _ work.Interrupt) (any, error) {
 	var r struct {
-		Group   int64      `json:"group"`
-		Roles   [][]string `json:"roles"` // of each rank
-		Mode    string     `json:"mode"`
-		Slack   int64      `json:"staleness"` // of mode ssp
-		Timeout *float64   `json:"timeout"`
-		Address string     `json:"address"` // where the service of this rank listens; "": the core chooses
-		TLS     admin.TLS  `json:"tls"`
+		Group int64      `json:"group"`
+		Roles [][]string `json:"roles"` // of each rank
+		mode
+		Timeout *float64  `json:"timeout"`
+		Address string    `json:"address"` // where the service of this rank listens; "": the core chooses
+		TLS     admin.TLS `json:"tls"`
 		// The names of the functions that this rank's program has for KVs.
 		Functions []string `json:"functions"`
 	}
@@ -60,14 +48,11 @@ func (p *Process) begin(request []byte, _ work.Interrupt) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !slices.Contains(modes, r.Mode) {
-		return nil, status.New(status.Argument, "ps_init: mode=%q is none of %q", r.Mode, modes)
-	}
-	if err := server.CheckSlack(r.Slack); err != nil {
+	if err := r.mode.check("ps_init"); err != nil {
 		return nil, err
 	}
-	j := &job{group: g, timeout: method.Seconds(r.Timeout), interrupt: interrupt, stop: make(chan struct{}), masterRank: -1,
-		bounded: r.Mode == modeSSP, slack: r.Slack}
+	j := &job{group: g, timeout: method.Seconds(r.Timeout), interrupt: interrupt, stop: make(chan struct{}), masterRank: -1}
+	j.mode.Store(&r.mode)
 	if len(r.Roles) != g.Size {
 		return nil, status.New(status.Argument, "ps_init: roles has %d entries; the group has %d ranks", len(r.Roles), g.Size)
 	}
@@ -97,7 +82,7 @@ func (p *Process) begin(request []byte, _ work.Interrupt) (any, error) {
 	}
 	var opened *job
 	defer func() { p.endOpening(opened) }()
-	c := server.Config{Mode: r.Mode, Sync: r.Mode == modeSync, Bounded: j.bounded, Slack: j.slack, Functions: r.Functions}
+	c := server.Config{Rule: r.rule(), Functions: r.Functions}
 	if err := j.open(c, r.Roles, admin.Options{Address: r.Address, OneHost: g.Local(), TLS: r.TLS, Panicked: func(why any) { p.core.Poison(fmt.Sprint(why)) }}); err != nil {
 		j.close(err)
 		return nil, err
@@ -182,7 +167,7 @@ func (j *job) open(c server.Config, roles [][]string, o admin.Options) (err erro
 	if !slices.Contains(j.trainers, me) {
 		return nil
 	}
-	return j.dial(c, file)
+	return j.dial(file)
 }
 
 // answer begins to answer trainers, on a server and on the master, and returns the address of the
@@ -198,7 +183,7 @@ func (j *job) answer(c server.Config, o admin.Options) (address string, err erro
 	}
 	var tasks admin.Tasks // stays nil on a rank that is no master
 	if me == j.masterRank {
-		j.master = master.NewMaster(j.trainers, c.Sync)
+		j.master = master.NewMaster(j.trainers, c.Rule.Sync)
 		tasks = j.master
 		j.watching.Add(1)
 		go j.tick()
@@ -224,7 +209,7 @@ func (j *job) addressIn(told [][]byte, rank int, who string) (at admin.ServerAdd
 }
 
 // dial makes the clients of a trainer, and registers it.
-func (j *job) dial(c server.Config, file admin.JobFile) (err error) {
+func (j *job) dial(file admin.JobFile) (err error) {
 	me := j.group.Rank
 	if file.Master != nil {
 		if j.tasks, err = admin.Dial(file.Master.Address, file.Token, file.TLS); err != nil {
@@ -244,10 +229,9 @@ func (j *job) dial(c server.Config, file admin.JobFile) (err error) {
 	}); err != nil {
 		return err
 	}
-	j.client = client.New(j.links, len(j.servers), c.Sync && len(j.trainers) > 1, j.timeout, j.interrupt)
-	if c.Sync || c.Bounded {
-		j.client.Late = j.late
-	}
+	j.client = client.New(j.links, len(j.servers), false, j.timeout, j.interrupt)
+	j.client.Late = j.late
+	j.follow(j.mode.Load())
 	return nil
 }
 

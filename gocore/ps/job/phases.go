@@ -22,6 +22,10 @@ func (j *job) phase(ctx context.Context, from int, phase, dir string, step int64
 	case phaseRelease:
 		j.server.Release(from)
 		return struct{}{}, nil
+	case phaseMay:
+		return struct{}{}, j.server.MayChange()
+	case phaseChange:
+		return struct{}{}, j.changeMode(from, d.Mode)
 	}
 	// The others wait for each other, because one of a trainer that has died may be under way
 	// still.
@@ -160,6 +164,7 @@ func (j *job) restore(ctx context.Context, dir string, step int64, take *taking)
 		return told, err
 	}
 	j.server.SetVersion(e.Version)
+	j.server.ForgetBackups()
 	j.given = e.User
 	told = restored{Step: m.Step, Tables: []string{}}
 	if j.server.Index == 0 {

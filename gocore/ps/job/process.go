@@ -61,6 +61,8 @@ func (p *Process) Methods() map[string]method.Func {
 		"ps_kv_next":       p.nextOfKVs,
 		"ps_kv_fail":       p.failOfKV,
 		"ps_serve":         p.serve,
+		"ps_set_mode":      p.setMode,
+		"ps_flush":         p.flush,
 		"ps_complete":      p.complete,
 		"ps_refuse":        p.refuse,
 		"ps_tasks_open":    p.tasksOpen,

@@ -87,14 +87,14 @@ func (b backend) Statistics() []byte {
 		RPCs: over.Calls, GRPCIn: over.In, GRPCOut: over.Out,
 		Staleness: s.Staleness, MostStale: s.MostStale, Failed: s.Failed, Tables: []admin.TableReport{}, Trainers: []admin.TrainerReport{}}
 	for _, t := range s.Tables {
-		r.Tables = append(r.Tables, admin.TableReport{Name: t.Name, Kind: t.Kind, Dim: t.Dim, Rows: t.Rows, Bytes: t.Bytes, Pulled: t.Pulled, Pushed: t.Pushed})
+		r.Tables = append(r.Tables, admin.TableReport{Name: t.Name, Kind: t.Kind, Dim: t.Dim, Rows: t.Rows, Bytes: t.Bytes, Backups: t.Backups, Pulled: t.Pulled, Pushed: t.Pushed})
 	}
 	for _, t := range s.Trainers {
 		queue := 0
 		if t.Waiting {
 			queue = 1
 		}
-		r.Trainers = append(r.Trainers, admin.TrainerReport{Rank: t.Rank, Step: t.Steps, Queue: queue, Staleness: t.Staleness, Completed: t.State != "active", State: t.State, Lag: t.Lag, Silent: t.Silent, At: t.At})
+		r.Trainers = append(r.Trainers, admin.TrainerReport{Rank: t.Rank, Step: t.Steps, Since: t.Since, Queue: queue, Staleness: t.Staleness, Completed: t.State != "active", State: t.State, Lag: t.Lag, Silent: t.Silent, At: t.At})
 	}
 	if b.master != nil {
 		m := b.master.Report()

@@ -56,6 +56,15 @@ func (p *Process) complete([]byte, work.Interrupt) (any, error) {
 	return struct{}{}, nil
 }
 
+// flush exchanges what this trainer has pushed since the last exchange, in mode geo.
+func (p *Process) flush([]byte, work.Interrupt) (any, error) {
+	j, err := p.trainer("ps_flush")
+	if err != nil {
+		return nil, err
+	}
+	return struct{}{}, j.client.Flush(thread())
+}
+
 // refuse fails the step of all trainers.
 func (p *Process) refuse([]byte, work.Interrupt) (any, error) {
 	j, err := p.trainer("ps_refuse")
@@ -96,6 +105,9 @@ func (p *Process) learningRate(request []byte, _ work.Interrupt) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	if j.mode.Load().Name == modeGeo {
+		return nil, status.New(status.Unsupported, "ps_learning_rate: in mode geo the trainers update their copies, and the servers no row: set learning_rate of table %q on each trainer", r.Name)
+	}
 	return struct{}{}, j.each(func(ctx context.Context, _ int, c *admin.Client) error { return c.SetLearningRate(ctx, r.Name, r.Rate) })
 }
 
@@ -117,6 +129,10 @@ func (p *Process) stats([]byte, work.Interrupt) (any, error) {
 		return out, nil
 	}
 	out["staleness"] = j.client.Staleness()
+	if j.mode.Load().Name == modeGeo {
+		rows, bytes := j.client.Copies()
+		out["copies"] = map[string]int64{"rows": rows, "bytes": bytes}
+	}
 	all := make([]json.RawMessage, len(j.admins))
 	err = j.each(func(ctx context.Context, i int, c *admin.Client) error {
 		b, err := c.Statistics(ctx)

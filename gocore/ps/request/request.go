@@ -25,6 +25,9 @@ const (
 	// Reserve has ids and no rows: the rows of the ids are made, so that a Push or Write of them
 	// needs no memory.
 	Reserve
+	// Add is in the place of a Push: what comes is added to the rows, without their optimizer. It
+	// is not for synchronous training.
+	Add
 )
 
 func (o Op) String() string {
@@ -39,12 +42,14 @@ func (o Op) String() string {
 		return "refusal"
 	case Reserve:
 		return "reservation"
+	case Add:
+		return "addition"
 	}
 	return "unknown"
 }
 
 // IsStep tells whether a request is the trainer's part of a step.
-func (o Op) IsStep() bool { return o == Push || o == Refuse }
+func (o Op) IsStep() bool { return o == Push || o == Refuse || o == Add }
 
 // Updates tells whether a request changes what is there. Every server gets it, also one that has
 // none of the ids.
@@ -137,7 +142,7 @@ func Decode(b []byte) (Head, error) {
 	h.Step, h.Seen = int64(binary.LittleEndian.Uint64(b[8:])), int64(binary.LittleEndian.Uint64(b[16:]))
 	h.Number = int64(binary.LittleEndian.Uint64(b[numberAt:]))
 	if h.Op.String() == "unknown" || b[1] != 0 || b[2] != 0 || b[3] != 0 {
-		return h, status.New(status.Argument, "a request has the code %d; codes are %d to %d", b[0], Pull, Reserve)
+		return h, status.New(status.Argument, "a request has the code %d; codes are %d to %d", b[0], Pull, Add)
 	}
 	if n > MostTables || len(b) != headBytes+tableBytes*int(n) {
 		return h, status.New(status.Argument, "a request of %d bytes says that it has %d parts; it may have %d, of %d bytes each", len(b), n, MostTables, tableBytes)

@@ -16,6 +16,7 @@ func TestHeadsAreReadAsWritten(t *testing.T) {
 		{Op: Refuse, Step: 2, Tables: []TableRows{}},
 		{Op: Write, Step: 1, Number: math.MaxInt64, Tables: make([]TableRows, MostTables)},
 		{Op: Reserve, Tables: []TableRows{{3, 2, 0}}},
+		{Op: Add, Step: 3, Tables: []TableRows{{3, 2, 0}}},
 	} {
 		read, err := Decode(h.Encode())
 		require.NoError(t, err)

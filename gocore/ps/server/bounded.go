@@ -4,7 +4,6 @@ import (
 	"slices"
 
 	"github.com/paddlempi/paddlempi/gocore/ps/request"
-	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
 // This file bounds the staleness of rows (stale synchronous parallel, SSP): Q. Ho et al., "More
@@ -16,7 +15,7 @@ import (
 // keepsAhead keeps a pull of a trainer that is too many steps ahead of another one, and tells
 // whether it has. It is carried out when the others have come closer, or have left.
 func (s *Server) keepsAhead(u *update) bool {
-	if !s.Bounded || u.op != request.Pull {
+	if !s.rule.Load().Bounded || u.op != request.Pull {
 		return false
 	}
 	s.mu.Lock()
@@ -31,9 +30,10 @@ func (s *Server) keepsAhead(u *update) bool {
 // isAheadLocked tells whether a trainer is more than Slack steps ahead of one that is active. The
 // caller holds mu.
 func (s *Server) isAheadLocked(rank int) bool {
-	mine := s.trainers[rank].steps
+	t, slack := s.trainers[rank], s.rule.Load().Slack
+	mine := t.steps - t.base
 	for _, t := range s.trainers {
-		if t.state == active && mine-t.steps > s.Slack {
+		if t.state == active && mine-(t.steps-t.base) > slack {
 			return true
 		}
 	}
@@ -58,12 +58,4 @@ func (s *Server) pullAll(pulls []*update) {
 	for _, u := range pulls {
 		u.done(s.access(u))
 	}
-}
-
-// CheckSlack returns an error if a bound of staleness is out of its limits.
-func CheckSlack(slack int64) error {
-	if slack < 0 || slack > 1<<30 {
-		return status.New(status.Argument, "ps_init: staleness=%d; it is from 0 to %d steps", slack, 1<<30)
-	}
-	return nil
 }

@@ -139,6 +139,9 @@ func (s *Server) access(u *update) (answer request.Answer, err error) {
 		}
 		r.pulled.Add(int64(len(r.ids)))
 	}
+	if rule := s.rule.Load(); rule.Lambda > 0 {
+		s.keepBackups(u, rule)
+	}
 	return answer, nil
 }
 
@@ -232,7 +235,7 @@ func (s *Server) read(in *Incoming) (head request.Head, u *update, err error) {
 }
 
 // alone tells whether a push is applied without those of other trainers.
-func (s *Server) alone() bool { return !s.Sync || len(s.Trainers) == 1 }
+func (s *Server) alone() bool { return !s.rule.Load().Sync || len(s.Trainers) == 1 }
 
 // push applies an update at once, or keeps it until the other trainers' are there. step is the
 // number that its trainer gives it.
@@ -249,6 +252,8 @@ func (s *Server) push(u *update, step int64) {
 	t, err := s.trainerLocked(u.from)
 	switch {
 	case err != nil:
+	case u.op == request.Add && s.rule.Load().Sync:
+		err = status.New(status.Argument, "rank %d adds to rows of server %d, which is in mode sync", u.from, s.Index).WithRanks(u.from)
 	case t.waiting != nil && step == 0:
 		err = status.New(status.Mismatch, "rank %d pushes again to server %d, where its step %d still waits for other trainers; the call that pushed it has ended with an error, but the step stays",
 			u.from, s.Index, t.steps).WithRanks(u.from)
@@ -274,7 +279,7 @@ func (s *Server) push(u *update, step int64) {
 // readyLocked returns the updates of the next step, in the order of the ranks, if every active
 // trainer's is there. The caller applies it.
 func (s *Server) readyLocked() (all []*update) {
-	if !s.Sync || s.applying || !s.letsStepLocked() {
+	if !s.rule.Load().Sync || s.applying || !s.letsStepLocked() {
 		return nil
 	}
 	for _, rank := range s.Trainers {
@@ -388,7 +393,7 @@ func (s *Server) update(all []*update) error {
 		steps = append(steps, one)
 	}
 	for _, one := range steps {
-		if err := one.apply(); err != nil {
+		if err := one.apply(all[0].op); err != nil {
 			return one.says(s, err)
 		}
 	}
@@ -451,8 +456,15 @@ func prepare(rows []tableRows) (*tableStep, error) {
 }
 
 // apply updates the table. It counts the step also where other servers have all its ids, so that
-// Adam's bias correction is the same on all.
-func (one *tableStep) apply() error {
+// Adam's bias correction is the same on all. What is added is none of the optimizer's steps.
+func (one *tableStep) apply(what request.Op) error {
+	if what == request.Add {
+		if one.update == nil {
+			return nil
+		}
+		one.pushed.Add(int64(len(one.ids)))
+		return one.update.Add()
+	}
 	if one.update == nil {
 		one.CountStep()
 		return nil

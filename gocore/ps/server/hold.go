@@ -82,7 +82,7 @@ func (s *Server) now(u *update) (answer request.Answer, err error) {
 	case !u.op.IsStep():
 		answer, err = s.access(u)
 	default:
-		if err = s.update([]*update{u}); err == nil {
+		if err = s.updateAlone(u); err == nil {
 			version = s.version.Add(1)
 		}
 	}

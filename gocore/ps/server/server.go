@@ -5,7 +5,8 @@
 // the same step of every active trainer is there: the gradients of an id are added in the order of
 // the trainers' ranks, so the result does not depend on who came first. In asynchronous mode every
 // push is applied at once. With bounded staleness (bounded.go) a trainer that is far ahead of another
-// one also waits before it pulls. A trainer that has completed no longer counts.
+// one also waits before it pulls. With delay compensation (delay.go) a gradient is changed by what
+// others have done to its rows. A trainer that has completed no longer counts.
 //
 // # Cuts
 //
@@ -67,23 +68,34 @@ const (
 
 // Config says what a server is.
 type Config struct {
-	Index    int    // among the servers
-	Servers  int    // how many there are
-	Trainers []int  // their ranks, in ascending order
-	Mode     string // as Statistics tells it
-	Sync     bool
+	Index    int   // among the servers
+	Servers  int   // how many there are
+	Trainers []int // their ranks, in ascending order
+	Rule     Rule  // with which it begins
+	// Functions are the names of the program's functions for KVs.
+	Functions []string
+}
+
+// Rule says when pushes are applied, and what to.
+type Rule struct {
+	Mode string // as Statistics tells it
+	Sync bool
 	// Bounded says that a trainer may not pull while it is more than Slack steps ahead of another
 	// one (bounded.go). It is for asynchronous training.
 	Bounded bool
 	Slack   int64
-	// Functions are the names of the program's functions for KVs.
-	Functions []string
+	// Lambda is how much gradients are compensated for their delay (delay.go); 0: not at all. Of
+	// each sparse table Backups rows are kept for each trainer. It is for asynchronous training.
+	Lambda  float64
+	Backups int64
 }
 
 // Server holds tables for trainers.
 type Server struct {
 	Config
 	began time.Time
+	rule  atomic.Pointer[Rule]
+	delay delay
 
 	mu       sync.Mutex
 	tables   []*served
@@ -114,6 +126,8 @@ type served struct {
 	rate   atomic.Uint64 // bits of the learning rate; NaN: the table's
 	pulled atomic.Int64  // rows
 	pushed atomic.Int64  // rows
+
+	backups map[int]*backup // by the ranks of trainers; delay.mu guards it
 }
 
 // state of a trainer.
@@ -131,6 +145,7 @@ func (s state) String() string { return [...]string{"active", "completed", "lost
 type trainer struct {
 	state
 	steps     int64   // pushes that were applied, or wait for the other trainers'
+	base      int64   // steps when the rule was set
 	waiting   *update // a synchronous push that waits for the other trainers'
 	applying  *update // the same, while its step is applied
 	number    int64   // of its last update that did not wait for other trainers
@@ -151,6 +166,7 @@ func New(c Config) *Server {
 	c.Trainers = slices.Clone(c.Trainers)
 	slices.Sort(c.Trainers)
 	s := &Server{Config: c, began: time.Now(), byName: map[string]uint32{}, trainers: map[int]*trainer{}, barriers: map[string]*barrier{}, done: make(chan struct{})}
+	s.rule.Store(&c.Rule)
 	s.waiting.called, s.waiting.came = map[int64]*KVCall{}, make(chan struct{}, 1)
 	for _, rank := range c.Trainers {
 		s.trainers[rank] = &trainer{}
@@ -160,6 +176,7 @@ func New(c Config) *Server {
 
 // Free gives the memory of all tables back. No request may be under way.
 func (s *Server) Free() {
+	s.ForgetBackups()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, t := range s.tables {
@@ -343,6 +360,7 @@ func (s *Server) Complete(from int) error {
 	}
 	t.state = completed
 	s.someLeft()
+	s.forgetBackupsOf(from)
 	return nil
 }
 
@@ -357,13 +375,14 @@ func (s *Server) Lost(rank int, why error) {
 		return
 	}
 	t.state = lost
-	if s.Sync || s.allLostLocked() {
+	if s.rule.Load().Sync || s.allLostLocked() {
 		s.mu.Unlock()
 		s.Fail(why)
 		return
 	}
 	s.someLeft()
 	s.Release(rank)
+	s.forgetBackupsOf(rank)
 }
 
 // someLeft lets those go on that wait for all active trainers. The caller holds mu; someLeft gives

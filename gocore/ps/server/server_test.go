@@ -26,7 +26,7 @@ func meta(name string) Meta {
 }
 
 func newServer(t *testing.T, synchronous bool, trainers ...int) *Server {
-	s := New(Config{Servers: 1, Trainers: trainers, Sync: synchronous})
+	s := New(Config{Servers: 1, Trainers: trainers, Rule: Rule{Sync: synchronous}})
 	t.Cleanup(s.Free)
 	for _, rank := range trainers {
 		id, err := s.Declare(rank, meta("t"))

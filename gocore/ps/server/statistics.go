@@ -71,6 +71,7 @@ type TrainerStatistics struct {
 	Member
 	State     string // active, completed or lost
 	Steps     int64
+	Since     int64 // of these, steps since the rule was set
 	Lag       int64 // steps behind the trainer that is furthest
 	Waiting   bool  // its push or pull waits for other trainers
 	Staleness float64
@@ -82,13 +83,14 @@ type TrainerStatistics struct {
 type TableStatistics struct {
 	Name, Kind     string
 	Dim            int64
-	Rows, Bytes    int64 // 0 of a KV: its function knows
+	Rows, Bytes    int64 // 0 of a KV: its function knows. The bytes are with those of backups
+	Backups        int64 // rows as trainers have pulled them last
 	Pulled, Pushed int64 // rows
 }
 
 // Statistics returns what the server has and did.
 func (s *Server) Statistics() Statistics {
-	out := Statistics{Mode: s.Mode, Seconds: time.Since(s.began).Seconds(), Version: s.version.Load(), Pulls: s.counted.pulls.Load(),
+	out := Statistics{Mode: s.rule.Load().Mode, Seconds: time.Since(s.began).Seconds(), Version: s.version.Load(), Pulls: s.counted.pulls.Load(),
 		Pushes: s.counted.pushes.Load(), BytesIn: s.counted.bytesIn.Load(), BytesOut: s.counted.bytesOut.Load()}
 	s.mu.Lock()
 	if s.failed != nil {
@@ -114,7 +116,7 @@ func (s *Server) Statistics() Statistics {
 		var stale staleness
 		stale.add(&t.staleness)
 		all.add(&stale)
-		out.Trainers = append(out.Trainers, TrainerStatistics{m, t.state.String(), t.steps, furthest - t.steps, waits, stale.mean(), silent, s.waitsAtLocked(rank)})
+		out.Trainers = append(out.Trainers, TrainerStatistics{m, t.state.String(), t.steps, t.steps - t.base, furthest - t.steps, waits, stale.mean(), silent, s.waitsAtLocked(rank)})
 	}
 	if s.hold != nil {
 		out.Queue += len(s.hold.queue)
@@ -132,7 +134,10 @@ func (s *Server) Statistics() Statistics {
 		if err != nil {
 			continue // the server is being freed
 		}
-		out.Tables = append(out.Tables, TableStatistics{t.meta.Name, t.meta.Kind, t.Dim, info.Rows, info.Bytes, t.pulled.Load(), t.pushed.Load()})
+		s.delay.mu.Lock()
+		backups, bytes := t.backed()
+		s.delay.mu.Unlock()
+		out.Tables = append(out.Tables, TableStatistics{t.meta.Name, t.meta.Kind, t.Dim, info.Rows, info.Bytes + bytes, backups, t.pulled.Load(), t.pushed.Load()})
 	}
 	for _, k := range kvs {
 		out.PulledRows += uint64(k.pulled.Load())

@@ -3,6 +3,7 @@
 #include "../../reduce/float16.h"
 #include "table.h"
 
+#include <float.h>
 #include <string.h>
 
 typedef int (*pt_worker)(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *p);
@@ -173,7 +174,11 @@ static int copy_rows(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *p,
 	for (uint32_t k = 0; k < p->n; k++) {
 		int64_t found = find(t, s, p->ids[k]);
 		uint32_t row = (uint32_t)found;
-		if (found < 0 && !into) {
+		if (b->there) {
+			b->there[p->at[k]] = found >= 0;
+			if (found < 0 || b->values == NULL)
+				continue;
+		} else if (found < 0 && !into) {
 			b->fault = p->at[k];
 			b->value = p->ids[k];
 			return PT_ABSENT;
@@ -271,6 +276,28 @@ int pt_pull(pt_table *t, pt_batch *b) {
 
 int pt_read(pt_table *t, pt_batch *b) {
 	return each_shard(t, b, read_portion);
+}
+
+int pt_find(pt_table *t, pt_batch *b) {
+	return each_shard(t, b, read_portion);
+}
+
+void pt_delta(float *now, const float *before, float parts, int64_t n) {
+	for (int64_t i = 0; i < n; i++) {
+		double d = ((double)now[i] - (double)before[i]) / (double)parts;
+		float most = d > FLT_MAX ? FLT_MAX : d < -FLT_MAX ? -FLT_MAX : (float)d;
+		now[i] = __builtin_isfinite(now[i]) && __builtin_isfinite(before[i]) ? most : (float)d;
+	}
+}
+
+void pt_compensate(float *g, const float *row, const float *before, const uint8_t *there,
+				   float lambda, int64_t n, int64_t dim) {
+	for (int64_t i = 0; i < n; i++, g += dim, row += dim, before += dim) {
+		if (!there[i])
+			continue;
+		for (int64_t j = 0; j < dim; j++)
+			g[j] += lambda * g[j] * g[j] * (row[j] - before[j]);
+	}
 }
 
 int pt_write(pt_table *t, pt_batch *b) {

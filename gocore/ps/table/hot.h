@@ -270,6 +270,7 @@ TARGET int FN(pt_push)(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *
 		rows[i - BLOCK] = row;
 	}
 	uint32_t unique = FN(chains)(rows, p->n, list, next, table);
+	int optimizer = b->step.adds ? PT_SGD : t->c.optimizer;
 	int64_t dim = t->c.dim, kept = t->c.dtype == PT_FLOAT32 ? 4 * dim : 2 * dim;
 	int64_t given = b->dtype == PT_FLOAT32 ? 4 * dim : 2 * dim, padded = (dim + 15) / 16 * 16;
 	int64_t all = kept + given + t->state_bytes;
@@ -293,10 +294,10 @@ TARGET int FN(pt_push)(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *
 		char *row = pt_row(t, s, c->row);
 		float *state = pt_state(t, s, c->row);
 		if (t->c.dtype == PT_FLOAT32) {
-			FN(update)(t->c.optimizer, &b->step, (float *)row, state, g, p->sum, dim);
+			FN(update)(optimizer, &b->step, (float *)row, state, g, p->sum, dim);
 		} else {
 			FN(widen)(wide, (const uint16_t *)row, dim, bf16);
-			FN(update)(t->c.optimizer, &b->step, wide, state, g, p->sum, dim);
+			FN(update)(optimizer, &b->step, wide, state, g, p->sum, dim);
 			FN(narrow)((uint16_t *)row, wide, dim, bf16);
 		}
 	}

@@ -23,6 +23,12 @@ package table
 #cgo nocallback pt_read
 #cgo noescape pt_write
 #cgo nocallback pt_write
+#cgo noescape pt_find
+#cgo nocallback pt_find
+#cgo noescape pt_delta
+#cgo nocallback pt_delta
+#cgo noescape pt_compensate
+#cgo nocallback pt_compensate
 #cgo noescape pt_reserve
 #cgo nocallback pt_reserve
 #cgo noescape pt_unreserve
@@ -210,7 +216,20 @@ func (u *Update) Apply(step int64) error {
 		for now := t.steps.Load(); now < step && !t.steps.CompareAndSwap(now, step); now = t.steps.Load() {
 		}
 	}
-	u.batch.step = t.Optimizer.step(u.rate, step)
+	return u.carryOut(t.Optimizer.step(u.rate, step))
+}
+
+// Add is Apply, but adds what the batch has to the rows. The optimizer, its states and the steps
+// have no part in it.
+func (u *Update) Add() error {
+	step := (&Optimizer{}).step(-1, 0)
+	step.adds = 1
+	return u.carryOut(step)
+}
+
+func (u *Update) carryOut(step C.pt_step) error {
+	t := u.of
+	u.batch.step = step
 	if t.Refuse {
 		u.batch.step.most = largest[t.dtype]
 	}
@@ -238,6 +257,34 @@ func (t *Table) Check(b Batch) error {
 // Read copies rows and their states, of ids that are all there. States may be nil.
 func (t *Table) Read(b Batch) error {
 	return t.call("read", b, func(c *C.pt_batch) C.int { return C.pt_read(t.t, c) })
+}
+
+// Find copies the rows of those ids that have one, and says which: there has a 1 for each of them,
+// else a 0, and is outside the Go heap. The values of the others stay. Values may be nil.
+func (t *Table) Find(b Batch, there []byte) error {
+	if int64(len(there)) < b.IDs.Count {
+		return status.New(status.Argument, "find: %d places for %d ids", len(there), b.IDs.Count)
+	}
+	return t.call("find", b, func(c *C.pt_batch) C.int {
+		c.there = (*C.uint8_t)(unsafe.Pointer(unsafe.SliceData(there)))
+		return C.pt_find(t.t, c)
+	})
+}
+
+// Delta makes now (now - before) / parts. Differences of numbers that are finite are finite. The
+// slices are of the same length.
+func Delta(now, before []float32, parts float32) {
+	if len(now) > 0 {
+		C.pt_delta((*C.float)(&now[0]), (*C.float)(&before[:len(now)][0]), C.float(parts), C.int64_t(len(now)))
+	}
+}
+
+// Compensate adds lambda g g (rows - before) to gradients g of rows of dim elements, where there
+// has a 1 for the row. The slices are as long as there says.
+func Compensate(g, rows, before []float32, there []byte, lambda float32, dim int64) {
+	if n := int64(len(there)) * dim; n > 0 {
+		C.pt_compensate((*C.float)(&g[:n][0]), (*C.float)(&rows[:n][0]), (*C.float)(&before[:n][0]), (*C.uint8_t)(&there[0]), C.float(lambda), C.int64_t(len(there)), C.int64_t(dim))
+	}
 }
 
 // Write sets rows and their states. States may be nil: then the states of new rows are their first

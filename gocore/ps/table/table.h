@@ -80,6 +80,7 @@ typedef struct pt_step {
 	float epsilon;
 	float most; /* the largest number of a row; +Inf: rows may have what is not finite */
 	int32_t nesterov;
+	int32_t adds; /* 1: the update is row -= rate * gradient, whatever the optimizer; states stay */
 } pt_step;
 
 typedef struct pt_bin {
@@ -133,6 +134,7 @@ typedef struct pt_batch {
 	float *states;    /* n states of a read or a write; NULL: none */
 	void *scratch;    /* pt_scratch bytes, aligned to a cache line */
 	pt_step step;     /* of a push */
+	uint8_t *there;   /* of a read: pt_find says 1 of each id that has a row, else 0; else NULL */
 	int64_t reserved; /* bytes that pt_reserve has set aside for this batch */
 	int64_t fault;    /* set with an error: the place of the id or element */
 	int64_t value;    /* set with PT_OUT_OF_RANGE and PT_ABSENT: the id */
@@ -178,6 +180,19 @@ int pt_pull(pt_table *t, pt_batch *b);
 int pt_push(pt_table *t, pt_batch *b);
 int pt_read(pt_table *t, pt_batch *b);
 int pt_write(pt_table *t, pt_batch *b);
+
+/* pt_find is pt_read of those ids that have a row, and fills b->there. The values of the others
+ * stay as they are. values may be NULL. */
+int pt_find(pt_table *t, pt_batch *b);
+
+/* pt_delta makes n numbers of now those of (now - before) / parts, which are finite where both
+ * are. */
+void pt_delta(float *now, const float *before, float parts, int64_t n);
+
+/* pt_compensate adds to n gradients g of rows of dim elements what the delay of each has changed,
+ * lambda g g (row - before): where there says that before has the row. */
+void pt_compensate(float *g, const float *row, const float *before, const uint8_t *there,
+				   float lambda, int64_t n, int64_t dim);
 
 /* pt_ids copies at most n ids, in no order, and returns how many there are. */
 int64_t pt_ids(pt_table *t, int64_t *out, int64_t n);

@@ -208,3 +208,53 @@ func TestWrongBatches(t *testing.T) {
 		assert.Equal(t, wrong.code, status.CodeOf(err))
 	}
 }
+
+// An addition goes past the optimizer, and past its states.
+func TestFindAndAdd(t *testing.T) {
+	for _, dtype := range []string{"float32", "bfloat16"} {
+		c := config("adam", 3)
+		c.DType, c.Initializer, c.Refuse = dtype, Initializer{Name: "zeros"}, true
+		table := newTable(t, best(), c)
+		ids, _ := tensor(t, op.Int64, []int64{5, 9})
+		gains, _ := tensor(t, op.Float32, []float32{1, -2, 4, 0.5, 8, -16})
+		states, before := tensor(t, op.Float32, make([]float32, 12))
+		after, same := tensor(t, op.Float32, make([]float32, 12))
+		rows, got := tensor(t, op.Float32, make([]float32, 6))
+		require.NoError(t, table.Push(Batch{IDs: ids, Values: gains}, math.NaN(), 0))
+		require.NoError(t, table.Read(Batch{IDs: ids, Values: rows, States: states}))
+		want := slices.Clone(got)
+		for range 2 {
+			u, err := table.Prepare(Batch{IDs: ids, Values: gains}, math.NaN())
+			require.NoError(t, err)
+			require.NoError(t, u.Add())
+			u.End()
+		}
+		require.NoError(t, table.Read(Batch{IDs: ids, Values: rows, States: after}))
+		for i, gain := range []float32{1, -2, 4, 0.5, 8, -16} {
+			assert.InDelta(t, want[i]+2*gain, got[i], 0.2, dtype)
+		}
+		assert.Equal(t, before, same)
+		assert.EqualValues(t, 1, table.Steps())
+
+		some, _ := tensor(t, op.Int32, []int32{4, 9, 5, 4})
+		found, values := tensor(t, op.Float32, slices.Repeat([]float32{7}, 12))
+		_, there := tensor(t, op.UInt8, make([]byte, 4))
+		require.NoError(t, table.Find(Batch{IDs: some, Values: found}, there))
+		assert.Equal(t, []byte{0, 1, 1, 0}, there)
+		assert.Equal(t, slices.Concat([]float32{7, 7, 7}, got[3:], got[:3], []float32{7, 7, 7}), values)
+		clear(there)
+		require.NoError(t, table.Find(Batch{IDs: some}, there))
+		assert.Equal(t, []byte{0, 1, 1, 0}, there)
+		assert.Error(t, table.Find(Batch{IDs: some}, there[:3]))
+		info, err := table.Info()
+		require.NoError(t, err)
+		assert.EqualValues(t, 2, info.Rows, "to find makes none")
+	}
+	huge := []float32{math.MaxFloat32, -math.MaxFloat32, 4, float32(math.NaN())}
+	Delta(huge, []float32{-math.MaxFloat32, math.MaxFloat32, 1, 0}, 1)
+	assert.Equal(t, []float32{math.MaxFloat32, -math.MaxFloat32, 3}, huge[:3])
+	assert.True(t, math.IsNaN(float64(huge[3])))
+	g := []float32{2, 3, 2, 3}
+	Compensate(g, []float32{5, 6, 5, 6}, []float32{4, 8, 4, 8}, []byte{1, 0}, 0.5, 2)
+	assert.Equal(t, []float32{4, -6, 2, 3}, g)
+}

@@ -27,6 +27,7 @@ from .export import export, load
 from .functions import KVRequest, server_function
 from .initializers import Initializer, Normal, Uniform, Zeros
 from .kv import KV
+from .modes import set_mode
 from .optimizers import SGD, Adagrad, Adam, AdamW, Momentum, Optimizer, RowWiseAdagrad
 from .plan import Placed, Plan, transpile
 from .prefetch import Prefetched
@@ -95,6 +96,7 @@ __all__ = [
     "serve",
     "server_function",
     "set_learning_rate",
+    "set_mode",
     "shutdown",
     "stats",
     "step",

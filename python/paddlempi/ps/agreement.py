@@ -22,9 +22,15 @@ __all__ = ["Mode", "agree", "files"]
 
 _ROLES = "PADDLEMPI_ROLES"
 _TLS = {"cert": "Cert", "key": "Key", "ca": "CA"}
-_MODES = ("sync", "async", "ssp", "half_async")
-_NUMBERS = {"ssp": {"staleness": 0}, "half_async": {"send_queue": 1, "merge": 1}}
+_MODES = ("sync", "async", "ssp", "half_async", "geo", "dc_asgd")
+_NUMBERS = {
+    "ssp": {"staleness": 0},
+    "half_async": {"send_queue": 1, "merge": 1},
+    "geo": {"geo_step": 1},
+    "dc_asgd": {"backup_rows": 1},
+}
 """The numbers of a mode, each with the least that it may be."""
+_OF_CORE = ("staleness", "geo_step", "backup_rows")
 _MOST = 1 << 30
 _WORDS = 5  # 64-bit words of what a rank tells in init: a digest, and its role
 
@@ -48,31 +54,56 @@ def files(tls: Mapping[str, str | os.PathLike[str]] | None) -> dict[str, Any]:
 
 
 class Mode(NamedTuple):
-    """When servers apply what trainers push: the arguments of ``ps.init``."""
+    """When servers apply what trainers push: the arguments of ``ps.init`` and ``ps.set_mode``."""
 
     name: str
     staleness: int
     send_queue: int
     merge: int
+    geo_step: int
+    compensation: float
+    backup_rows: int
 
-    def checked(self) -> str:
+    def for_core(self) -> dict[str, Any]:
+        """Return what the core needs of it."""
+        names = [name for name in _NUMBERS.get(self.name, {}) if name in _OF_CORE]
+        numbers: dict[str, Any] = {name: int(getattr(self, name)) for name in names}
+        if self.name == "dc_asgd":
+            numbers["compensation"] = float(self.compensation)
+        return {"mode": self.name, **numbers}
+
+    def checked(self, what: str) -> str:
         """Return what counts of it, as a text.
 
         Raises:
             ArgumentError: there is no such mode, or a number is out of its limits.
-            DtypeError: a number is no integer.
+            DtypeError: a number is of a wrong type.
         """
         if self.name not in _MODES:
             raise ArgumentError(
-                f"ps.init: mode={self.name!r} is none of {', '.join(map(repr, _MODES))}"
+                f"{what}: mode={self.name!r} is none of {', '.join(map(repr, _MODES))}"
             )
         text = f"mode={self.name!r}"
+        if self.name == "dc_asgd":
+            text += f", compensation={self._compensation(what):g}"
         for name, least in _NUMBERS.get(self.name, {}).items():
             value = getattr(self, name)
-            if not least <= from_zero("ps.init", name, value) <= _MOST:
-                raise ArgumentError(f"ps.init: {name}={value}; it is from {least} to {_MOST}")
+            if not least <= from_zero(what, name, value) <= _MOST:
+                raise ArgumentError(f"{what}: {name}={value}; it is from {least} to {_MOST}")
             text += f", {name}={value}"
         return text
+
+    def _compensation(self, what: str) -> float:
+        try:
+            number = float(self.compensation)
+        except (TypeError, ValueError):
+            raise DtypeError(f"{what}: compensation={self.compensation!r} is no number") from None
+        if not 0 < number < 1e30:
+            raise ArgumentError(
+                f"{what}: compensation={self.compensation!r} is no finite number above 0: without "
+                "compensation take mode='async'"
+            )
+        return number
 
 
 def agree(
@@ -83,7 +114,7 @@ def agree(
         given = os.environ.get(_ROLES) or None
     size = len(world._ranks)
     try:
-        how = mode.checked()
+        how = mode.checked("ps.init")
         seconds = to_seconds(timeout, "ps.init")
         encrypted = ", with tls" if files(tls) else ""
         all_roles = resolved(given, size)

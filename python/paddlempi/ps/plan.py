@@ -211,6 +211,9 @@ def transpile(
     staleness: int = 3,
     send_queue: int = 20,
     merge: int = 20,
+    geo_step: int = 100,
+    compensation: float = 0.04,
+    backup_rows: int = 1 << 20,
     timeout: timedelta | float = DEFAULT_TIMEOUT,
     tls: Any = None,
     average: bool = True,
@@ -244,8 +247,8 @@ def transpile(
     Args:
         model: a ``torch.nn.Module`` or ``paddle.nn.Layer``. Its embeddings are replaced in it.
         optimizer: the optimizer of all its parameters, or a list of optimizers.
-        roles, mode, staleness, send_queue, merge, timeout, tls: of :func:`init`, if it was not
-            called.
+        roles, mode, staleness, send_queue, merge, geo_step, compensation, backup_rows, timeout,
+            tls: of :func:`init`, if it was not called.
         average: whether gradients are divided by the number of trainers in sync mode.
         placement: how blocks are dealt to servers: "round_robin" or "hash_name".
         name: what the names of its tables begin with: another one for a second plan of a program.
@@ -285,6 +288,9 @@ def transpile(
             staleness=staleness,
             send_queue=send_queue,
             merge=merge,
+            geo_step=geo_step,
+            compensation=compensation,
+            backup_rows=backup_rows,
             timeout=timeout,
             tls=tls,
         )

@@ -154,8 +154,7 @@ class RemoteTable(Configured):
             ArgumentError: also if a row is not finite, unless ``non_finite`` is "allow".
             Error: as :meth:`push`.
         """
-        if session.sender() is not None:
-            session.flush()  # what was pushed before comes before
+        session.flush()  # what was pushed before comes before
         self._core.table(TableCall.WRITE, self._number, checked_ids("write", ids), rows)
 
     def prefetch(self, ids: Any) -> Prefetched:

@@ -63,7 +63,7 @@ class Session:
 
     Attributes:
         roles: the roles of all ranks, by rank.
-        mode: "sync", "async", "ssp" or "half_async".
+        mode: "sync", "async", "ssp", "half_async", "geo" or "dc_asgd".
         trainer_group: the group of the trainers.
         completed: this trainer has said that it asks nothing more.
         empty: the number and the dim of a table; a step without gradients names it.
@@ -100,6 +100,15 @@ class Session:
                 self._blocks += blocks
             return self.dealt[name]
 
+    def follow(self, mode: Mode) -> None:
+        """Have this trainer do what a mode asks of trainers."""
+        if self.sender is not None:
+            self.sender.end()
+            self.sender = None
+        if mode.name == "half_async":
+            self.sender = Sender(int(mode.send_queue), int(mode.merge))
+        self.mode = mode.name
+
 
 class _State:
     """The session of this process, and how its servers end."""
@@ -127,6 +136,9 @@ def init(
     staleness: int = 3,
     send_queue: int = 20,
     merge: int = 20,
+    geo_step: int = 100,
+    compensation: float = 0.04,
+    backup_rows: int = 1 << 20,
     timeout: timedelta | float = DEFAULT_TIMEOUT,
     tls: Mapping[str, str | os.PathLike[str]] | None = None,
 ) -> None:
@@ -151,11 +163,24 @@ def init(
             same, but a trainer that is more than ``staleness`` steps ahead of another one waits
             before it pulls (stale synchronous parallel: Ho et al., NIPS 2013). "half_async": a push
             is queued, and a thread merges what has come and sends it, so a trainer waits for no
-            server either, unless its queue is full (Fluid's AsyncCommunicator).
+            server either, unless its queue is full (Fluid's AsyncCommunicator). "geo": a push
+            updates a copy of this trainer, and every ``geo_step`` pushes the trainer sends what the
+            rows of the copy have gained since they came, divided by the number of trainers, which
+            the servers add; then it pulls the servers' rows again (GeoSGD, of Paddle's
+            GeoCommunicator; the paper nearest to it is Stich, "Local SGD Converges Fast and
+            Communicates Little", ICLR 2019). "dc_asgd": as "async", but a server updates a row *w*
+            with *g + compensation g g (w - b)* in the place of a trainer's gradient *g*, where *b*
+            is the row as that trainer has pulled it last, and products are by element (Zheng et
+            al., "Asynchronous Stochastic Gradient Descent with Delay Compensation", ICML 2017,
+            DC-ASGD-c). :func:`set_mode` changes the mode later.
         staleness: the bound of mode "ssp", in steps, from 0. Other modes do not read it.
         send_queue: of mode "half_async": how many pushes wait in a trainer at most, from 1.
         merge: of mode "half_async": how many of them are sent as one at most, from 1. The gradients
             of a row are added up.
+        geo_step: of mode "geo": how many pushes a trainer makes between two exchanges, from 1.
+        compensation: of mode "dc_asgd": the factor of its formula, above 0.
+        backup_rows: of mode "dc_asgd": how many rows of each sparse table a server keeps for each
+            trainer as *b* at most, from 1. A gradient of a row without one is taken as it is.
         timeout: how long a request to a server may take, in sync mode with the wait for the other
             trainers: a timedelta or seconds.
         tls: files in PEM that encrypt the administration (``docs/ps-admin.md``): ``cert`` and
@@ -182,7 +207,8 @@ def init(
         raise AlreadyInitializedError("ps.init: another thread is in it")
     _state.beginning = threading.get_ident()
     try:
-        _begin(roles, Mode(mode, staleness, send_queue, merge), timeout, tls)
+        how = Mode(mode, staleness, send_queue, merge, geo_step, compensation, backup_rows)
+        _begin(roles, how, timeout, tls)
     finally:
         _state.beginning = 0
     if functions.names() and serves(role()):
@@ -216,31 +242,36 @@ def _begin(
         "ps_init",
         group=world._id,
         roles=[role.split("+") for role in found],
-        mode=mode.name,
         timeout=to_seconds(timeout, "ps.init"),
         functions=functions.names(),
-        **({"staleness": int(mode.staleness)} if mode.name == "ssp" else {}),
+        **mode.for_core(),
         **files(tls),
     )
-    if mode.name == "half_async" and world._rank in session.trainers:
-        session.sender = Sender(int(mode.send_queue), int(mode.merge))
+    if world._rank in session.trainers:
+        session.follow(mode)
     _state.session = session
 
 
 def flush() -> None:
-    """In mode "half_async", wait until the servers have applied all pushes of this trainer.
+    """Wait until the servers have what this trainer has pushed.
 
-    :func:`barrier`, :func:`save`, :func:`restore`, :func:`complete`, :func:`set_learning_rate` and
-    ``write`` of a table do so. In other modes a push has been applied when it returns.
+    In mode "half_async" the queue is sent; in mode "geo" the copy is exchanged, however few pushes
+    it has. :func:`barrier`, :func:`save`, :func:`restore`, :func:`complete`,
+    :func:`set_learning_rate` and ``write`` of a table do so. In other modes a push has been applied
+    when it returns.
 
     Raises:
         NotInitializedError: before :func:`init`.
         ArgumentError: this rank does not train.
-        Error: what a push has failed with since the last call that said so. It is lost.
+        Error: in mode "half_async", what a push has failed with since the last call that said so.
+            It is lost. In mode "geo", as :meth:`paddlempi.ps.RemoteTable.push`: what was not sent
+            to any server is sent by the next exchange, the rest may be lost.
     """
-    sender = as_trainer("ps.flush").sender
-    if sender is not None:
-        sender.flush()
+    found = as_trainer("ps.flush")
+    if found.sender is not None:
+        found.sender.flush()
+    elif found.mode == "geo":
+        _native.control("ps_flush")
 
 
 def sender() -> Sender | None:
@@ -414,6 +445,8 @@ def set_learning_rate(name: str, rate: float) -> None:
         ArgumentError: this rank does not train, there is no table of the name, or ``rate`` is
             negative or not finite.
         DtypeError: ``name`` is no text, or ``rate`` no number.
+        UnsupportedError: in mode "geo", where the trainers update rows: set ``learning_rate`` of
+            the table on each of them.
     """
     flush()
     _text("ps.set_learning_rate", name)
@@ -450,7 +483,8 @@ def complete() -> None:
             trainer has not waited. The trainer has completed, and its servers are told.
         TimeoutError: a server did not answer in time.
         PeerDiedError: a server has died. The others do not count this trainer as completed.
-        Error: in mode "half_async", what a queued push has failed with. The trainer has completed.
+        Error: what :func:`flush` raises: a queued push has failed, or an exchange. The trainer has
+            completed.
     """
     session = as_trainer("ps.complete")
     with session.lock:

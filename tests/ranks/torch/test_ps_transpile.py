@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from paddlempi import errors, ps
+from paddlempi import barrier, errors, ps
 from paddlempi.testing import World
 from ps_roles import BOTH, ONE_SERVER, ONE_TRAINER, layouts
 
 pytestmark = pytest.mark.mpi(ranks=[2, 3])
 
 ROWS, DIM, STEPS, EACH = 40, 6, 4, 5
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -70,13 +71,20 @@ def momentum(model: Net) -> list[Any]:
     ]
 
 
+def momentum_of_dense(model: Net) -> list[Any]:
+    """Optimizers that geo takes without a limit of memory: tables have no states."""
+    sparse = [model.words.weight, model.bags[0].weight]
+    rest = [p for p in model.parameters() if p.requires_grad and all(p is not q for q in sparse)]
+    return [torch.optim.SGD(rest, 0.001, momentum=0.9), torch.optim.SGD(sparse, 0.01)]
+
+
 def adam(model: Net) -> list[Any]:
     sparse = [model.words.weight, model.bags[0].weight]
     rest = [p for p in model.parameters() if p.requires_grad and all(p is not q for q in sparse)]
     return [torch.optim.AdamW(rest, 1e-4), torch.optim.SparseAdam(sparse, 0.001)]
 
 
-def one_process(make: Any, trainers: int, average: bool) -> dict[str, torch.Tensor]:
+def one_process(make: Any, trainers: int, average: bool, first: int = 0) -> dict[str, torch.Tensor]:
     """The state after STEPS steps of one process, which adds the gradients in order."""
     torch.manual_seed(7)
     model = Net()
@@ -85,7 +93,7 @@ def one_process(make: Any, trainers: int, average: bool) -> dict[str, torch.Tens
     for step in range(STEPS):
         for one in optimizers:
             one.zero_grad()
-        for trainer in range(trainers):
+        for trainer in range(first, first + trainers):
             train(model, optimizers, *batch(step, trainer))
         for parameter in model.parameters():
             if parameter.grad is not None and average:
@@ -124,11 +132,56 @@ def test_it_is_like_one_process(rank: int, roles: str, make: Any, average: bool)
     ps.shutdown()  # servers wait for it, in transpile
     assert list(wanted) == list(found)
     for name, value in wanted.items():
-        close = {"rtol": 1e-4, "atol": 1e-5}
         assert found[name].shape == value.shape
         torch.testing.assert_close(
-            found[name], value, **close, msg=lambda text, n=name: f"{n}: {text}"
+            found[name], value, **CLOSE, msg=lambda text, n=name: f"{n}: {text}"
         )
+
+
+def of_a_mode(rank: int, roles: str, make: Any, **how: Any) -> dict[str, torch.Tensor] | None:
+    """The state after STEPS steps in a mode; None on a rank that has served."""
+    torch.manual_seed(7)
+    model = Net()
+    try:
+        plan = ps.transpile(model, make(model), roles, **how)
+    except SystemExit as ended:
+        assert ended.code == 0
+        return None
+    assert f"mode {how['mode']}:" in str(plan)
+    schedules = [torch.optim.lr_scheduler.ExponentialLR(one, 0.9) for one in plan.optimizer]
+    for step in range(STEPS):
+        for one in plan.optimizer:
+            one.zero_grad()
+        train(plan.model, plan.optimizer, *batch(step, ps.trainers().index(rank)))
+        for one in (*plan.optimizer, *schedules):
+            one.step()
+    barrier(ps.trainer_group())  # of a trainer that is faster nobody has seen anything
+    ps.barrier()
+    for one in plan.optimizer:
+        one.refresh()
+    found = plan.state_dict()
+    ps.shutdown()
+    return found
+
+
+@pytest.mark.parametrize("mode", ["async", "ssp", "geo", "dc_asgd"])
+def test_one_trainer_in_any_mode_is_like_one_process(rank: int, mode: str) -> None:
+    """What it pulls is always the newest: nothing is stale, and there is nothing to average."""
+    found = of_a_mode(rank, ONE_TRAINER, sgd, mode=mode, geo_step=3)
+    for name, value in {} if found is None else one_process(sgd, 1, False).items():
+        torch.testing.assert_close(found[name], value, **CLOSE)
+
+
+@pytest.mark.parametrize("make", [sgd, momentum_of_dense], ids=lambda make: make.__name__)
+def test_geo_averages_what_each_trainer_has_trained_by_itself(
+    rank: int, size: int, make: Any
+) -> None:
+    found = of_a_mode(rank, BOTH, make, mode="geo", geo_step=100)
+    assert found is not None
+    alone = [one_process(make, 1, False, trainer) for trainer in range(size)]
+    for name, value in found.items():
+        wanted = torch.stack([one[name] for one in alone]).mean(0)
+        torch.testing.assert_close(value, wanted, **CLOSE)
 
 
 def test_sgd_has_the_bits_of_one_process(rank: int) -> None:

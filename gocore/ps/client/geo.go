@@ -1,0 +1,517 @@
+package client
+
+import (
+	"math"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/ps/request"
+	"github.com/paddlempi/paddlempi/gocore/ps/route"
+	"github.com/paddlempi/paddlempi/gocore/ps/table"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// This file is geo training (GeoSGD, of Paddle's GeoCommunicator). A trainer pushes into a copy of
+// its own, with the table's optimizer. Every so many pushes it exchanges: of each row that it has
+// pushed since the last exchange it sends
+//
+//	delta = (the row of the copy - the row as it came from the server) / trainers
+//
+// which the server adds to its row. Then the copy is forgotten, and the next pull brings the
+// servers' row, with what all trainers have added. So a copy has the rows of the pushes between two
+// exchanges, twice: as they came, and as they are.
+//
+// Paddle's communicator exchanges in a thread, while the trainer goes on. It takes delta off what
+// the copy is ahead by, adds what the servers have gained, and keeps the rest of the copy's lead for
+// later exchanges, for which it keeps all rows for ever. Here nobody trains during an exchange, so
+// the trainer takes the servers' row as it is. With one trainer both are training in one process.
+//
+// The states of an optimizer are the trainer's and stay with it: a table that has states keeps the
+// rows for them. A dense parameter has all its rows in any case. Of others declare wants a limit.
+
+// geo is what a client has of geo training.
+type geo struct {
+	every atomic.Int64 // pushes between two exchanges; 0: pushes go to the servers
+	parts float32      // trainers
+
+	// mu guards the rest, and the copies: pulls read them, pushes and exchanges write. Nobody who
+	// holds it waits for a server: a signal handler that runs in such a wait may pull.
+	mu    sync.RWMutex
+	steps int64    // pushes since the last exchange
+	open  []*Table // tables that were pushed since then, one of each name
+	of    map[string]*localCopy
+}
+
+// localCopy is a copy of rows of one table, for all that this trainer has declared by its name.
+type localCopy struct {
+	rows *table.Table // as this trainer has trained them
+	base *table.Table // as they came: it has the rows that were pushed since the last exchange
+}
+
+// free frees all copies.
+func (g *geo) free() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, o := range g.of {
+		o.rows.Free()
+		o.base.Free()
+	}
+	g.of, g.open, g.steps = nil, nil, 0
+}
+
+// HasStates tells whether a table's optimizer keeps a state for each row.
+func (t *Table) HasStates() bool { return t.Config.Optimizer.Name != "sgd" }
+
+// SetGeo has pushes go to copies of this trainer, which are exchanged after so many pushes; 0: to
+// the servers. It is called between two pushes, after Flush.
+func (c *Client) SetGeo(every int64, trainers int) {
+	c.geo.free()
+	c.geo.parts = float32(trainers)
+	c.geo.every.Store(every)
+}
+
+// Flush exchanges what was pushed since the last exchange, in geo training.
+func (c *Client) Flush(thread int) error {
+	if c.geo.every.Load() == 0 {
+		return nil
+	}
+	if err := c.pushing.take("flush", thread, time.Now().Add(c.timeout), c.interrupt); err != nil {
+		return err
+	}
+	defer c.pushing.give()
+	return c.exchange()
+}
+
+// Copies returns how many rows the copies of this trainer have, and how many bytes they take.
+func (c *Client) Copies() (rows, bytes int64) {
+	c.geo.mu.RLock()
+	defer c.geo.mu.RUnlock()
+	for _, o := range c.geo.of {
+		for _, one := range []*table.Table{o.rows, o.base} {
+			if info, err := one.Info(); err == nil {
+				rows, bytes = rows+info.Rows, bytes+info.Bytes
+			}
+		}
+	}
+	return rows, bytes
+}
+
+// ahead returns how many pushes were made since the last exchange, and the next tables to exchange.
+func (g *geo) ahead() (steps int64, next []*Table) {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	return g.steps, slices.Clone(g.open[:min(len(g.open), request.MostTables)])
+}
+
+// exchanged forgets what was pushed of some tables.
+func (g *geo) exchanged(tables []*Table) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, t := range tables {
+		g.of[t.Name].forget(t)
+	}
+	g.open = slices.DeleteFunc(g.open, func(t *Table) bool { return slices.Contains(tables, t) })
+	if len(g.open) == 0 {
+		g.steps = 0
+	}
+}
+
+// drop forgets what was pushed and not exchanged.
+func (g *geo) drop() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, t := range g.open {
+		g.of[t.Name].forget(t)
+	}
+	g.open, g.steps = nil, 0
+}
+
+// forget makes the rows of a copy be pulled again. The states stay where there are some.
+func (o *localCopy) forget(t *Table) {
+	_ = o.base.Clear() // without memory for an empty table the old one stays, and so do its rows
+	if !t.HasStates() {
+		_ = o.rows.Clear()
+	}
+}
+
+// room is memory of a call, outside the Go heap, that is freed together.
+type room []unsafe.Pointer
+
+func (r *room) take(bytes int64) (unsafe.Pointer, error) {
+	p, err := mem.Alloc(max(8, bytes))
+	if err == nil {
+		*r = append(*r, p)
+	}
+	return p, err
+}
+
+func (r *room) free() {
+	for _, p := range *r {
+		mem.Free(p)
+	}
+}
+
+// rowsOf takes room for n ids of a table, and their rows.
+func (r *room) rowsOf(t *Table, n int64) (rows TableRows, ids []int64, err error) {
+	at, err := r.take(8 * n)
+	if err != nil {
+		return rows, nil, err
+	}
+	values, err := r.take(4 * n * t.Dim)
+	if err != nil {
+		return rows, nil, err
+	}
+	rows = TableRows{Table: t, IDs: &op.Buf{Data: at, Count: n, DType: op.Int64, NDim: 1}, Values: &op.Buf{Data: values, Count: n * t.Dim, DType: op.Float32, NDim: 1}, Rate: math.NaN()}
+	return rows, unsafe.Slice((*int64)(at), n), nil
+}
+
+// flags takes room for a flag for each of n ids.
+func (r *room) flags(n int64) ([]byte, error) {
+	at, err := r.take(n)
+	return unsafe.Slice((*byte)(at), n), err
+}
+
+func floatsOf(b *op.Buf) []float32 { return unsafe.Slice((*float32)(b.Data), b.Count) }
+
+// idAt returns an id of a tensor of int64 or int32.
+func idAt(b *op.Buf, i int64) int64 {
+	if b.DType == op.Int32 {
+		return int64(unsafe.Slice((*int32)(b.Data), b.Count)[i])
+	}
+	return unsafe.Slice((*int64)(b.Data), b.Count)[i]
+}
+
+// gap is rows of one table that a copy does not have.
+type gap struct {
+	into   TableRows
+	places []int64 // of their ids there; nil: all
+}
+
+// pullLocal is Pull: rows that were pushed since the last exchange are this trainer's own.
+func (c *Client) pullLocal(tables []TableRows) error {
+	if err := c.checkLocal(request.Pull, tables); err != nil {
+		return err
+	}
+	var r room
+	defer r.free()
+	var far []TableRows // what the servers are asked for
+	var gaps []gap
+	for _, one := range tables {
+		there, held, err := c.findLocal(one, &r)
+		if err != nil {
+			return err
+		}
+		g := gap{into: one}
+		switch held {
+		case one.IDs.Count:
+			continue
+		case 0:
+			far = append(far, one)
+		default:
+			rest, ids, err := r.rowsOf(one.Table, one.IDs.Count-held)
+			if err != nil {
+				return err
+			}
+			for at, is := range there {
+				if is == 0 {
+					ids[len(g.places)] = idAt(one.IDs, int64(at))
+					g.places = append(g.places, int64(at))
+				}
+			}
+			far = append(far, rest)
+		}
+		gaps = append(gaps, g)
+	}
+	if len(far) == 0 {
+		return nil
+	}
+	if err := c.pull(far); err != nil {
+		return err
+	}
+	for i, g := range gaps {
+		dim := g.into.Table.Dim
+		into, from := floatsOf(g.into.Values), floatsOf(far[i].Values)
+		for k, at := range g.places {
+			copy(into[at*dim:(at+1)*dim], from[int64(k)*dim:])
+		}
+	}
+	return nil
+}
+
+// checkLocal refuses what a call on the servers would refuse before it sends anything.
+func (c *Client) checkLocal(what request.Op, tables []TableRows) error {
+	if err := c.Completed(what.String()); err != nil {
+		return err
+	}
+	for i := range tables {
+		if err := check(what.String(), &tables[i]); err != nil {
+			return err
+		}
+		if err := once(what, tables[:i+1]); err != nil {
+			return err
+		}
+		if what == request.Pull && tables[i].Values.DType != op.Float32 {
+			return status.New(status.Type, "pull: out of table %q is of %v; it must be of float32", tables[i].Table.Name, tables[i].Values.DType)
+		}
+	}
+	return nil
+}
+
+// findLocal copies those rows of a pull that this trainer has of its own, and says which.
+func (c *Client) findLocal(one TableRows, r *room) (there []byte, held int64, err error) {
+	c.geo.mu.RLock()
+	defer c.geo.mu.RUnlock()
+	o := c.geo.of[one.Table.Name]
+	if o == nil || one.IDs.Count == 0 {
+		return nil, 0, nil
+	}
+	if there, err = r.flags(one.IDs.Count); err != nil {
+		return nil, 0, err
+	}
+	if err := o.base.Find(table.Batch{IDs: one.IDs}, there); err != nil {
+		return nil, 0, err
+	}
+	for _, is := range there {
+		held += int64(is)
+	}
+	if held > 0 {
+		// A row for whose states the copy keeps it may be an old one. Such a row is pulled after
+		// this.
+		any, err := r.flags(one.IDs.Count)
+		if err == nil {
+			err = o.rows.Find(table.Batch{IDs: one.IDs, Values: one.Values}, any)
+		}
+		if err != nil {
+			return nil, 0, err
+		}
+	}
+	return there, held, nil
+}
+
+// pushLocal is Push into the copies of this trainer, for a thread whose turn it is. It changes all
+// tables or none.
+func (c *Client) pushLocal(tables []TableRows) error {
+	if err := c.checkLocal(request.Push, tables); err != nil {
+		return err
+	}
+	err := c.trainLocal(tables)
+	if steps, _ := c.geo.ahead(); status.CodeOf(err) == status.NoMemory && steps > 0 {
+		if err = c.exchange(); err == nil {
+			err = c.trainLocal(tables)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if steps, _ := c.geo.ahead(); steps < c.geo.every.Load() {
+		return nil
+	}
+	return c.exchange()
+}
+
+// trainLocal updates the copies: it fetches what they lack of the rows, and then is one step.
+func (c *Client) trainLocal(tables []TableRows) error {
+	var r room
+	defer r.free()
+	fetched := make([]TableRows, 0, len(tables))
+	for _, one := range tables {
+		rest, err := c.lacking(one, &r)
+		if err != nil {
+			return err
+		}
+		if rest.IDs != nil {
+			fetched = append(fetched, rest)
+		}
+	}
+	if len(fetched) > 0 {
+		if err := c.pull(fetched); err != nil {
+			return err
+		}
+	}
+	g := &c.geo
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, one := range fetched {
+		b := table.Batch{IDs: one.IDs, Values: one.Values}
+		// The row first: what base has must be a row as it came.
+		o := g.of[one.Table.Name]
+		if err := o.rows.Write(b); err != nil {
+			return one.Table.says(err)
+		}
+		if err := o.base.Write(b); err != nil {
+			return one.Table.says(err)
+		}
+	}
+	updates := make([]*table.Update, 0, len(tables))
+	defer func() {
+		for _, u := range updates {
+			u.End()
+		}
+	}()
+	for _, one := range tables {
+		u, err := g.of[one.Table.Name].rows.Prepare(table.Batch{IDs: one.IDs, Values: one.Values}, one.Rate)
+		if err != nil {
+			return one.Table.says(err)
+		}
+		updates = append(updates, u)
+	}
+	for i, u := range updates {
+		if err := u.Apply(0); err != nil {
+			return tables[i].Table.says(err)
+		}
+		if !slices.ContainsFunc(g.open, func(t *Table) bool { return t.Name == tables[i].Table.Name }) {
+			g.open = append(g.open, tables[i].Table)
+		}
+	}
+	g.steps++
+	return nil
+}
+
+// says adds the table's name to an error of its copy.
+func (t *Table) says(err error) error {
+	return status.New(status.CodeOf(err), "table %q, this trainer's copy: %v", t.Name, err)
+}
+
+// lacking returns room for those rows of a push that the copy of the table lacks, each once; none
+// if it has all. It makes the copy.
+func (c *Client) lacking(one TableRows, r *room) (rest TableRows, err error) {
+	copied, err := c.makeCopy(one.Table)
+	if err != nil {
+		return rest, err
+	}
+	plan, madeAt := one.Table.plans.take(one.IDs)
+	if plan == nil {
+		if plan, err = route.New(one.IDs, c.servers, one.Table.By, one.Table.Offset); err != nil {
+			return rest, err
+		}
+	}
+	defer one.Table.plans.put(plan, madeAt)
+	n := int64(len(plan.Unique))
+	if n == 0 {
+		return rest, nil
+	}
+	there, err := r.flags(n)
+	if err != nil {
+		return rest, err
+	}
+	unique := &op.Buf{Data: unsafe.Pointer(unsafe.SliceData(plan.Unique)), Count: n, DType: op.Int64, NDim: 1}
+	if err := copied.base.Find(table.Batch{IDs: unique}, there); err != nil {
+		return rest, one.Table.says(err)
+	}
+	for _, is := range there {
+		n -= int64(is)
+	}
+	if n == 0 {
+		return rest, nil
+	}
+	rest, ids, err := r.rowsOf(one.Table, n)
+	if err != nil {
+		return rest, err
+	}
+	at := 0
+	for i, is := range there {
+		if is == 0 {
+			ids[at] = plan.Unique[i]
+			at++
+		}
+	}
+	return rest, nil
+}
+
+// makeCopy returns the copy of a table, which it makes if there is none.
+func (c *Client) makeCopy(t *Table) (*localCopy, error) {
+	g := &c.geo
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if o := g.of[t.Name]; o != nil {
+		return o, nil
+	}
+	config := t.Config
+	config.DType = op.Float32.String() // small steps add up here, and are rounded on the server
+	rows, err := table.New(config)
+	if err != nil {
+		return nil, t.says(err)
+	}
+	config.Optimizer = table.Optimizer{Name: "sgd"}
+	base, err := table.New(config)
+	if err != nil {
+		rows.Free()
+		return nil, t.says(err)
+	}
+	if g.of == nil {
+		g.of = map[string]*localCopy{}
+	}
+	g.of[t.Name] = &localCopy{rows, base}
+	return g.of[t.Name], nil
+}
+
+// exchange sends what was pushed since the last exchange, for a thread whose turn it is. After an
+// error it is kept for the next exchange if no server has got it. Else it is lost where a server
+// has not, so that nothing is added twice.
+func (c *Client) exchange() error {
+	for {
+		_, tables := c.geo.ahead()
+		if len(tables) == 0 {
+			c.geo.exchanged(nil) // pushes that named no table were some, too
+			return nil
+		}
+		sent, err := c.sendDeltas(tables)
+		if err == nil || sent {
+			c.geo.exchanged(tables)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// sendDeltas has the servers add what some tables have gained. sent says that a server may have got
+// it.
+func (c *Client) sendDeltas(tables []*Table) (sent bool, err error) {
+	var r room
+	defer r.free()
+	deltas := make([]TableRows, 0, len(tables))
+	for _, t := range tables {
+		delta, err := c.deltaOf(t, &r)
+		if err != nil {
+			return false, t.says(err)
+		}
+		deltas = append(deltas, delta)
+	}
+	return c.step(request.Add, deltas)
+}
+
+// deltaOf returns what the rows of a copy have gained since they came, for each trainer's share.
+func (c *Client) deltaOf(t *Table, r *room) (delta TableRows, err error) {
+	c.geo.mu.RLock()
+	defer c.geo.mu.RUnlock()
+	o := c.geo.of[t.Name]
+	info, err := o.base.Info()
+	if err != nil {
+		return delta, err
+	}
+	delta, _, err = r.rowsOf(t, info.Rows)
+	if err != nil {
+		return delta, err
+	}
+	before, _, err := r.rowsOf(t, info.Rows)
+	if err != nil {
+		return delta, err
+	}
+	if _, err := o.base.IDs(delta.IDs); err != nil {
+		return delta, err
+	}
+	if err := o.rows.Read(table.Batch{IDs: delta.IDs, Values: delta.Values}); err != nil {
+		return delta, err
+	}
+	if err := o.base.Read(table.Batch{IDs: delta.IDs, Values: before.Values}); err != nil {
+		return delta, err
+	}
+	table.Delta(floatsOf(delta.Values), floatsOf(before.Values), c.geo.parts)
+	return delta, nil
+}

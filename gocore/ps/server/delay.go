@@ -1,0 +1,241 @@
+package server
+
+import (
+	"sync"
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/ps/request"
+	"github.com/paddlempi/paddlempi/gocore/ps/table"
+)
+
+// This file compensates gradients for their delay (DC-ASGD-c): S. Zheng et al., "Asynchronous
+// Stochastic Gradient Descent with Delay Compensation", ICML 2017. A trainer computes its gradient g
+// from rows that others update before it pushes. A server keeps a backup of each row as a trainer
+// has pulled it last, and updates the row w with
+//
+//	g + lambda g g (w - backup)
+//
+// where g g, element by element, stands for the diagonal of the Hessian. Without a backup the
+// gradient is taken as it is, as in asynchronous training.
+//
+// Backups are bounded. Of each sparse table a trainer has Rule.Backups rows at most: the table of
+// its backups that is half full becomes the older one of two, in the place of the one before. And
+// they count in the table's limit: if they and the rows do not fit in it, all backups of the table
+// are dropped. No cut has them.
+
+// delay has the backups of a server.
+type delay struct {
+	// mu is held while a push is compensated and applied: the row of the formula is the one that is
+	// updated.
+	mu sync.Mutex
+}
+
+// backup is rows of one table as one trainer has pulled them last.
+type backup struct {
+	young, old *table.Table // old may be nil. A row of young is the newer one.
+}
+
+func (b *backup) free() {
+	b.young.Free()
+	if b.old != nil {
+		b.old.Free()
+	}
+}
+
+// keep keeps rows that a trainer has pulled, of which there are at most so many in all.
+func (b *backup) keep(r *tableRows, most int64) error {
+	info, err := b.young.Info()
+	if err != nil {
+		return err
+	}
+	ids := r.batch()
+	if half := max(1, most/2); info.Rows+ids.IDs.Count > half {
+		if b.old != nil {
+			b.old.Free()
+		}
+		b.old = b.young
+		if b.young, err = newBackup(r.served); err != nil {
+			b.young, b.old = b.old, nil
+			return err
+		}
+		if ids.IDs.Count > half { // older backups of the others would be wrong
+			b.old.Free()
+			b.old = nil
+			ids.IDs.Count, ids.Values.Count = half, half*r.Dim
+		}
+	}
+	return b.young.Write(ids)
+}
+
+// find copies backups, of float32, of those ids that have one, and says which.
+func (b *backup) find(ids, values *op.Buf, there, room []byte) error {
+	if b.old == nil {
+		return b.young.Find(table.Batch{IDs: ids, Values: values}, there)
+	}
+	if err := b.old.Find(table.Batch{IDs: ids, Values: values}, there); err != nil {
+		return err
+	}
+	if err := b.young.Find(table.Batch{IDs: ids, Values: values}, room); err != nil {
+		return err
+	}
+	for i, is := range room {
+		there[i] |= is
+	}
+	return nil
+}
+
+func newBackup(of *served) (*table.Table, error) {
+	return table.New(table.Config{Dim: of.Dim, DType: of.DType, Initializer: table.Initializer{Name: "zeros"}, Optimizer: table.Optimizer{Name: "sgd"}})
+}
+
+// keepBackups keeps what a pull has read. Without memory for it there is no backup.
+func (s *Server) keepBackups(u *update, rule *Rule) {
+	s.delay.mu.Lock()
+	defer s.delay.mu.Unlock()
+	for i := range u.tables {
+		r := &u.tables[i]
+		if len(r.ids) == 0 {
+			continue
+		}
+		if r.backups == nil {
+			r.backups = map[int]*backup{}
+		}
+		b := r.backups[u.from]
+		if b == nil {
+			young, err := newBackup(r.served)
+			if err != nil {
+				continue
+			}
+			b = &backup{young: young}
+			r.backups[u.from] = b
+		}
+		most := rule.Backups
+		if len(r.meta.Dims) > 0 {
+			most = 1 << 62 // a dense parameter has no more rows than these
+		}
+		if err := b.keep(r, most); err != nil { // some may be older than the pull
+			b.free()
+			delete(r.backups, u.from)
+		}
+		r.fit()
+	}
+}
+
+// fit drops all backups of a table if they do not fit in its limit beside its rows. The caller holds
+// delay.mu.
+func (t *served) fit() {
+	if t.MemoryLimit == 0 || len(t.backups) == 0 {
+		return
+	}
+	info, err := t.Info()
+	if _, bytes := t.backed(); err != nil || info.Bytes+bytes > t.MemoryLimit {
+		t.dropBackups()
+	}
+}
+
+// backed returns how many backups there are, and how many bytes they take. The caller holds
+// delay.mu.
+func (t *served) backed() (rows, bytes int64) {
+	for _, b := range t.backups {
+		for _, one := range []*table.Table{b.young, b.old} {
+			if one == nil {
+				continue
+			}
+			if info, err := one.Info(); err == nil {
+				rows, bytes = rows+info.Rows, bytes+info.Bytes
+			}
+		}
+	}
+	return rows, bytes
+}
+
+// dropBackups drops all backups of a table. The caller holds delay.mu.
+func (t *served) dropBackups() {
+	for _, b := range t.backups {
+		b.free()
+	}
+	t.backups = nil
+}
+
+// updateAlone applies an update that waits for no other trainer.
+func (s *Server) updateAlone(u *update) error {
+	rule := s.rule.Load()
+	if rule.Lambda == 0 || u.op != request.Push {
+		return s.update([]*update{u})
+	}
+	s.delay.mu.Lock()
+	defer s.delay.mu.Unlock()
+	for i := range u.tables {
+		r := &u.tables[i]
+		room, err := s.compensate(r, u.from, float32(rule.Lambda))
+		defer mem.Free(room)
+		if err != nil {
+			return r.says(s, err)
+		}
+	}
+	err := s.update([]*update{u})
+	for _, r := range u.tables {
+		r.fit()
+	}
+	return err
+}
+
+// compensate makes the gradients of a trainer what they are now, in memory that the caller frees.
+// The caller holds delay.mu.
+func (s *Server) compensate(r *tableRows, from int, lambda float32) (room unsafe.Pointer, err error) {
+	b, n := r.backups[from], int64(len(r.ids))
+	if b == nil || n == 0 {
+		return nil, nil
+	}
+	row := n * r.Dim
+	if room, err = mem.Alloc(3*4*row + 2*n); err != nil {
+		return nil, err
+	}
+	floats := unsafe.Slice((*float32)(room), 3*row)
+	flags := unsafe.Slice((*byte)(unsafe.Add(room, 3*4*row)), 2*n)
+	ids := r.batch().IDs
+	of := func(values []float32) *op.Buf {
+		return &op.Buf{Data: unsafe.Pointer(unsafe.SliceData(values)), Count: row, DType: op.Float32, NDim: 1}
+	}
+	gradients, now, before := floats[:row], floats[row:2*row], floats[2*row:]
+	if err := b.find(ids, of(before), flags[:n], flags[n:]); err != nil {
+		return room, err
+	}
+	if err := r.Pull(table.Batch{IDs: ids, Values: of(now)}); err != nil {
+		return room, err
+	}
+	bytes := unsafe.Slice((*byte)(room), 4*row)
+	copy(bytes, r.values)
+	table.Compensate(gradients, now, before, flags[:n], lambda, r.Dim)
+	r.values = bytes
+	return room, nil
+}
+
+// ForgetBackups drops the backups of all trainers: their rows were restored.
+func (s *Server) ForgetBackups() {
+	s.mu.Lock()
+	tables := s.tables
+	s.mu.Unlock()
+	s.delay.mu.Lock()
+	defer s.delay.mu.Unlock()
+	for _, t := range tables {
+		t.dropBackups()
+	}
+}
+
+// forgetBackupsOf drops the backups of a trainer that asks nothing more.
+func (s *Server) forgetBackupsOf(rank int) {
+	s.mu.Lock()
+	tables := s.tables
+	s.mu.Unlock()
+	s.delay.mu.Lock()
+	defer s.delay.mu.Unlock()
+	for _, t := range tables {
+		if b := t.backups[rank]; b != nil {
+			b.free()
+			delete(t.backups, rank)
+		}
+	}
+}
