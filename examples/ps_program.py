@@ -38,6 +38,7 @@ def options_of(
         help="train on servers, with these roles of the ranks; default: those of `run --roles`",
     )
     parser.add_argument("--mode", default="sync", help="of the servers: that of ps.init")
+    parser.add_argument("--geo-step", type=int, default=100, help="of mode geo")
     parser.add_argument("--shards", type=int, default=shards, help="how much data there is")
     parser.add_argument(
         "--trainers", type=int, default=1, help="one process takes steps as so many trainers do"

@@ -52,7 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> bool:
     shards = range(options.shards)
 
     if options.roles:  # these lines make it a program of trainers and servers
-        plan = ps.transpile(model, optimizers, options.roles, mode=options.mode)
+        mode = {"mode": options.mode, "geo_step": options.geo_step}
+        plan = ps.transpile(model, optimizers, options.roles, **mode)
         model, optimizers = plan.model, plan.optimizer
         shards = ps.tasks(shards)
 

@@ -18,7 +18,9 @@ ROLES = {
     4: "trainer:2,pserver:1,pserver+master:1",
     5: "trainer:2,pserver:2,master:1",
 }
-OTHER_MODES = ("async", "half_async", "ssp")  # than sync
+# The modes beside sync, and how far their AUC may be from that of one process after few steps. What
+# a queue merges is one step, and how much that is depends on the load.
+NEAR = {"async": 0.02, "half_async": 0.03, "ssp": 0.02, "geo": 0.02, "dc_asgd": 0.02}
 
 
 def on_servers(ranks: int, script: Path, *options: str) -> str:
@@ -57,14 +59,13 @@ def test_sync_is_one_process(
 
 def test_modes_reach_the_auc_of_one_process(tmp_path: Path) -> None:
     """All in one job: a plan ends with its parameter server, and another one begins."""
-    data = "--shards=12"  # so few that the AUC still rises steeply
+    data = "--shards=12"
     one, both = tmp_path / "one.json", tmp_path / "both.json"
     alone("train_ps_dlrm.py", f"--out={one}", data)
     alone("train_ps_dlrm.py", f"--out={both}", "--trainers=2", data)
-    besides = {"sync": both, **dict.fromkeys(OTHER_MODES, one)}
-    words = [
-        f"{mode}:{file}:{tmp_path / mode}:{data}:--near=0.02" for mode, file in besides.items()
-    ]
+    words = [f"sync:{both}:{tmp_path / 'sync'}:{data}"]
+    for mode, near in NEAR.items():
+        words.append(f"{mode}:{one}:{tmp_path / mode}:{data}:--near={near}:--geo-step=10")
     text = on_servers(4, Path(__file__).parent / "ps_modes.py", *words)
-    assert len(re.findall(r"^AUC \d\.\d+ after .*; of one process ", text, re.M)) == len(besides)
+    assert len(re.findall(r"^AUC \d\.\d+ after .*; of one process ", text, re.M)) == len(words)
     assert check_sync(both, tmp_path / "sync") > 0.73
