@@ -426,6 +426,11 @@ bench-ps: $(TORCHREC)/.package $(TORCHREC)/.torchrec build/psgrpc
 			--grpc-program build/psgrpc --json build/bench-ps/$$level.json || exit; \
 	done
 
+## bench-ps-programs what the DLRM of train-ps reaches in each mode, and when, under MPI=openmpi
+.PHONY: bench-ps-programs
+bench-ps-programs: $(VENV)/.package $(VENV)/.example-torch
+	$(VENV)/bin/python benchmarks/ps_programs.py --program $(PROGRAM)
+
 ## bench-c       what an all_reduce costs beyond the MPI call that it makes, in C, on NP=2 ranks under MPI=openmpi
 .PHONY: bench-c
 bench-c: $(VENV)/.package $(VENV)/.tests

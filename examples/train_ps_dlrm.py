@@ -59,6 +59,7 @@ class DLRM(torch.nn.Module):
 def main(arguments: Sequence[str] | None = None) -> bool:
     options = options_of(__doc__, SHARDS, NEAR, arguments)
     torch.set_num_threads(1)  # the ranks share the cores
+    torch.sparse.check_sparse_tensor_invariants.disable()  # else torch warns of its own gradients
     torch.manual_seed(0)
     model = DLRM()
     optimizer = torch.optim.Adagrad(model.parameters(), 0.02)
