@@ -77,7 +77,7 @@ def row(what: str, rounds: list[dict[str, Course]], near: float, higher: bool) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--program", choices=PROGRAMS, default="dlrm")
-    parser.add_argument("--modes", nargs="+", default=MODES)
+    parser.add_argument("--modes", nargs="+", default=[*list(ALONE)[1:], *MODES])
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--shards", help="how much data there is; default: that of the program")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -89,11 +89,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(options.rounds):
             rounds.append({})
-            for what in (*ALONE, *options.modes):
+            for what in ("one process", *options.modes):
                 rounds[-1][what] = train(options.program, what, Path(folder) / "out.json", shards)
                 loads.append(os.getloadavg()[0])
-            if options.json:
-                options.json.write_text(json.dumps(rounds))
+                if options.json:
+                    options.json.write_text(json.dumps(rounds))
     print(f"{len(rounds)} rounds; a load of {min(loads):.0f} to {max(loads):.0f}\n")
     print(f"| | quality | apart, at most | seconds to within {near} | seconds in all |")
     print("|---|---|---|---|---|")

@@ -46,10 +46,7 @@ def options_of(
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the course as JSON")
     parser.add_argument("--beside", type=Path, metavar="FILE", help="compare with this course")
     parser.add_argument("--near", type=float, default=near, help="how far its quality may be")
-    options = parser.parse_args(arguments)
-    if options.shards % options.trainers:
-        parser.error("--shards must be a multiple of --trainers")
-    return options
+    return parser.parse_args(arguments)
 
 
 def batches(
@@ -94,6 +91,8 @@ class Course:
         self.name, self.measure, self.options = name, measure, options
         self.first = not options.roles or dist.get_rank() == ps.trainers()[0]
         trainers = len(ps.trainers()) if options.roles else options.trainers
+        if options.mode == "sync" and options.shards % trainers:
+            raise SystemExit(f"--shards={options.shards} is no multiple of {trainers} trainers")
         self.steps = steps // trainers
         self.every = max(1, self.steps // 10)
         self.done = 0
