@@ -3,12 +3,14 @@
 // paddlempi: it checks nothing that comes from the other side.
 //
 //	psgrpc version
-//	psgrpc serve SOCKET   serves until its input ends
-//	psgrpc ask SOCKET     reads commands, and answers each with the time that it took, in ns:
+//	psgrpc serve ADDRESS  serves until its input ends
+//	psgrpc ask ADDRESS    reads commands, and answers each with the time that it took, in ns:
 //	    table ROWS DIM           makes the server's table, SGD, with all rows
 //	    batches NUMBER IDS FILE  reads batches: int64 ids of each, then float32 gradients for one
 //	    pull BATCH, push BATCH
 //	    rows FILE                writes the rows of the last pull
+//
+// An address is the path of a Unix socket, or host:port.
 package main
 
 import (
@@ -55,7 +57,7 @@ func run(words []string) error {
 	case len(words) == 2 && words[0] == "ask":
 		return ask(words[1])
 	}
-	return errors.New("usage: psgrpc version | serve SOCKET | ask SOCKET")
+	return errors.New("usage: psgrpc version | serve ADDRESS | ask ADDRESS")
 }
 
 // What a message asks for. A message is the code, two numbers (rows and dim of a table; how many ids), the ids
@@ -78,8 +80,17 @@ type server struct{ table *table.Table }
 
 var stream = grpc.StreamDesc{StreamName: "Stream", ServerStreams: true, ClientStreams: true, Handler: answerAll}
 
-func serve(socket string) error {
-	listener, err := net.Listen("unix", socket)
+// schemeOf returns the network of an address, and how grpc names it.
+func schemeOf(address string) (network, scheme string) {
+	if strings.HasPrefix(address, "/") {
+		return "unix", "unix:"
+	}
+	return "tcp", "passthrough:///"
+}
+
+func serve(address string) error {
+	network, _ := schemeOf(address)
+	listener, err := net.Listen(network, address)
 	if err != nil {
 		return err
 	}
@@ -177,8 +188,9 @@ type asker struct {
 	message   []byte
 }
 
-func ask(socket string) error {
-	connection, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+func ask(address string) error {
+	_, scheme := schemeOf(address)
+	connection, err := grpc.NewClient(scheme+address, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(math.MaxInt32), grpc.MaxCallSendMsgSize(math.MaxInt32)),
 		grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(window), grpc.WithWriteBufferSize(1<<20), grpc.WithReadBufferSize(1<<20))
 	if err != nil {

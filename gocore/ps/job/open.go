@@ -82,7 +82,7 @@ func (p *Process) begin(request []byte, _ work.Interrupt) (any, error) {
 	}
 	var opened *job
 	defer func() { p.endOpening(opened) }()
-	c := server.Config{Rule: r.rule(), Functions: r.Functions}
+	c := server.Config{Rule: r.rule(), Threads: min(runtime.NumCPU(), mostThreads), Functions: r.Functions}
 	if err := j.open(c, r.Roles, admin.Options{Address: r.Address, OneHost: g.Local(), TLS: r.TLS, Panicked: func(why any) { p.core.Poison(fmt.Sprint(why)) }}); err != nil {
 		j.close(err)
 		return nil, err
@@ -236,6 +236,10 @@ func (j *job) dial(file admin.JobFile) (err error) {
 }
 
 func roleOf(roles []string) string { return strings.Join(roles, ",") }
+
+// mostThreads is how many threads of a server share a large batch, if it has as many CPUs: more
+// gain little, because they wait for memory.
+const mostThreads = 4
 
 // addressBytes is room for a host name and a port.
 const addressBytes = 300

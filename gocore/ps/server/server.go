@@ -72,6 +72,7 @@ type Config struct {
 	Servers  int   // how many there are
 	Trainers []int // their ranks, in ascending order
 	Rule     Rule  // with which it begins
+	Threads  int   // how many may share a large batch of one table
 	// Functions are the names of the program's functions for KVs.
 	Functions []string
 }
@@ -252,6 +253,7 @@ func (s *Server) Declare(from int, m Meta) (uint32, error) {
 	if err != nil {
 		return 0, fmt.Errorf("declare %q: %w", m.Name, err)
 	}
+	t.Threads = s.Threads
 	made := &served{Table: t, meta: m, text: text}
 	made.rate.Store(math.Float64bits(math.NaN()))
 	id := uint32(len(s.tables))

@@ -8,12 +8,16 @@
 
 typedef int (*pt_worker)(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *p);
 
+/* pt_sorted is a batch by shards. It lies at the beginning of the batch's scratch memory. */
 typedef struct pt_sorted {
 	int64_t *ids;
 	uint32_t *at;
-	uint32_t *work;
+	uint32_t *work; /* of the thread that has sorted; others bring their own */
 	float *sum;
 	uint32_t begin[PT_SHARDS + 1];
+	uint32_t first;  /* the shard that comes first */
+	uint32_t taken;  /* how many shards threads have taken; atomic */
+	uint32_t failed; /* a thread has an error: the others take no more; atomic */
 } pt_sorted;
 
 enum { PULLED = 8192 }; /* a pull takes the locks for this many ids at a time */
@@ -28,9 +32,13 @@ static int64_t work_words(int64_t n) {
 	return (PT_WORK + 4) * n + 128;
 }
 
+static int64_t sums_bytes(const pt_table *t) {
+	return 3 * lines(4 * t->c.dim + 64);
+}
+
 int64_t pt_scratch(const pt_table *t, int64_t n) {
-	return lines(8 * n) + lines(4 * n) + lines(n) + lines(4 * work_words(n)) +
-		   3 * lines(4 * t->c.dim + 64);
+	return lines(sizeof(pt_sorted)) + lines(8 * n) + lines(4 * n) + lines(n) +
+		   lines(4 * work_words(n)) + sums_bytes(t);
 }
 
 static int64_t id_at(const pt_batch *b, int64_t i) {
@@ -51,9 +59,12 @@ int pt_check(pt_table *t, pt_batch *b) {
 	return PT_OK;
 }
 
-/* sort_by_shards is a counting sort, so ids of one shard stay in order of appearance. */
-static void sort_by_shards(const pt_table *t, const pt_batch *b, pt_sorted *s) {
+/* sort_by_shards is a counting sort, so ids of one shard stay in order of appearance. Each call
+ * begins at another shard than the call before it. */
+static pt_sorted *sort_by_shards(pt_table *t, const pt_batch *b) {
 	char *scratch = b->scratch;
+	pt_sorted *s = (pt_sorted *)scratch;
+	scratch += lines(sizeof *s);
 	s->ids = (int64_t *)scratch;
 	scratch += lines(8 * b->n);
 	s->at = (uint32_t *)scratch;
@@ -61,7 +72,7 @@ static void sort_by_shards(const pt_table *t, const pt_batch *b, pt_sorted *s) {
 	uint8_t *shards = (uint8_t *)scratch;
 	scratch += lines(b->n);
 	s->sum = (float *)scratch;
-	scratch += 3 * lines(4 * t->c.dim + 64);
+	scratch += sums_bytes(t);
 	s->work = (uint32_t *)scratch;
 	uint32_t count[PT_SHARDS] = {0}, next[PT_SHARDS];
 	for (int64_t i = 0; i < b->n; i++) {
@@ -80,50 +91,66 @@ static void sort_by_shards(const pt_table *t, const pt_batch *b, pt_sorted *s) {
 		s->ids[to] = id_at(b, i);
 		s->at[to] = (uint32_t)i;
 	}
+	s->first = __atomic_fetch_add(&t->turn, PT_SHARDS / 8 + 1, __ATOMIC_RELAXED) % PT_SHARDS;
+	s->taken = s->failed = 0;
+	return s;
 }
 
-static int in_shard(pt_table *t, pt_batch *b, const pt_sorted *s, int shard, pt_worker work) {
-	pt_portion portion = {.ids = s->ids + s->begin[shard],
-						  .at = s->at + s->begin[shard],
-						  .n = s->begin[shard + 1] - s->begin[shard],
-						  .work = s->work,
-						  .sum = s->sum};
+static int in_shard(pt_table *t, pt_batch *b, pt_sorted *s, const pt_portion *scratch,
+					uint32_t shard, pt_worker work) {
+	pt_portion portion = *scratch;
+	portion.ids = s->ids + s->begin[shard];
+	portion.at = s->at + s->begin[shard];
+	portion.n = s->begin[shard + 1] - s->begin[shard];
 	int rc = work(t, &t->shard[shard], b, &portion);
 	pthread_rwlock_unlock(&t->shard[shard].lock);
+	if (rc)
+		__atomic_store_n(&s->failed, 1, __ATOMIC_RELAXED);
 	return rc;
 }
 
-/* each_shard calls work once for each shard of a batch, with the lock of that shard. Each call of
- * each_shard begins at another shard than the call before it. It first takes the shards that no
- * other thread holds. */
-static int each_shard(pt_table *t, pt_batch *b, pt_worker work) {
-	if (b->n == 0)
-		return PT_OK;
-	pt_sorted s;
-	sort_by_shards(t, b, &s);
-	uint32_t first = __atomic_fetch_add(&t->turn, PT_SHARDS / 8 + 1, __ATOMIC_RELAXED) % PT_SHARDS;
-	int left[PT_SHARDS], n = 0, rc = PT_OK;
-	for (uint32_t i = 0; i < PT_SHARDS; i++) {
-		uint32_t shard = (first + i) % PT_SHARDS;
-		if (s.begin[shard] != s.begin[shard + 1])
-			left[n++] = (int)shard;
+/* each_shard calls work once for each shard of a sorted batch, with the lock of that shard. Several
+ * threads may share the shards: each of them calls it, with scratch memory of its own. It first
+ * takes the shards that no other thread holds. */
+static int each_shard(pt_table *t, pt_batch *b, pt_sorted *s, const pt_portion *scratch,
+					  pt_worker work) {
+	uint32_t left[PT_SHARDS], n = 0, i;
+	int rc = PT_OK;
+	while (rc == PT_OK && !__atomic_load_n(&s->failed, __ATOMIC_RELAXED) &&
+		   (i = __atomic_fetch_add(&s->taken, 1, __ATOMIC_RELAXED)) < PT_SHARDS) {
+		uint32_t shard = (s->first + i) % PT_SHARDS;
+		if (s->begin[shard] == s->begin[shard + 1])
+			continue;
+		if (pthread_rwlock_trywrlock(&t->shard[shard].lock))
+			left[n++] = shard;
+		else
+			rc = in_shard(t, b, s, scratch, shard, work);
 	}
 	while (n > 0 && rc == PT_OK) {
-		int busy = 0;
-		for (int i = 0; i < n && rc == PT_OK; i++) {
+		uint32_t busy = 0;
+		for (i = 0; i < n && rc == PT_OK; i++) {
 			if (pthread_rwlock_trywrlock(&t->shard[left[i]].lock))
 				left[busy++] = left[i];
 			else
-				rc = in_shard(t, b, &s, left[i], work);
+				rc = in_shard(t, b, s, scratch, left[i], work);
 		}
 		if (busy == n && rc == PT_OK) {
 			pthread_rwlock_wrlock(&t->shard[left[0]].lock);
-			rc = in_shard(t, b, &s, left[0], work);
+			rc = in_shard(t, b, s, scratch, left[0], work);
 			memmove(left, left + 1, (size_t)--busy * sizeof *left);
 		}
 		n = busy;
 	}
 	return rc;
+}
+
+/* alone does all shards on the calling thread. */
+static int alone(pt_table *t, pt_batch *b, pt_worker work) {
+	if (b->n == 0)
+		return PT_OK;
+	pt_sorted *s = sort_by_shards(t, b);
+	const pt_portion scratch = {.work = s->work, .sum = s->sum};
+	return each_shard(t, b, s, &scratch, work);
 }
 
 #define CHOOSE(function, isa)                                                                      \
@@ -132,7 +159,21 @@ static int each_shard(pt_table *t, pt_batch *b, pt_worker work) {
 						: function##_portable)
 
 int pt_push(pt_table *t, pt_batch *b) {
-	return each_shard(t, b, CHOOSE(pt_push, t->c.isa));
+	return alone(t, b, CHOOSE(pt_push, t->c.isa));
+}
+
+int64_t pt_share(pt_table *t, pt_batch *b) {
+	const pt_sorted *s = sort_by_shards(t, b);
+	uint32_t most = 0;
+	for (int i = 0; i < PT_SHARDS; i++)
+		if (s->begin[i + 1] - s->begin[i] > most)
+			most = s->begin[i + 1] - s->begin[i];
+	return sums_bytes(t) + lines(4 * work_words(most));
+}
+
+int pt_push_share(pt_table *t, pt_batch *b, void *scratch) {
+	const pt_portion mine = {.sum = scratch, .work = (uint32_t *)((char *)scratch + sums_bytes(t))};
+	return each_shard(t, b, b->scratch, &mine, CHOOSE(pt_push, t->c.isa));
 }
 
 int pt_finite(pt_table *t, pt_batch *b) {
@@ -258,7 +299,7 @@ static uint64_t shards_of(const pt_table *t, const pt_batch *b, int64_t from, in
 
 int pt_pull(pt_table *t, pt_batch *b) {
 	if (b->values == NULL)
-		return each_shard(t, b, make);
+		return alone(t, b, make);
 	uint32_t *missing = b->scratch;
 	int rc = PT_OK;
 	for (int64_t from = 0; from < b->n && rc == PT_OK; from += PULLED) {
@@ -275,11 +316,11 @@ int pt_pull(pt_table *t, pt_batch *b) {
 }
 
 int pt_read(pt_table *t, pt_batch *b) {
-	return each_shard(t, b, read_portion);
+	return alone(t, b, read_portion);
 }
 
 int pt_find(pt_table *t, pt_batch *b) {
-	return each_shard(t, b, read_portion);
+	return alone(t, b, read_portion);
 }
 
 void pt_delta(float *now, const float *before, float parts, int64_t n) {
@@ -301,7 +342,7 @@ void pt_compensate(float *g, const float *row, const float *before, const uint8_
 }
 
 int pt_write(pt_table *t, pt_batch *b) {
-	return each_shard(t, b, write_portion);
+	return alone(t, b, write_portion);
 }
 
 int64_t pt_ids(pt_table *t, int64_t *out, int64_t n) {

@@ -91,7 +91,7 @@ func TestThreadSanitizer(t *testing.T) {
 func TestThreadSanitizerFindsMissingLocks(t *testing.T) {
 	for name, replace := range map[string][]string{
 		"of a pull":  {"batch.c", "pthread_rwlock_rdlock(&t->shard[__builtin_ctzll(left)].lock);", ";", "batch.c", "pthread_rwlock_unlock(&t->shard[__builtin_ctzll(left)].lock);", ";"},
-		"of a push":  {"batch.c", "pthread_rwlock_trywrlock(&t->shard[left[i]].lock)", "0", "batch.c", "pthread_rwlock_unlock(&t->shard[shard].lock);", ";"},
+		"of a push":  {"batch.c", "pthread_rwlock_trywrlock(&t->shard[left[i]].lock)", "0", "batch.c", "pthread_rwlock_trywrlock(&t->shard[shard].lock)", "0", "batch.c", "pthread_rwlock_unlock(&t->shard[shard].lock);", ";"},
 		"of a block": {"memory.c", "pthread_mutex_lock(&t->lock);", ";", "memory.c", "pthread_mutex_unlock(&t->lock);", ";"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -68,6 +68,10 @@ var largest = map[op.DType]C.float{op.Float32: math.MaxFloat32, op.Float16: 6550
 // Table is one table.
 type Table struct {
 	Config
+	// Threads is how many threads may share a large pull or push; 0: one, the caller. It is set
+	// before the first call.
+	Threads int
+
 	dtype  op.DType
 	config C.pt_config
 	t      *C.pt_table // nil after Free
@@ -139,7 +143,7 @@ type Batch struct {
 
 // Pull copies the rows of the ids into Values, and makes those that are missing.
 func (t *Table) Pull(b Batch) error {
-	return t.call("pull", b, func(c *C.pt_batch) C.int { return C.pt_pull(t.t, c) })
+	return t.call("pull", b, t.pull)
 }
 
 // Make makes the rows of the ids that are missing: a push of them then needs no memory. Values is
@@ -233,7 +237,7 @@ func (u *Update) carryOut(step C.pt_step) error {
 	if t.Refuse {
 		u.batch.step.most = largest[t.dtype]
 	}
-	return t.failure("push", C.pt_push(t.t, u.batch), u.batch)
+	return t.failure("push", t.push(u.batch), u.batch)
 }
 
 // End gives back what Prepare has taken.

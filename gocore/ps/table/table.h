@@ -181,6 +181,13 @@ int pt_push(pt_table *t, pt_batch *b);
 int pt_read(pt_table *t, pt_batch *b);
 int pt_write(pt_table *t, pt_batch *b);
 
+/* Several threads share a push. One calls pt_share, which sorts the batch and returns how many
+ * bytes of scratch memory each thread needs, aligned to a cache line. Then each calls
+ * pt_push_share, and all together have done what pt_push does; the push has failed if one returns
+ * an error. */
+int64_t pt_share(pt_table *t, pt_batch *b);
+int pt_push_share(pt_table *t, pt_batch *b, void *scratch);
+
 /* pt_find is pt_read of those ids that have a row, and fills b->there. The values of the others
  * stay as they are. values may be NULL. */
 int pt_find(pt_table *t, pt_batch *b);

@@ -95,10 +95,32 @@ def test_numbers_of_servers(tmp_path: Path) -> None:
     assert all(row["rounds"] == 5 for row in record["rows"])  # one in each session
 
 
+def test_servers_of_two_trainers(tmp_path: Path) -> None:
+    record, _ = measured("servers", 3, tmp_path, "--trainers", "2")
+    assert [row["contender"] for row in record["rows"]] == ["1 server"] * 3
+
+
+def test_modes_with_a_slow_trainer(tmp_path: Path) -> None:
+    file = tmp_path / "modes.svg"
+    record, printed = measured("modes", 3, tmp_path, "--plot", str(file), "--rounds", "60")
+    assert [(run["mode"], run["slow"]) for run in record["modes"]] == [
+        (mode, slow)
+        for slow in (2, 10)
+        for mode in ("sync", "ssp", "async", "dc_asgd", "half_async", "geo")
+    ]
+    for run in record["modes"]:
+        assert run["mode"] in printed and len(run["steps"]) == 2
+        assert run["curve"][-1][1] < run["curve"][0][1], run
+        assert len(run["curve"]) == run["steps"][0]
+        if run["mode"] == "sync":
+            assert abs(run["steps"][0] - run["steps"][1]) <= 1
+    assert file.read_text().count("<polyline") == 12
+
+
 def test_levels_are_for_a_number_of_ranks() -> None:
     result = launch.run(1, [*BENCH, "--level", "dense"], timeout=60)
     assert result.returncode == 1
-    assert "--level dense is for two ranks of one node" in result.stderr
+    assert "--level dense is for two ranks" in result.stderr
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:

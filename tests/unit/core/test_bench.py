@@ -84,6 +84,7 @@ def test_wrong_arguments(
         (["--step", "ddp", "--against", "mpi"], "steps are compared with gloo only"),
         (["--model", "mlp-1M"], "models are of --step"),
         (["ps", "--against", "gloo"], "--against is not for ps"),
+        (["ps", "--level", "dense", "--plot", "p.svg"], "--plot is not for ps"),
         (["ps", "reduce"], "op 'ps' is none of all_reduce"),
         (["ps", "--json", "nowhere/r.json"], "there is no folder"),
         (["ps", "--level", "dense", "--against", "gloo"], "--against is not for ps"),
@@ -496,6 +497,22 @@ def test_the_picture() -> None:
     (line,) = [part for part in drawn.splitlines() if "#1060c0" in part and "polyline" in part]
     assert line.split("'")[1] == "70.0,370.0 630.0,40.0"
     picture.draw("one size", [row("paddlempi", 8, 1.0)])
+
+
+def test_the_picture_of_losses() -> None:
+    fall = [(0.5 * step, 10.0 ** (2 - step)) for step in range(5)]
+    panels = [("one", {"sync": fall, "geo": fall[:1]}), ("two", {"sync": [], "geo": fall[::-1]})]
+    drawn = picture.curves("a title", panels)
+    assert drawn.startswith("<svg") and drawn.count("a title") == 1
+    assert all(drawn.count(f">{words}<") == 1 for words in ("one", "two", "sync", "geo", "0.01"))
+    lines = [part for part in drawn.splitlines() if "polyline" in part]
+    assert len(lines) == 4
+    # From 100 at the beginning to 0.01 after 2 seconds, straight on a logarithmic axis.
+    assert lines[0].split("'")[1].split()[0] == "70.0,60.0"
+    assert lines[0].split("'")[1].split()[-1] == "340.0,370.0"
+    long = picture.curves("t", [("p", {"sync": [(float(k), 1.0) for k in range(10_000)]})])
+    assert len(long) < 10_000
+    picture.curves("nothing", [("p", {})])
 
 
 # Turns

@@ -18,6 +18,33 @@ static uint64_t next(uint64_t *state) {
 	return *state >> 33;
 }
 
+/* A push that two threads share. */
+typedef struct shared {
+	pt_batch *batch;
+	void *scratch;
+	int rc;
+} shared;
+
+static void *share(void *argument) {
+	shared *s = argument;
+	s->rc = pt_push_share(table, s->batch, s->scratch);
+	return NULL;
+}
+
+static int push_by_two(pt_batch *b) {
+	size_t bytes = (size_t)pt_share(table, b);
+	void *scratch;
+	if (posix_memalign(&scratch, 64, 2 * bytes))
+		exit(3);
+	shared mine = {b, scratch, 0}, others = {b, (char *)scratch + bytes, 0};
+	pthread_t other;
+	pthread_create(&other, NULL, share, &others);
+	share(&mine);
+	pthread_join(other, NULL);
+	free(scratch);
+	return mine.rc ? mine.rc : others.rc;
+}
+
 static void *work(void *argument) {
 	uint64_t random = (uint64_t)(intptr_t)argument * 77 + (uint64_t)seed;
 	int64_t *batch = malloc(N * sizeof *batch);
@@ -47,7 +74,8 @@ static void *work(void *argument) {
 		case 1:
 			for (int i = 0; i < b.n * DIM; i++)
 				values[i] = 1;
-			wrong += pt_finite(table, &b) != PT_OK || pt_push(table, &b) != PT_OK;
+			wrong += pt_finite(table, &b) != PT_OK ||
+					 (call % 16 ? pt_push(table, &b) : push_by_two(&b)) != PT_OK;
 			break;
 		case 2:
 		case 3: /* all elements of a row are the same, unless it is seen half updated */

@@ -121,7 +121,15 @@ def add_to(commands: Any) -> None:
         help="of ps. table (the default): tables in one process, without a launcher; on two ranks, "
         "a trainer and a server: transport: pull and push of rows, against gRPC, Redis and torch's "
         "RPC; dense: of a whole vector, against gRPC; rpc: a gRPC call while threads wait in MPI; "
-        "model: training steps, against TorchRec; on up to five ranks, servers: 1 to 4 servers",
+        "model: training steps, against TorchRec; on more ranks, servers: 1 server and more; on "
+        "three ranks and more, modes: the loss over time with a slow trainer, in every mode",
+    )
+    parser.add_argument(
+        "--trainers",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="of ps --level servers: the first N ranks; 1",
     )
     parser.add_argument(
         "--grpc-program",
@@ -146,7 +154,8 @@ def add_to(commands: Any) -> None:
         "--plot",
         type=_svg,
         metavar="FILE.svg",
-        help="draw the times over the bytes of one operation, with that of a memcpy",
+        help="draw the times over the bytes of one operation, with that of a memcpy; of ps --level "
+        "modes: the losses over time",
     )
     parser.add_argument(
         "--timeout",
@@ -207,7 +216,7 @@ def _check(chosen: argparse.Namespace) -> None:
     chosen.operations = list(OPERATIONS) if "all" in named else list(dict.fromkeys(named))
     if named in (["ps"], ["io"]):
         for option in ("against", "step", "plot", "model"):
-            if getattr(chosen, option):
+            if getattr(chosen, option) and (option, chosen.level) != ("plot", "modes"):
                 raise ArgumentError(f"bench: --{option} is not for {named[0]}")
         chosen.operations = named
         return

@@ -1,13 +1,13 @@
-"""Draws the times of an operation over its bytes, as SVG. It needs nothing but Python."""
+"""Draws times over bytes, and losses over time, as SVG. It needs nothing but Python."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from .collectives import AGAIN, Row
 
-__all__ = ["draw"]
+__all__ = ["curves", "draw"]
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 760, 420, 70, 130, 40, 50
 _COLORS = {
@@ -65,6 +65,62 @@ def draw(title: str, rows: Sequence[Row]) -> str:
             f"<polyline points='{points}' fill='none' stroke='{color}' stroke-width='2'{dashes}/>"
         )
         out.append(_text(_WIDTH - _RIGHT + 10, _TOP + 20 + 18 * number, name, "start", color))
+    return "\n".join([*out, "</svg>", ""])
+
+
+_MOST_POINTS = 240  # of a curve: one for each pixel, about
+_OF_CURVES = ("#1060c0", "#208040", "#d08020", "#a03080", "#c02020", "#444444", "#00868b")
+
+
+def curves(
+    title: str, panels: Sequence[tuple[str, Mapping[str, Sequence[tuple[float, float]]]]]
+) -> str:
+    """Return a picture of panels beside each other, with a line for each name.
+
+    Args:
+        title: the words above the picture.
+        panels: of each its words, and the curves by name: pairs of x from 0 and of y above 0, in
+            the order of x. All panels have the same axes; that of y is logarithmic.
+    """
+    names = list(dict.fromkeys(name for _, lines in panels for name in lines))
+    points = [pair for _, lines in panels for line in lines.values() for pair in line]
+    most = max((x for x, _ in points), default=0.0) or 1.0
+    low = math.floor(math.log10(min((y for _, y in points), default=1.0)))
+    high = max(low + 1, math.ceil(math.log10(max((y for _, y in points), default=1.0))))
+    wide = (_WIDTH - _LEFT - _RIGHT - 20 * (len(panels) - 1)) / len(panels)
+    top = _TOP + 20
+    out = [
+        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {_WIDTH} {_HEIGHT}'>",
+        f"<rect width='{_WIDTH}' height='{_HEIGHT}' fill='white'/>",
+        _text(_WIDTH / 2, 22, title),
+    ]
+
+    def y(value: float) -> float:
+        part = (math.log10(value) - low) / (high - low)
+        return _HEIGHT - _BOTTOM - part * (_HEIGHT - top - _BOTTOM)
+
+    for number, (words, lines) in enumerate(panels):
+        left = _LEFT + number * (wide + 20)
+        out.append(_text(left + wide / 2, top - 8, words))
+        for power in range(low, high + 1):
+            at = y(10.0**power)
+            out.append(f"<path d='M{left:.1f} {at:.1f}h{wide:.1f}' stroke='{_RULE}'/>")
+            if number == 0:
+                out.append(_text(left - 8, at + 4, f"{10.0**power:g}", "end"))
+        for quarter in range(5):
+            at = left + wide * quarter / 4
+            out.append(_text(at, _HEIGHT - _BOTTOM + 18, f"{most * quarter / 4:.3g}"))
+        for name, line in lines.items():
+            every = -(-len(line) // _MOST_POINTS) or 1
+            kept = [*line[::every], *line[-1:]]
+            drawn = " ".join(f"{left + wide * at / most:.1f},{y(value):.1f}" for at, value in kept)
+            color = _OF_CURVES[names.index(name) % len(_OF_CURVES)]
+            out.append(
+                f"<polyline points='{drawn}' fill='none' stroke='{color}' stroke-width='1.5'/>"
+            )
+    for number, name in enumerate(names):
+        color = _OF_CURVES[number % len(_OF_CURVES)]
+        out.append(_text(_WIDTH - _RIGHT + 10, top + 20 + 18 * number, name, "start", color))
     return "\n".join([*out, "</svg>", ""])
 
 

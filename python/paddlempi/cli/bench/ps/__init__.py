@@ -18,7 +18,7 @@ from .... import group
 from ....errors import ArgumentError, Error
 from .. import contenders
 from ..collectives import WrongResultError, of_all_ranks
-from . import dense, model, rpc, servers, table, transport
+from . import dense, model, modes, rpc, servers, table, transport
 from .findings import Findings
 
 __all__ = ["LEVELS", "run"]
@@ -29,19 +29,22 @@ class Level(NamedTuple):
 
     Attributes:
         ranks: the least and the greatest number of ranks; 0: it is for one process, without MPI.
+        nodes: whether the ranks may be on several nodes.
     """
 
     measure: Callable[[Namespace, Findings], None]
     ranks: tuple[int, int]
+    nodes: bool = False
 
 
 LEVELS = {
     "table": Level(table.measure, (0, 0)),
-    "transport": Level(transport.measure, (2, 2)),
-    "dense": Level(dense.measure, (2, 2)),
-    "servers": Level(servers.measure, (2, 64)),
+    "transport": Level(transport.measure, (2, 2), nodes=True),
+    "dense": Level(dense.measure, (2, 2), nodes=True),
+    "servers": Level(servers.measure, (2, 64), nodes=True),
     "rpc": Level(rpc.measure, (2, 2)),
     "model": Level(model.measure, (2, 2)),
+    "modes": Level(modes.measure, (3, 64)),
 }
 
 
@@ -52,10 +55,11 @@ def run(chosen: Namespace) -> int:
         if level.ranks[0]:
             group.init_process_group(timeout=chosen.timeout)
             rank = group.get_rank()
-            _check_ranks(chosen.level, *level.ranks)
-        there = not chosen.json or Path(chosen.json).parent.is_dir()
-        if not all(of_all_ranks("1" * there)) if level.ranks[0] else not there:
-            raise ArgumentError(f"bench: {chosen.json}: there is no folder for it")
+            _check_ranks(chosen.level, level)
+        for file in (chosen.json, chosen.plot):
+            there = not file or Path(file).parent.is_dir()
+            if not all(of_all_ranks("1" * there)) if level.ranks[0] else not there:
+                raise ArgumentError(f"bench: {file}: there is no folder for it")
         gc.disable()  # a collection would count as the time of some call
         try:
             findings = Findings(chosen)
@@ -74,11 +78,13 @@ def run(chosen: Namespace) -> int:
     return 0
 
 
-def _check_ranks(name: str, least: int, most: int) -> None:
-    size = group.get_world_size()
-    if not least <= size <= most or group.get_local_size() != size:
+def _check_ranks(name: str, level: Level) -> None:
+    size, (least, most) = group.get_world_size(), level.ranks
+    elsewhere = group.get_local_size() != size and not level.nodes
+    if not least <= size <= most or elsewhere:
         number = "two" if most == 2 else f"{least} to {most}"
+        where = "" if level.nodes else " of one node"
         raise ArgumentError(
-            f"bench: ps --level {name} is for {number} ranks of one node: "
+            f"bench: ps --level {name} is for {number} ranks{where}: "
             f"mpirun -np {least} python -m paddlempi bench ps --level {name}"
         )

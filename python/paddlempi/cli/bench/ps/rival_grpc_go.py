@@ -2,7 +2,8 @@
 
 The trainer's part finds the different ids, spreads rows and adds gradients by the package
 ``route``, and the server has the table of the package ``table``, as paddlempi's own. Between them
-is a stream of grpc-go, of messages with one field of raw bytes. Both parts are processes of the
+is a stream of grpc-go over a Unix socket, or between nodes over TCP, of messages with one field of
+raw bytes. Both parts are processes of the
 program, which tells how long a call took. So neither Python nor the way to the program counts.
 """
 
@@ -16,7 +17,7 @@ from .... import group
 from ..collectives import WrongResultError, of_all_ranks
 from .batches import Batches
 from .measured import Call, Turn
-from .rivals import Rival, check, pull_and_push
+from .rivals import Place, Rival, check, pull_and_push
 
 __all__ = ["GrpcGo"]
 
@@ -42,12 +43,15 @@ class GrpcGo(Rival):
             [self._program, *words], capture_output=True, text=True, check=True, timeout=20
         )
 
-    def open(self, folder: Path) -> None:
-        self._folder = folder
+    def open(self, at: Place) -> None:
+        self._folder = at.folder
+        where, port = at.endpoint("psgrpc", 1)
+        if port:
+            where = f"{where}:{port}"
         for rank, what in ((1, "serve"), (0, "ask")):  # the server first
             if group.get_rank() == rank:
                 self._child = subprocess.Popen(
-                    [self._program, what, f"{folder}/psgrpc"],
+                    [self._program, what, where],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     text=True,

@@ -1,4 +1,5 @@
-"""Python's grpcio: one stream of messages of raw bytes, of any length, over a Unix socket.
+"""Python's grpcio: one stream of messages of raw bytes, of any length, over a Unix socket, or
+between nodes over TCP.
 
 * ``grpcio, nothing done``: the messages lie ready, with the bytes that paddlempi's requests carry,
   which are every id once, and its row. The server does nothing. So it is no parameter server, but
@@ -16,14 +17,13 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from .... import group, ps
 from ..collectives import WrongResultError, of_all_ranks
 from .batches import RATE, Batches
 from .measured import Turn
-from .rivals import Rival, check, pull_and_push
+from .rivals import Place, Rival, check, pull_and_push
 
 __all__ = ["Grpcio"]
 
@@ -91,8 +91,10 @@ class Grpcio(Rival):
         self._channel: Any = None
         self._asked: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
 
-    def open(self, folder: Path) -> None:
-        grpc, address = self._grpc, f"unix:{folder}/grpcio"
+    def open(self, at: Place) -> None:
+        grpc = self._grpc
+        where, port = at.endpoint("grpcio", 1)
+        address = f"{where}:{port}" if port else f"unix:{where}"
         if group.get_rank() == 1:
             stream = grpc.stream_stream_rpc_method_handler(Server().stream)
             self._server = server = grpc.server(ThreadPoolExecutor(4), options=_LIMITS)

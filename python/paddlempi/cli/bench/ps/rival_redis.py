@@ -1,4 +1,5 @@
-"""Redis: rows are strings of raw bytes, by the bytes of their ids, over a Unix socket.
+"""Redis: rows are strings of raw bytes, by the bytes of their ids, over a Unix socket, or
+between nodes over TCP.
 
 Rank 0 finds the different ids. A pull is a pipeline of MGETs, and spreads the rows with NumPy.
 Redis has no optimizer, so a push computes the new rows from those of the last pull, with the
@@ -21,7 +22,7 @@ from ..collectives import of_all_ranks
 from .batches import RATE, Batches
 from .measured import Turn
 from .rival_grpcio import summed
-from .rivals import Rival, check, pull_and_push
+from .rivals import Place, Rival, check, pull_and_push
 
 __all__ = ["Redis"]
 
@@ -48,22 +49,35 @@ class Redis(Rival):
         self._server: Any = None
         self._client: Any = None
 
-    def open(self, folder: Path) -> None:
-        socket = str(folder / "redis")
+    def open(self, at: Place) -> None:
+        where, port = at.endpoint("redis", 1)
+        reached: dict[str, Any] = (
+            {"host": where, "port": port} if port else {"unix_socket_path": where}
+        )
+        client = self._redis.Redis(**reached)
         if group.get_rank() == 1:
-            words = ["--port", "0", "--unixsocket", socket, "--save", "", "--appendonly", "no"]
-            self._server = subprocess.Popen(
-                [self._program, *words], stdout=subprocess.DEVNULL, cwd=folder
+            words = ["--port", str(port), "--save", "", "--appendonly", "no"]
+            words += (
+                ["--bind", where, "--protected-mode", "no"] if port else ["--unixsocket", where]
             )
-            give_up = time.monotonic() + _STARTS_WITHIN
-            while not Path(socket).exists():
-                if self._server.poll() is not None or time.monotonic() > give_up:
-                    break
-                time.sleep(0.01)
+            self._server = subprocess.Popen(
+                [self._program, *words], stdout=subprocess.DEVNULL, cwd=at.folder
+            )
+            self._await(client)
         of_all_ranks("")
         if group.get_rank() == 0:
-            self._client = self._redis.Redis(unix_socket_path=socket)
+            self._client = client
             self._client.ping()
+
+    def _await(self, client: Any) -> None:
+        """Wait until the server answers, or has ended, or is late."""
+        give_up = time.monotonic() + _STARTS_WITHIN
+        while self._server.poll() is None and time.monotonic() < give_up:
+            try:
+                client.ping()
+                return
+            except self._redis.exceptions.ConnectionError:
+                time.sleep(0.01)
 
     def _get(self, unique: Any) -> bytes:
         with self._client.pipeline(transaction=False) as pipeline:

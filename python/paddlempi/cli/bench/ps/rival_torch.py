@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from .... import group
 from ..collectives import of_all_ranks
 from .batches import RATE, Batches
 from .measured import Turn
-from .rivals import Rival, check, pull_and_push
+from .rivals import Place, Rival, check, pull_and_push
 
 __all__ = ["TorchRpc"]
 
@@ -50,8 +49,10 @@ class TorchRpc(Rival):
         self.version = self._torch.__version__
         self._torch.set_num_threads(1)
 
-    def open(self, folder: Path) -> None:
-        options = self._rpc.TensorPipeRpcBackendOptions(init_method=f"file://{folder}/store")
+    def open(self, at: Place) -> None:
+        where, port = at.endpoint("store", 0)
+        method = f"tcp://{where}:{port}" if port else f"file://{where}"
+        options = self._rpc.TensorPipeRpcBackendOptions(init_method=method)
         name = f"bench{group.get_rank()}"
         self._rpc.init_rpc(name, rank=group.get_rank(), world_size=2, rpc_backend_options=options)
 

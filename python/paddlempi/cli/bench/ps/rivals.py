@@ -2,26 +2,65 @@
 
 from __future__ import annotations
 
+import socket
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .... import group
+from .... import _native, group
 from ..collectives import OURS, WrongResultError, of_all_ranks
 from .batches import Batches, moved_right
 from .findings import Findings
 from .measured import Call, Turn
 
-__all__ = ["PULL", "PUSH", "Rival", "check", "folder", "of_all", "opened", "ours", "pull_and_push"]
+__all__ = [
+    "PULL",
+    "PUSH",
+    "Place",
+    "Rival",
+    "check",
+    "of_all",
+    "opened",
+    "ours",
+    "place",
+    "pull_and_push",
+]
 
 PULL, PUSH = "pull", "push"
 
 
 def pull_and_push(pull: Call, push: Call, itself: bool = False) -> Turn:
     return Turn({PULL: pull, PUSH: push}, itself=itself)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where rivals have their files, and at which addresses the ranks reach each other.
+
+    Attributes:
+        folder: an empty folder, the same for all ranks of a node.
+        hosts: the address of each rank; empty if all are on one node, which take Unix sockets.
+    """
+
+    folder: Path
+    hosts: tuple[str, ...]
+
+    def endpoint(self, name: str, rank: int) -> tuple[str, int]:
+        """Return where a rank listens: the path of a socket and 0, or a host and a free port.
+
+        Collective.
+        """
+        if not self.hosts:
+            return str(self.folder / name), 0
+        port = 0
+        if group.get_rank() == rank:
+            with socket.create_server((self.hosts[rank], 0)) as probe:
+                port = probe.getsockname()[1]
+        return self.hosts[rank], int(of_all_ranks(str(port))[rank])
 
 
 class Rival(ABC):
@@ -31,12 +70,8 @@ class Rival(ABC):
     version: str
 
     @abstractmethod
-    def open(self, folder: Path) -> None:
-        """Start the server of rank 1, and connect rank 0 with it. Collective.
-
-        Args:
-            folder: an empty folder for sockets and files, the same on both ranks.
-        """
+    def open(self, at: Place) -> None:
+        """Start the server of rank 1, and connect rank 0 with it. Collective."""
 
     @abstractmethod
     def table(self, batches: Batches) -> None:
@@ -63,10 +98,16 @@ def of_all(make: Callable[[], Any]) -> tuple[Any, str]:
 
 
 @contextmanager
-def folder() -> Iterator[Path]:
-    """Give the ranks a folder of rank 0. Collective."""
+def place() -> Iterator[Place]:
+    """Give the ranks of each node a folder of one of them. Collective."""
+    one_node = group.get_local_size() == group.get_world_size()
+    hosts: list[str] = []
+    if not one_node:
+        found = _native.control("addresses", one_host=False, variable="")["addresses"]
+        hosts = of_all_ranks((found or [socket.gethostname()])[0])
     with tempfile.TemporaryDirectory(prefix="paddlempi-bench-") as mine:
-        yield Path(of_all_ranks(mine)[0])
+        folders = of_all_ranks(mine)
+        yield Place(Path(folders[0] if one_node else mine), tuple(hosts))
         of_all_ranks("")  # others may still read there
 
 
@@ -76,12 +117,12 @@ def opened(
 ) -> Iterator[list[Rival]]:
     """Open the rivals that can be opened on both ranks. Collective."""
     made: list[Rival] = []
-    with folder() as place:
+    with place() as at:
         try:
             for name, maker in zip(names, makers, strict=True):
                 rival, reason = of_all(maker)
                 if not reason:
-                    _, reason = of_all(lambda rival=rival: rival.open(place))  # type: ignore[misc]
+                    _, reason = of_all(lambda rival=rival: rival.open(at))  # type: ignore[misc]
                 if reason:
                     findings.absent(name, reason)
                 else:

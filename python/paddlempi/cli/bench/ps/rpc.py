@@ -19,7 +19,7 @@ from ..collectives import AGAIN, of_all_ranks
 from ..sampling import shuffled
 from .findings import Findings
 from .measured import summary
-from .rivals import folder
+from .rivals import place
 
 __all__ = ["measure"]
 
@@ -34,8 +34,8 @@ def measure(chosen: Namespace, findings: Findings) -> None:
     """Measure ``--rounds`` blocks of each kind. Collective over two ranks."""
     ps.init("trainer:1,pserver:1", timeout=chosen.timeout)
     try:
-        with folder() as place:
-            address = str(place / "socket")
+        with place() as at:
+            address = str(at.folder / "socket")
             if group.get_rank() == 0:
                 with socket.socket(socket.AF_UNIX) as listener:
                     listener.bind(address)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from .... import group, ps
+from ..collectives import OURS
 from .batches import RATE, Batches
 from .findings import Findings
 from .measured import Turn, summary, take_turns
@@ -19,7 +20,7 @@ from .rival_grpc_go import GrpcGo
 from .rival_grpcio import Grpcio
 from .rival_redis import Redis
 from .rival_torch import TorchRpc
-from .rivals import Rival, opened, ours
+from .rivals import Rival, opened, ours, pull_and_push
 
 __all__ = ["compare", "filled", "measure", "session"]
 
@@ -67,15 +68,23 @@ def filled(name: str, batches: Batches) -> ps.RemoteTable:
     return table
 
 
-def of_table(table: ps.RemoteTable, batches: Batches) -> dict[str, Turn]:
-    """Return paddlempi's turn with a table on the servers."""
+def of_table(table: ps.RemoteTable, batches: Batches, alone: bool = True) -> dict[str, Turn]:
+    """Return paddlempi's turn with a table on the servers.
+
+    Args:
+        alone: this is the only trainer, so it can check what its pushes do.
+    """
     out = batches.np.empty((batches.batch, batches.dim), "float32")
-    return ours(
-        batches,
-        lambda round_: table.pull(batches.ids_of(round_), out),
-        lambda round_: table.push(batches.ids_of(round_), batches.gradient()),
-        lambda: out,
-    )
+
+    def pull(round_: int) -> None:
+        table.pull(batches.ids_of(round_), out)
+
+    def push(round_: int) -> None:
+        table.push(batches.ids_of(round_), batches.gradient())
+
+    if not alone:
+        return {OURS: pull_and_push(pull, push)}
+    return ours(batches, pull, push, lambda: out)
 
 
 def compare(
