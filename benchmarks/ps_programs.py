@@ -4,9 +4,9 @@
     python benchmarks/ps_programs.py --program words --modes sync async --rounds 3
 
 In each round one process trains alone, and then 2 trainers, 2 servers and a master train in each
-mode. It prints a table in Markdown: the quality, how far it is from that of one process, and when
-the quality first was as near to the last one of one process as it must be. --json keeps all rounds,
-and adds those that the file has.
+mode. It prints a table in Markdown: the quality, how far it is from that of one process, when the
+quality first was as near to the last one of one process as it must be, and the ratio of the times
+until then in the same round. --json keeps all rounds, and adds those that the file has.
 """
 
 from __future__ import annotations
@@ -57,20 +57,23 @@ def spread(values: list[float], places: int) -> str:
 def row(what: str, rounds: list[dict[str, Course]], near: float, higher: bool) -> str:
     """Return the line of one way to train."""
     sign = 1 if higher else -1
-    qualities, apart, reached, whole = [], [], [], []
+    qualities, apart, reached, ratios = [], [], [], []
     for found in rounds:
         if what not in found:
             continue
         course, one = found[what], found["one process"]["quality"]
         qualities.append(course["quality"])
         apart.append(course["quality"] - one)
-        times = [at for at, quality in course["points"] if sign * quality >= sign * one - near]
-        reached.append(times[0] if times else float("inf"))
-        whole.append(course["seconds"])
+        first, alone = (
+            next((at for at, now in c["points"] if sign * now >= sign * one - near), float("inf"))
+            for c in (course, found["one process"])
+        )
+        reached.append(first)
+        ratios.append(alone / first)
     farthest = f"{max(apart, key=abs):+.4f}"
     return (
         f"| {what} | {spread(qualities, 4)} | {farthest} | {spread(reached, 1)} | "
-        f"{spread(whole, 1)} |"
+        f"{spread(ratios, 2)} |"
     )
 
 
@@ -95,7 +98,7 @@ def main() -> None:
                 if options.json:
                     options.json.write_text(json.dumps(rounds))
     print(f"{len(rounds)} rounds; a load of {min(loads):.0f} to {max(loads):.0f}\n")
-    print(f"| | quality | apart, at most | seconds to within {near} | seconds in all |")
+    print(f"| | quality | apart, at most | seconds to within {near} | one process : it |")
     print("|---|---|---|---|---|")
     for what in dict.fromkeys(name for found in rounds for name in found):
         print(row(what, rounds, near, higher))
