@@ -90,7 +90,7 @@ LEAVE_OUT ?=
 # so that both lanes end together.
 faults_of = $(addprefix test-faults-,$(filter $(1),$(MPIS)))
 TESTS = test-torch-jobs-newest test-cluster test-programs $(call faults_of,openmpi) test-torch-suite-newest test-docs test-examples \
-	test-paddle-jobs $(call faults_of,mpich) test-unit fuzz test-torch-newest-2 test-torch-newest-3 $(call faults_of,impi) \
+	test-paddle-jobs $(call faults_of,mpich) test-faults-ps test-unit fuzz test-torch-newest-2 test-torch-newest-3 $(call faults_of,impi) \
 	test-cuda soak test-new-collective $(call faults_of,debian-%) $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu) test-paddle-openmpi-2 test-paddle-openmpi-3 test-abi \
 	$(foreach mpi,$(MPIS),$(foreach ranks,$(call ranks_of,$(mpi)),test-mpi-$(mpi)-$(ranks))) test-torch-newest-4
 # What test-all adds.
@@ -247,6 +247,12 @@ $(foreach mpi,$(MPIS),$(eval $(call faults_test,$(mpi))))
 .PHONY: faults
 faults: environments
 	.venv-openmpi/bin/python tests/jobs/faults/page.py $(filter-out $(foreach mpi,$(MPIS),$(shell $(call left_out,$(mpi)) >/dev/null && echo $(mpi))),$(MPIS))
+
+## test-faults-ps parameter servers, trainers and masters that die, stop, have no disk or no network: 24 cells; faults-ps: all 220, in an hour
+.PHONY: test-faults-ps faults-ps
+faults-ps: export PS_FAULTS := all
+test-faults-ps faults-ps: environments | $(RESULTS)
+	.venv-openmpi/bin/$(call pytest_jobs,$@) tests/jobs/ps_faults
 
 ## test-torch    torch.distributed over MPI: the newest torch with Open MPI; test-torch-oldest: the oldest, with MPICH
 .PHONY: test-torch

@@ -72,6 +72,9 @@ type extra struct {
 	Version int64  `json:"version"` // updates that the servers had applied
 	User    []byte `json:"user"`    // of the first trainer
 	Queues  []byte `json:"queues"`  // of the master; nil: there was none, or it had none
+	// Time is when the cut was made complete, in seconds since 1970 by the clock of the first
+	// server; 0: a version wrote it that did not note it.
+	Time float64 `json:"time"`
 }
 
 const (
@@ -328,6 +331,7 @@ type described struct {
 // restored is what a restore tells.
 type restored struct {
 	Step    int64               `json:"step"`
+	Time    float64             `json:"time"`             // when the cut was made; 0: it does not say
 	Extra   []byte              `json:"extra"`            // of the first trainer; each trainer asks for it itself
 	Rows    int64               `json:"rows"`             // of all servers
 	Skipped []checkpoint.Listed `json:"skipped"`          // newer cuts, the newest first

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"slices"
+	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/ps/checkpoint"
 	"github.com/paddlempi/paddlempi/gocore/ps/master"
@@ -120,7 +121,7 @@ func (j *job) commit(ctx context.Context, dir string, step int64, d detail) erro
 	if ofUser < 0 || ofUser > len(j.extra) {
 		return status.New(status.Argument, "checkpoint: %d bytes of queues are said to be in %d of extra", d.Queues, len(j.extra))
 	}
-	more, err := json.Marshal(extra{d.Version, j.extra[:ofUser], j.extra[ofUser:]})
+	more, err := json.Marshal(extra{d.Version, j.extra[:ofUser], j.extra[ofUser:], float64(time.Now().UnixMilli()) / 1e3})
 	j.extra = nil
 	if err != nil {
 		return err
@@ -166,7 +167,7 @@ func (j *job) restore(ctx context.Context, dir string, step int64, take *taking)
 	j.server.SetVersion(e.Version)
 	j.server.ForgetBackups()
 	j.given = e.User
-	told = restored{Step: m.Step, Tables: []string{}}
+	told = restored{Step: m.Step, Time: e.Time, Tables: []string{}}
 	if j.server.Index == 0 {
 		told.Queues = e.Queues
 	}

@@ -13,6 +13,9 @@ The import replaces the functions of Paddle that make process groups. It also se
 they are not set. It does not start MPI.
 """
 
+from importlib import import_module as _import_module
+from typing import Any as _Any
+
 from . import private  # noqa: F401 (first: it checks the names that the others use)
 from .activation import init, install, installed, uninstall
 from .compression import Cast, Compression
@@ -33,3 +36,18 @@ __all__ = [
 ]
 
 install()
+
+# Of static programs and parameter servers. Imported when one is first used.
+_STATIC = {
+    "DistributeTranspiler": "static_transpiler",
+    "StaticPlan": "static_transpiler",
+    "mpi_listenandserve": "static_operators",
+    "mpi_recv": "static_operators",
+    "mpi_send": "static_operators",
+}
+
+
+def __getattr__(name: str) -> _Any:
+    if name in _STATIC:
+        return getattr(_import_module(f".{_STATIC[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,7 +15,7 @@ import paddle
 
 from ..errors import UnsupportedError
 
-__all__ = ["NAMES", "check", "check_object"]
+__all__ = ["NAMES", "STATIC", "check", "check_object"]
 
 NAMES: Mapping[str, tuple[str, ...]] = {
     # The default group and the tables of groups (world, functions).
@@ -67,6 +67,20 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "paddle.nn.SyncBatchNorm": ("_check_data_format",),
 }
 """Modules and classes, and the attributes of each that are used."""
+
+STATIC: Mapping[str, tuple[str, ...]] = {
+    "paddle.base.core": ("DenseTensor", "VarDesc"),
+    "paddle.base.core.DenseTensor": ("_dtype", "_is_initialized", "_place", "_ptr", "set", "shape"),
+    "paddle.base.core.VarDesc.VarType": ("DENSE_TENSOR", "FP32", "INT32", "INT64"),
+    "paddle.base.executor": ("Executor",),
+    "paddle.base.framework": ("Program", "Variable", "get_flags"),
+    "paddle.base.framework.Block": ("_insert_op", "_remove_op", "_remove_var", "_sync_with_cpp"),
+    "paddle.base.framework.Operator": ("_set_attr",),
+    "paddle.base.unique_name": ("generate",),
+    "paddle.static.io": ("normalize_program", "save"),
+    "paddle.static.nn.common": ("PyFuncRegistry",),
+}
+"""The same of static programs of the legacy IR: looked up when one is transpiled."""
 
 
 def check(names: Mapping[str, Iterable[str]] = NAMES) -> None:

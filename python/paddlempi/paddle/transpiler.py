@@ -1,12 +1,13 @@
 """``ps.transpile`` for Paddle: a layer and its optimizers, spread over trainers and servers.
 
-For ``paddle.nn.Layer`` in dynamic mode. Paddle 3.3.1.
+For ``paddle.nn.Layer`` in dynamic mode; ``static_transpiler`` has static programs. Paddle 3.3.1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from functools import partial
+from importlib import import_module
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,7 +22,7 @@ from .distributed_optimizer import DistributedOptimizer, for_servers, read, writ
 from .embedding import SparseEmbedding
 from .parameters import parameters_of
 
-__all__ = ["PaddleTranspiler"]
+__all__ = ["PaddleTranspiler", "transpiler"]
 
 
 class _Optimizer(SpreadOptimizer, DistributedOptimizer):
@@ -121,6 +122,14 @@ class PaddleTranspiler(Transpiler):
     @staticmethod
     def _set_mode(layer: Any, module: Any) -> None:
         layer.training = module.training
+
+
+def transpiler(model: Any, optimizer: Any) -> Any:
+    """Return what transpiles a layer and its optimizers, or a static program."""
+    if isinstance(model, paddle.nn.Layer):
+        return PaddleTranspiler(model, optimizer)
+    static = import_module(".static_transpiler", __package__)  # it uses names of the legacy IR
+    return static.StaticTranspiler(model, optimizer)
 
 
 def _check_rows(optimizer: Any) -> None:

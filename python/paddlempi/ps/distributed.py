@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any, NoReturn
 
-from .. import _native
 from .._ops import Op
 from ..arguments import refuse
 from ..collectives import all_reduce_coalesced, broadcast
@@ -130,7 +128,6 @@ class CommonOptimizer:
                 vector.note()
             stepping.step(average=self._average)
         except (ArgumentError, DtypeError, UnsupportedError) as error:
-            stepping.discard()
             self._refuse(error)
         if self._group is not None:
             self._average_gradients(self._group)
@@ -157,10 +154,8 @@ class CommonOptimizer:
 
     def _refuse(self, error: Error) -> NoReturn:
         """Have the other trainers raise RefusedError instead of waiting for this one, and raise."""
-        if session.as_trainer("ps.DistributedOptimizer").mode == "sync":
-            with contextlib.suppress(Error):  # it always ends with one
-                _native.control("ps_refuse")
-        elif self._group is not None:
+        stepping.refuse()
+        if session.as_trainer("ps.DistributedOptimizer").mode != "sync" and self._group is not None:
             refuse(Op.ALL_REDUCE_COALESCED, self._group, error)
         raise error
 

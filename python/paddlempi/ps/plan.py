@@ -204,7 +204,7 @@ def _size(amount: float) -> str:
 
 def transpile(
     model: Any,
-    optimizer: Any,
+    optimizer: Any = None,
     roles: RolesArgument = None,
     *,
     mode: str = "sync",
@@ -246,7 +246,11 @@ def transpile(
 
     Args:
         model: a ``torch.nn.Module`` or ``paddle.nn.Layer``. Its embeddings are replaced in it.
-        optimizer: the optimizer of all its parameters, or a list of optimizers.
+            Or a static program of Paddle's legacy IR, after ``minimize``: both of its programs are
+            rewritten, and the plan is a ``paddlempi.paddle.StaticPlan``.
+        optimizer: the optimizer of all its parameters, or a list of optimizers. For a static
+            program, whose optimizer is in it, its startup program; None, or the optimizer: that is
+            Paddle's default one.
         roles, mode, staleness, send_queue, merge, geo_step, compensation, backup_rows, timeout,
             tls: of :func:`init`, if it was not called.
         average: whether gradients are divided by the number of trainers in sync mode.
@@ -262,17 +266,15 @@ def transpile(
         MismatchError: the trainers' models or optimizers differ.
         Error: what :func:`init` raises.
     """
-    make = None
     for base in type(model).__mro__:
         framework = base.__module__.partition(".")[0]
         if framework in ("torch", "paddle"):
             front = importlib.import_module(f"..{framework}.transpiler", __package__)
-            make = getattr(front, f"{framework.capitalize()}Transpiler")
             break
-    if make is None:
+    else:
         raise DtypeError(
-            f"ps.transpile: a {type(model).__qualname__} is no torch.nn.Module and no "
-            "paddle.nn.Layer"
+            f"ps.transpile: a {type(model).__qualname__} is no torch.nn.Module, no paddle.nn.Layer "
+            "and no static program of Paddle"
         )
     if placement not in PLACEMENTS:
         raise ArgumentError(
@@ -280,7 +282,8 @@ def transpile(
         )
     if not isinstance(name, str) or not name:
         raise DtypeError(f"ps.transpile: name={name!r} is no text")
-    transpiler = make(model, optimizer)  # its errors come before ranks talk to each other
+    # Its errors come before ranks talk to each other.
+    transpiler = front.transpiler(model, optimizer)
     if not session.is_begun():
         session.init(
             roles,

@@ -115,7 +115,8 @@ def restore(
             the same configuration in either case.
 
     Returns:
-        ``step``; ``extra``, the bytes that :func:`save` was given; ``rows``, how many all servers
+        ``step``; ``time``, when the cut was made, in seconds since 1970 by the clock of the first
+        server (None if the cut does not say); ``extra``, the bytes that :func:`save` was given; ``rows``, how many all servers
         have now; ``tables``, the names of those that were read; ``tasks``, the names of the data
         sets whose queues the master has read, none if ``tables`` were given; ``skipped``, a list of
         the newer cuts that are not whole, the newest first: of each a dict of its ``step`` and
@@ -141,6 +142,7 @@ def restore(
     told = _native.control("ps_restore", dir=os.fspath(folder), step=step, **taking)
     skipped = told.get("skipped") or []
     warn_of_skipped("ps.restore", told["step"], [one["why"] for one in skipped], above=2)
+    told["time"] = told.get("time") or None
     return {**told, "extra": base64.b64decode(told.get("extra") or ""), "skipped": skipped}
 
 

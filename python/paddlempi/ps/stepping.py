@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from importlib import import_module
 from typing import Any
 
-from .. import memory
-from ..errors import DtypeError
+from .. import _native, memory
+from ..errors import DtypeError, Error
 from . import remote, session
 from .config import checked_ids
 from .remote import RemoteTable
 
-__all__ = ["discard", "note", "step"]
+__all__ = ["discard", "note", "refuse", "step"]
 
 
 class _Noted:
@@ -54,6 +55,17 @@ def note(table: RemoteTable, ids: Any, gradients: Any) -> None:
 def discard() -> None:
     """Drop what was noted since the last step. An optimizer's ``zero_grad`` does this."""
     _noted.take()
+
+
+def refuse() -> None:
+    """Drop what was noted, for a trainer whose step is a mistake of its own.
+
+    In sync mode the other trainers raise RefusedError instead of waiting for it.
+    """
+    discard()
+    if session.as_trainer("ps.step").mode == "sync":
+        with contextlib.suppress(Error):  # it always ends with one
+            _native.control("ps_refuse")
 
 
 def step(*, average: bool = True) -> None:

@@ -16,7 +16,7 @@ from ..ps.transpiler import SpreadOptimizer, Transpiler
 from .distributed_optimizer import DistributedOptimizer, for_servers, read, write
 from .embedding import Embedding, EmbeddingBag
 
-__all__ = ["TorchTranspiler"]
+__all__ = ["TorchTranspiler", "transpiler"]
 
 
 class _Optimizer(SpreadOptimizer, DistributedOptimizer):
@@ -105,6 +105,11 @@ class TorchTranspiler(Transpiler):
     @staticmethod
     def _set_mode(layer: Any, module: Any) -> None:
         layer.train(module.training)
+
+
+def transpiler(model: Any, optimizer: Any) -> TorchTranspiler:
+    """Return what transpiles a module and its optimizers."""
+    return TorchTranspiler(model, optimizer)
 
 
 def _rows_for_servers(optimizer: Any, group: dict[str, Any]) -> Optimizer:

@@ -17,9 +17,16 @@ PACKAGE = Path(private.__file__).parent
 
 
 @pytest.mark.parametrize(
-    ("place", "name"), [(place, name) for place, names in private.NAMES.items() for name in names]
+    ("table", "place", "name"),
+    [
+        (table, place, name)
+        for table in ("NAMES", "STATIC")
+        for place, names in getattr(private, table).items()
+        for name in names
+    ],
 )
-def test_each_is_missed(place: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_is_missed(table: str, place: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = getattr(private, table)
     find = private._find
 
     class Without:
@@ -33,12 +40,12 @@ def test_each_is_missed(place: str, name: str, monkeypatch: pytest.MonkeyPatch) 
                 raise AttributeError(asked)
             return getattr(self.real, asked)
 
-    private.check()
+    private.check(names)
     monkeypatch.setattr(
         private, "_find", lambda asked: Without(find(asked)) if asked == place else find(asked)
     )
     with pytest.raises(UnsupportedError, match=rf"has no {re.escape(place)}\.{name}: this version"):
-        private.check()
+        private.check(names)
 
 
 def test_a_module_that_is_gone() -> None:

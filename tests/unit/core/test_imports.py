@@ -106,6 +106,10 @@ PADDLE = (
     ("__init__",),
     ("embedding", "distributed_optimizer"),  # imported when paddlempi.ps needs them
     ("transpiler",),
+    # imported when a static program is transpiled
+    ("static_operators", "static_updates"),
+    ("static_program",),
+    ("static_transpiler",),
 )
 
 # The describers. A describer may import the framework that it is named after. That of Paddle may
