@@ -73,13 +73,14 @@ train: $(VENV)/.package $(VENV)/.example-$(FRAMEWORK)
 EXAMPLE_paddle := examples/train.py
 EXAMPLE_torch := examples/train_torch.py
 
-## train-ps      train click models and word vectors with tables on parameter servers: 2 trainers and 2 servers, beside one process
+## train-ps      train on 2 trainers, 2 parameter servers and a master, beside one process: PROGRAM=dlrm (words, ratings, layers)
 .PHONY: train-ps
-train-ps: $(VENV)/.package $(VENV)/.example-torch
+PROGRAM ?= dlrm
+train-ps: $(VENV)/.package $(VENV)/.example-$(if $(filter words,$(PROGRAM)),paddle,torch)
 	@mkdir -p build
-	$(VENV)/bin/python examples/train_ps.py --out build/train-ps.json
-	$(VENV)/bin/python -m paddlempi.testing.launch -np 4 -- python -m paddlempi run --roles trainer:2,pserver:2 \
-		examples/train_ps.py --beside build/train-ps.json
+	$(VENV)/bin/python examples/train_ps_$(PROGRAM).py --out build/train-ps.json
+	$(VENV)/bin/python -m paddlempi.testing.launch -np 5 -- python -m paddlempi run --roles trainer:2,pserver:2,master:1 \
+		examples/train_ps_$(PROGRAM).py --beside build/train-ps.json
 
 ## test          all tests but what test-all adds, and but LEAVE_OUT="test-programs ..."; makes what they need
 .PHONY: test
@@ -430,6 +431,11 @@ bench-ps: $(TORCHREC)/.package $(TORCHREC)/.torchrec build/psgrpc
 		$(TORCHREC)/bin/python $${ranks:+-m paddlempi.testing.launch -np $$ranks -- python} -m paddlempi bench ps --level $$level --rounds 40 \
 			--grpc-program build/psgrpc --json build/bench-ps/$$level.json || exit; \
 	done
+
+## bench-ps-programs what the DLRM of train-ps reaches in each mode, and when, under MPI=openmpi
+.PHONY: bench-ps-programs
+bench-ps-programs: $(VENV)/.package $(VENV)/.example-torch
+	$(VENV)/bin/python benchmarks/ps_programs.py --program $(PROGRAM)
 
 ## bench-c       what an all_reduce costs beyond the MPI call that it makes, in C, on NP=2 ranks under MPI=openmpi
 .PHONY: bench-c

@@ -1,15 +1,19 @@
-"""The data of train_ps.py: planted clicks, scikit-learn's tumours, the words of Python itself."""
+"""The data of the programs train_ps*.py: planted clicks and ratings, scikit-learn's tumours, words.
+
+The words are those of Python's own sources. What is planted is known: how likely each click is, and
+what each rating would be without noise. So is the quality that nobody can beat.
+"""
 
 from __future__ import annotations
 
 import collections
+import itertools
 import re
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from sklearn.datasets import load_breast_cancer
 
 # Fields of a click, and how many ids each has; their frequencies fall as those of words do.
 FIELDS = {"user": 200_000, "item": 100_000, "query": 50_000, "site": 1000, "device": 50, "hour": 24}
@@ -88,8 +92,75 @@ def clicks(n: int, seed: int) -> Samples:
     return Samples(ids, numbers, labels, odds)
 
 
+def auc(labels: np.ndarray, scores: np.ndarray) -> float:
+    """Return how often a sample with label 1 has a higher score than one with label 0."""
+    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]  # equal scores share their ranks
+    ones = np.count_nonzero(labels)
+    return float((ranks[labels != 0].sum() - ones * (ones + 1) / 2) / ones / (len(labels) - ones))
+
+
+# Clicks with the shape of Criteo's: 13 counts and 26 ids, each field with numbers of its own from
+# 0. Its fields with more ids are cut, so that the program ends in a minute.
+COUNTS = 13
+CARDINALITIES = (
+    *(1460, 583, 20_000, 20_000, 305, 24, 12_517, 633, 3, 20_000, 5683, 20_000, 3194),
+    *(27, 14_992, 20_000, 10, 5652, 2173, 4, 20_000, 18, 15, 20_000, 105, 20_000),
+)
+
+
+def advertising(shard: int, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return one shard of planted clicks, the same for the same arguments.
+
+    The logarithm of the odds is a sum: a part for the logarithm of each count, a weight of each id,
+    and the products of two hidden numbers of neighbouring fields' ids.
+
+    Returns:
+        The counts, float32, [n, 13]; the ids, int64, [n, 26]; the labels 0 or 1, float32, [n]; and
+        the odds' logarithms, which are the scores that nobody can beat, [n].
+    """
+    random = np.random.default_rng([1, shard])
+    logarithms = np.abs(random.normal(0, 1.5, (n, COUNTS)))
+    counts = np.floor(np.expm1(logarithms)).astype(np.float32)
+    ids = np.stack([_zipf(random, kinds + 1, n) - 1 for kinds in CARDINALITIES], 1)
+    odds = -1.2 + (np.log1p(counts) - 0.9) @ (0.3 * np.cos(np.arange(COUNTS)))
+    hidden = []
+    for field in range(len(CARDINALITIES)):
+        salted = ids[:, field] * 64 + field
+        odds += 0.25 * _normal(salted, 1)
+        hidden.append((_normal(salted, 2), _normal(salted, 3)))
+    for one, other in itertools.pairwise(hidden):
+        odds += 0.12 * (one[0] * other[0] + one[1] * other[1])
+    labels = (random.random(n) < 1 / (1 + np.exp(-odds))).astype(np.float32)
+    return counts, ids, labels, odds
+
+
+# Ratings: how many users and items there are, and the noise of a rating.
+USERS, ITEMS, NOISE = 8000, 2000, 0.5
+
+
+def ratings(shard: int, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return one shard of planted ratings, the same for the same arguments.
+
+    A rating is the sum of a mean, a part of the user's and one of the item's, the product of four
+    hidden numbers of each, and noise. Nobody's error is less than the noise.
+
+    Returns:
+        The users and the items, int64, [n], of which items are as frequent as words; and the
+        ratings, float32, [n].
+    """
+    random = np.random.default_rng([2, shard])
+    users, items = random.integers(0, USERS, n), _zipf(random, ITEMS + 1, n) - 1
+    found = 3.5 + 0.4 * _normal(users, 4) + 0.4 * _normal(items, 5) + random.normal(0, NOISE, n)
+    for hidden in range(4):
+        found += 0.4 * _normal(users, 6 + hidden) * _normal(items, 10 + hidden)
+    return users, items, found.astype(np.float32)
+
+
 def tumours() -> tuple[Samples, Samples]:
     """Return scikit-learn's breast cancers, for training and test; each number also as a decile."""
+    from sklearn.datasets import load_breast_cancer  # which takes seconds
+
     data = load_breast_cancer()
     order = np.random.default_rng(0).permutation(len(data.target))
     numbers = data.data[order].astype(np.float32)

@@ -1,4 +1,4 @@
-"""A trainer of train_ps.py: with tables in its own process, or on the servers of paddlempi.ps.
+"""A trainer of train_ps_layers.py: with tables in its own process, or on servers of paddlempi.ps.
 
 Both kinds compute the same in sync mode, but for rounding: the trainers divide every batch among
 them, and the servers update the rows by the mean of the trainers' gradients.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import reports
 from hosts import Hosts, wait_for
-from mpis import MPI
+from mpis import MPI, ROOT
 
 LAYOUT = (("h1", 2), ("h2", 1))
 KNOWN_WITHIN = 5.0  # seconds; docs/reliability.md promises it
@@ -94,3 +95,22 @@ def test_a_killed_server_ends_all_waits(openmpi: MPI, hosts: Hosts) -> None:
         barrier, complete = report["then"]
         assert barrier.get("ranks") in (None, [2]) and complete.get("ranks") == [2], found
         assert report["waited"] < WRITTEN + KNOWN_WITHIN, found
+
+
+def test_a_transpiled_program_is_that_of_one_process(openmpi: MPI, hosts: Hosts) -> None:
+    """A trainer and a server on either host, and a master; the program compares the losses."""
+    program = ROOT / "examples" / "train_ps_words.py"
+    roles = "trainer:1,pserver:1,trainer:1,pserver:1,master:1"
+    with reports.directory(hosts) as place:
+        alone = [openmpi.python, program, "--shards=16", "--trainers=2", f"--out={place}/one"]
+        subprocess.run(alone, check=True, env=openmpi.environment(), timeout=60)
+        run = ["-m", "paddlempi", "run", "--roles", roles, program, "--shards=16"]
+        result = openmpi.run(
+            hosts,
+            (("h1", 2), ("h2", 3)),
+            [*run, f"--beside={place}/one", "--near=1e-3"],
+            timeout=90,
+        )
+    assert result.code == 0 and not result.timed_out, str(result)
+    assert not result.strays, str(result)
+    assert "; of one process " in str(result), str(result)

@@ -188,9 +188,10 @@ func (p *Process) fitMode(j *job, m *mode) error {
 
 // fitsGeo returns an error if a trainer could not bound its copy of a table in geo training.
 func fitsGeo(name string, dense bool, c *table.Config) error {
-	if dense || c.Optimizer.Name == "sgd" || c.MemoryLimit > 0 {
+	// A number of ids bounds it too: a transpiled table is one that the single-machine program held whole.
+	if dense || c.Optimizer.Name == "sgd" || c.MemoryLimit > 0 || c.IDs > 0 {
 		return nil
 	}
 	return status.New(status.Unsupported, "table %q has the optimizer %s. In mode geo each trainer keeps the states of all rows that it has ever pushed: "+
-		"give the table a memory_limit, which bounds them too, or the optimizer SGD, which has no states", name, c.Optimizer.Name)
+		"give the table a memory_limit or a num_ids, which bound them too, or the optimizer SGD, which has no states", name, c.Optimizer.Name)
 }

@@ -120,6 +120,7 @@ def what_it_refuses() -> None:
     with raises(errors.UnsupportedError, '"rows" has the optimizer adagrad', "memory_limit"):
         ps.RemoteTable("rows", 3, ps.Adagrad(1.0))
     states = ps.RemoteTable("states", 3, ps.Adagrad(1.0), memory_limit=8 << 20)
+    few = ps.RemoteTable("few", 3, ps.Adagrad(1.0), num_ids=4)  # the states of four rows at most
     table = ps.RemoteTable("rows", 3, ps.SGD(1.0), num_ids=9)
     with raises(errors.UnsupportedError, "mode geo", 'learning_rate of table "rows"'):
         ps.set_learning_rate("rows", 0.1)
@@ -137,6 +138,9 @@ def what_it_refuses() -> None:
     states.push(ids, ones)
     ps.barrier("pushed")
     assert (table.pull(ids) == -0.5).all() and np.allclose(states.pull(ids), -1.0)
+    few.push(ids, ones)
+    ps.barrier("few")
+    assert np.allclose(few.pull(ids), -1.0)
     done()
 
 

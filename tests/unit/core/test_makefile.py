@@ -59,7 +59,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def plan(clone: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Let make print what it would do, as a user's shell starts it and not as `make test` does."""
-    variables = {"MPI", "FRAMEWORK", "NP", "MPIS", "RANKS", "OPS", "LEVELS", "LEAVE_OUT"}
+    variables = {"MPI", "FRAMEWORK", "PROGRAM", "NP", "MPIS", "RANKS", "OPS", "LEVELS", "LEAVE_OUT"}
     env = {k: v for k, v in os.environ.items() if not k.startswith("MAKE") and k not in variables}
     env.pop("MFLAGS", None)
     return subprocess.run(
@@ -74,6 +74,7 @@ def combinations() -> Iterator[tuple[str, str]]:
 def test_help_names_values() -> None:
     assert values("MPI") == ["openmpi", "mpich", "impi"]
     assert values("FRAMEWORK") == ["paddle", "torch"]
+    assert values("PROGRAM") == ["dlrm", "words", "ratings", "layers"]
     assert {"train", "train-ps", "test", "lint", "help"} <= VERBS <= PHONY
 
 
@@ -90,6 +91,16 @@ def test_all_verbs_find_what_they_need(clone: Path, mpi: str, framework: str) ->
     done = plan(clone, "--keep-going", *sorted(PHONY), f"MPI={mpi}", f"FRAMEWORK={framework}")
     assert done.returncode == 0, done.stderr
     assert f"examples/{'train' if framework == 'paddle' else 'train_torch'}.py" in done.stdout
+
+
+@pytest.mark.parametrize("program", values("PROGRAM"))
+def test_each_program_finds_what_it_needs(clone: Path, program: str) -> None:
+    done = plan(clone, "train-ps", f"PROGRAM={program}")
+    assert done.returncode == 0, done.stderr
+    script = f"examples/train_ps_{program}.py"
+    assert done.stdout.count(script) == 2 and (clone / script).is_file()
+    framework = "paddle" if program == "words" else "torch"
+    assert f"examples/requirements-{framework}.txt" in done.stdout
 
 
 def test_a_missing_rule_is_noticed(clone: Path) -> None:

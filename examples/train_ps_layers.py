@@ -1,8 +1,8 @@
 """Models whose embeddings lie on parameter servers: clicks, tumours, and the words of Python.
 
-    python examples/train_ps.py --out alone.json       # one process: the reference
+    python examples/train_ps_layers.py --out alone.json       # one process: the reference
     mpirun -np 4 python -m paddlempi run --roles trainer:2,pserver:2 \\
-        examples/train_ps.py --beside alone.json       # or both: make train-ps
+        examples/train_ps_layers.py --beside alone.json       # or both: make train-ps
 
 * clicks: a wide and deep model (Cheng et al., 2016) on made-up clicks, whose ids nobody has listed
   before, and whose probabilities are known; so is the AUC that nobody can beat.

@@ -1,4 +1,4 @@
-"""examples/train_ps.py reaches on parameter servers what one process reaches."""
+"""examples/train_ps_layers.py reaches on parameter servers what one process reaches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SMALL = ("--clicks=100000", "--words=250000")
 
 def on_servers(ranks: int, roles: str, *options: str) -> str:
     """Run the example with roles. Return what it printed."""
-    script = str(FOLDER / "train_ps.py")
+    script = str(FOLDER / "train_ps_layers.py")
     command = [sys.executable, "-m", "paddlempi", "run", "--roles", roles, script, *options]
     result = run(ranks, command, timeout=DEADLINE)
     assert result.returncode == 0, result.output
@@ -28,7 +28,7 @@ def on_servers(ranks: int, roles: str, *options: str) -> str:
 def test_beside_one_process(tmp_path: Path) -> None:
     """2 trainers and 2 servers: the same losses and rows; then servers that train, and async."""
     one, two = tmp_path / "one.json", tmp_path / "two.json"
-    expected = alone("train_ps.py", f"--out={one}", *SMALL)
+    expected = alone("train_ps_layers.py", f"--out={one}", *SMALL)
     beside = f"--beside={one}"
     text = on_servers(4, "trainer:2,pserver:2", beside, f"--out={two}", *SMALL)
     assert "2 trainers, 2 servers, sync" in text
