@@ -259,7 +259,7 @@ func (l *Links) connectOne(index, server int, by way, doors []*sharedOutlet) {
 		from := &localOutlet{inlet: l.inlets[l.me]}
 		from.words = words{o, &from.count}
 		o.by, o.way = from, local
-		l.inlets[l.me].by = &localInlet{from}
+		l.inlets[l.me].by = &localInlet{from: from}
 	case by == shared && door != nil:
 		door.o = o
 		o.by = door
@@ -291,9 +291,12 @@ func (l *Links) Serve(handle func(*Incoming)) {
 	}
 	l.serving, l.handler = true, handle
 	for _, i := range l.inlets {
-		if s, ok := i.by.(*sharedInlet); ok {
-			l.thread(func() { s.serve(i) })
-		} else {
+		switch by := i.by.(type) {
+		case *sharedInlet:
+			l.thread(func() { by.serve(i) })
+		case *localInlet:
+			l.thread(func() { by.serve(i) })
+		default:
 			l.thread(i.drain)
 		}
 	}
