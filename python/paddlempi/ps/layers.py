@@ -70,8 +70,9 @@ class RemoteLayer:
         """Make a layer with these rows. All trainers call it; the first one writes the rows.
 
         Args:
-            embeddings: the row of id i is ``embeddings[i]``: a tensor of float32 in host memory,
-                [num_embeddings, embedding_dim]. Only that of the first trainer is read.
+            embeddings: the row of id i is ``embeddings[i]``: a tensor of float32, in host
+                or device memory, [num_embeddings, embedding_dim]. Only that of the first trainer is
+                read, in pieces of 16 MiB.
             freeze: whether the rows stay as they are. Other layers of the name may train them.
             name: the name of the table. Rows that it had are written over; the states of their
                 optimizer stay.
@@ -100,6 +101,7 @@ class RemoteLayer:
                 ids = memory.empty(end - begin, "int64")
                 ids[:] = range(begin, end)
                 rows = detached[begin:end]
+                rows = rows.cpu() if hasattr(rows, "cpu") else rows
                 layer.table.write(ids, rows.contiguous() if hasattr(rows, "contiguous") else rows)
         session.barrier(f"from_pretrained {name}"[:255])
         return layer
