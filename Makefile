@@ -92,7 +92,7 @@ faults_of = $(addprefix test-faults-,$(filter $(1),$(MPIS)))
 TESTS = test-torch-jobs-newest test-cluster test-programs $(call faults_of,openmpi) test-torch-suite-newest test-docs test-examples \
 	test-paddle-jobs $(call faults_of,mpich) test-faults-ps test-unit fuzz test-torch-newest-2 test-torch-newest-3 $(call faults_of,impi) \
 	test-cuda soak test-new-collective $(call faults_of,debian-%) $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu) test-paddle-openmpi-2 test-paddle-openmpi-3 test-abi \
-	$(foreach mpi,$(MPIS),$(foreach ranks,$(call ranks_of,$(mpi)),test-mpi-$(mpi)-$(ranks))) test-torch-newest-4
+	$(foreach mpi,$(MPIS),$(foreach ranks,$(call ranks_of,$(mpi)),test-mpi-$(mpi)-$(ranks))) test-torch-newest-4 test-torch-newest-1
 # What test-all adds.
 TESTS_MORE = test-torch-oldest test-examples-unpinned test-paddle-mpich-2 $(addprefix test-mpi-,$(foreach mpi,$(MPIS),$(filter $(mpi)-%,$(MORE_RANKS))))
 test: clean-results test-core test-two
@@ -257,9 +257,11 @@ test-faults-ps faults-ps: environments | $(RESULTS)
 ## test-torch    torch.distributed over MPI: the newest torch with Open MPI; test-torch-oldest: the oldest, with MPICH
 .PHONY: test-torch
 .PHONY: test-torch-oldest
-test-torch: $(foreach run,newest-2 newest-3 newest-4 jobs-newest suite-newest,test-torch-$(run))
+test-torch: $(foreach run,newest-1 newest-2 newest-3 newest-4 jobs-newest suite-newest,test-torch-$(run))
 test-torch-oldest: test-torch-oldest-2 test-torch-jobs-oldest test-torch-suite-oldest
 
+# The tests among them that one rank shows, over a fake of the servers: no other run has them.
+TORCH_TESTS_1 := tests/ranks/torch/test_ps_layers.py
 # The tests among them for which three ranks are another case than two: pieces that are uneven, a middle of a ring, a rank
 # that no call concerns. How torch hands tensors over, and what a program does beside calls, two ranks show.
 TORCH_TESTS_3 := $(addprefix tests/ranks/torch/test_,all_gather.py all_reduce.py all_to_all.py broadcast.py ddp.py ddp_hooks.py \

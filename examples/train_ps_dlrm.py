@@ -25,7 +25,13 @@ NEAR = 0.005  # of the AUC
 
 
 class DLRM(torch.nn.Module):
-    """Layers below, embeddings, products of pairs, and layers above."""
+    """Layers below, embeddings, products of pairs, and layers above.
+
+    Attributes:
+        ahead: is called with the embeddings and what they are about to get.
+    """
+
+    ahead = staticmethod(list)
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +56,9 @@ class DLRM(torch.nn.Module):
 
     def forward(self, counts: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         below = self.below(torch.log1p(counts))
-        rows = [embedding(ids[:, k]) for k, embedding in enumerate(self.embeddings)]
+        columns = ids.unbind(1)
+        self.ahead(zip(self.embeddings, columns, strict=True))
+        rows = [e(column) for e, column in zip(self.embeddings, columns, strict=True)]
         vectors = torch.stack([below, *rows], 1)
         products = (vectors @ vectors.transpose(1, 2))[:, self.pairs[0], self.pairs[1]]
         return self.above(torch.cat([below, products], 1)).squeeze(1)
@@ -69,6 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> bool:
         mode = {"mode": options.mode, "geo_step": options.geo_step}
         plan = ps.transpile(model, optimizer, options.roles, **mode)
         model, optimizer = plan.model, plan.optimizer
+        model.ahead = ps.prefetch  # one request for all embeddings
         shards = ps.tasks(shards)
 
     test = ps_data.advertising(2**32 - 1, 10_000)

@@ -27,10 +27,11 @@ from .export import export, load
 from .functions import KVRequest, server_function
 from .initializers import Initializer, Normal, Uniform, Zeros
 from .kv import KV
+from .layers import prefetch
 from .modes import set_mode
 from .optimizers import SGD, Adagrad, Adam, AdamW, Momentum, Optimizer, RowWiseAdagrad
 from .plan import Placed, Plan, transpile
-from .prefetch import Prefetched
+from .prefetching import Prefetched
 from .remote import RemoteTable, pull, push
 from .saves import latest, restore, save
 from .session import (
@@ -86,6 +87,7 @@ __all__ = [
     "load",
     "master",
     "note",
+    "prefetch",
     "pservers",
     "pull",
     "push",

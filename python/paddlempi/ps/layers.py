@@ -6,6 +6,8 @@ Forward pulls the rows of a batch. Backward notes their gradients, which the nex
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from .. import memory
@@ -14,10 +16,10 @@ from . import session
 from .config import whole
 from .initializers import Initializer
 from .optimizers import Optimizer
-from .prefetch import Prefetched, start
-from .remote import RemoteTable
+from .prefetching import Prefetched, start
+from .remote import RemoteTable, pull_into
 
-__all__ = ["RemoteLayer"]
+__all__ = ["RemoteLayer", "prefetch"]
 
 _AHEAD = 8  # prefetches that a layer remembers until forward asks for them
 _PIECE = 4 << 20  # elements of one request of from_pretrained
@@ -147,17 +149,23 @@ class RemoteLayer:
         Without a padding the rows are in the order of the ids, and the places are None. With one
         there is one row more, the last, of zeros: ids that are the padding have it.
         """
+        kept, places, rows, room = self._room(flat)
+        self.table.pull(kept, room)
+        return kept, places, rows
+
+    def _room(self, flat: Any) -> tuple[Any, Any, Any, Any]:
+        """Return what :meth:`_pull` does, with rows that are still to be pulled into their room."""
+        framework = memory.framework_of(flat)
         if self.padding_idx is None:
-            return flat, None, self.table.pull(flat)
+            rows = memory.empty((len(flat), self.embedding_dim), framework=framework)
+            return flat, None, rows, rows
         keep = flat != self.padding_idx
         kept = flat[keep]
-        shape = (len(kept) + 1, self.embedding_dim)
-        rows = memory.empty(shape, framework=memory.framework_of(flat))
+        rows = memory.empty((len(kept) + 1, self.embedding_dim), framework=framework)
         rows[-1] = 0
-        self.table.pull(kept, rows[:-1])
         places = keep.cumsum(0) - 1
         places[~keep] = len(kept)
-        return kept, places, rows
+        return kept, places, rows, rows[:-1]
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy of the layer has its table, and no prefetches under way.
@@ -169,6 +177,68 @@ class RemoteLayer:
         frozen = ", frozen=True" if self.frozen else ""
         shape = f"{self.num_embeddings}, {self.embedding_dim}"
         return f"{shape}{padding}, name={self.table.name!r}{frozen}"
+
+
+def prefetch(requests: Iterable[tuple[RemoteLayer, Any]]) -> list[Prefetched]:
+    """Pull the rows of a batch for several layers, in a thread and in one request to each server.
+
+    A model calls it before its layers, which would make a request each. Or a program calls it for
+    the next batch. Forward of a layer takes its rows when it gets the same tensor, as after
+    ``layer.prefetch(ids)``. Layers of one table are in requests one after another.
+
+    Args:
+        requests: layers, with the tensors that their forward will get as the first argument.
+
+    Returns:
+        What is pulled for each request, in their order. An error of the pull is raised by the
+        ``wait`` of each, and by forward.
+
+    Raises:
+        NotInitializedError: before :func:`init`.
+        ArgumentError: this rank does not train.
+        DtypeError: a request is something else.
+    """
+    session.as_trainer("ps.prefetch")
+    taken = list(requests) if isinstance(requests, Iterable) else [requests]
+    for one in taken:
+        pair = isinstance(one, (tuple, list)) and len(one) == 2
+        if not pair or not isinstance(one[0], RemoteLayer):
+            raise DtypeError(f"ps.prefetch: a request is (a layer of ps, ids), not {one!r:.100}")
+    flat = [layer._flat(ids) for layer, ids in taken]
+    pulled = _Together([(layer, ids) for (layer, _), ids in zip(taken, flat, strict=True)])
+    started = []
+    for number, (layer, ids) in enumerate(taken):
+        started.append(start(ids, partial(pulled.of, number)))
+        layer._ahead.append((started[-1], flat[number]))
+    return started
+
+
+class _Together:
+    """The rows of several layers, pulled by the first that asks. One thread asks for all."""
+
+    def __init__(self, requests: list[tuple[RemoteLayer, Any]]) -> None:
+        self._requests = requests
+        self._rows: list[tuple[Any, Any, Any]] | None = None
+        self._error: BaseException | None = None
+
+    def of(self, number: int) -> tuple[Any, Any, Any]:
+        if self._rows is None and self._error is None:
+            try:
+                self._rows = self._pull()
+            except BaseException as error:
+                self._error = error
+        if self._rows is None:
+            assert self._error is not None
+            raise self._error
+        return self._rows[number]
+
+    def _pull(self) -> list[tuple[Any, Any, Any]]:
+        rooms = [layer._room(flat) for layer, flat in self._requests]
+        pull_into(
+            (layer.table, kept, room)
+            for (layer, _), (kept, _, _, room) in zip(self._requests, rooms, strict=True)
+        )
+        return [(kept, places, rows) for kept, places, rows, _ in rooms]
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -12,7 +12,7 @@ from . import session
 from .config import Configured, TableConfig, checked_ids, length_of, rate_of
 from .initializers import Initializer
 from .optimizers import Optimizer
-from .prefetch import Prefetched, finish, start
+from .prefetching import Prefetched, finish, start
 from .shards import note_progress
 from .table import rows_of
 
@@ -238,6 +238,25 @@ def pull(requests: Sequence[tuple[RemoteTable, Any]]) -> list[Any]:
     if entries:
         _native.load().tables(_PULL, tuple(entries))
     return [rows for _, _, rows, _ in entries]
+
+
+def pull_into(requests: Iterable[tuple[RemoteTable, Any, Any]]) -> None:
+    """Pull rows of tables into tensors. Tables that are named once are in one request.
+
+    Args:
+        requests: tables, their ids, and room for the rows, as for :meth:`RemoteTable.pull`.
+    """
+    left = list(requests)
+    while left:
+        now: dict[int, tuple[int, Any, Any, None]] = {}
+        later = []
+        for table, ids, rows in left:
+            if table._number in now:
+                later.append((table, ids, rows))
+            else:
+                now[table._number] = (table._number, ids, rows, None)
+        _native.load().tables(_PULL, tuple(now.values()))
+        left = later
 
 
 def _checked(what: str, requests: Any, *names: str) -> list[Any]:

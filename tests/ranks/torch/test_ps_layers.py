@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from paddlempi import errors, ps
+from paddlempi._ops import TableCall
 from ps_fake import PsCore, ps_core
 
 __all__ = ["ps_core"]
@@ -158,7 +159,7 @@ def test_zero_grad_drops_what_was_noted(ps_core: PsCore) -> None:
     optimizer.zero_grad()
     assert all(p.grad is None for p in dense.parameters())
     optimizer.step()
-    assert ps_core.requests == [(2, [])]
+    assert ps_core.requests == [(TableCall.PUSH, [])]
 
 
 @pytest.mark.parametrize("padding", [None, 3])
@@ -207,7 +208,7 @@ def test_nothing_is_noted_without_gradients(ps_core: PsCore) -> None:
     layer.eval()
     assert layer(torch.tensor([1])).requires_grad  # as torch's
     ps.step()
-    assert ps_core.requests == [(2, [])]
+    assert ps_core.requests == [(TableCall.PUSH, [])]
 
 
 def test_prefetched_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,6 +225,46 @@ def test_prefetched_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     out.sum().backward()
     ps.step()
     assert (layer(ids)[0, 0] == expected[0, 0] - 1).all()
+
+
+def test_rows_of_several_layers(ps_core: PsCore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request has them, but for a table that two layers have."""
+    words = ps.Embedding(ROWS, DIM, 3, name="a", optimizer=ps.SGD(1.0), initializer="uniform")
+    bags = ps.EmbeddingBag(None, 4, mode="sum", name="b", initializer="uniform")
+    again = ps.Embedding(ROWS, DIM, name="a", optimizer=ps.SGD(1.0), initializer="uniform")
+    layers = [words, bags, again]
+    given = [torch.tensor([[1, 3], [3, 2]]), torch.tensor([[5, 6, 5]]), torch.tensor([2, 3])]
+    expected = [layer(ids).detach() for layer, ids in zip(layers, given, strict=True)]
+    before = len(ps_core.requests)
+    asked = ps.prefetch(zip(layers, given, strict=True))
+    rows = [one.wait() for one in asked]
+    assert [code_and_tables[1] for code_and_tables in ps_core.requests[before:]] == [
+        ["a", "b"],
+        ["a"],
+    ]
+    assert len(rows) == 3 and asked[1].done() and asked[1].ids is given[1]
+    with monkeypatch.context() as patch:
+        for layer in layers:
+            patch.setattr(layer.table, "pull", None)  # forward does not pull
+        out = [layer(ids) for layer, ids in zip(layers, given, strict=True)]
+    for one, wanted in zip(out, expected, strict=True):
+        assert one.shape == wanted.shape and (one == wanted).all()
+    (out[0].sum() + out[2].sum()).backward()
+    ps.step()
+    assert (again(torch.tensor([2])) == expected[2][0] - 2).all()  # of both layers
+    assert ps.prefetch([]) == []
+
+    # An error is that of each.
+    asked = ps.prefetch([(words, torch.tensor([ROWS])), (bags, given[1])])
+    for one in asked:
+        with pytest.raises(errors.ArgumentError, match=str(ROWS)):
+            one.wait()
+    with pytest.raises(errors.ArgumentError, match=str(ROWS)):
+        bags(given[1])
+    assert (bags(given[1]) == expected[1]).all()  # it pulls
+    for wrong in ([words], [(words,)], [(words.table, given[0])], words):
+        with pytest.raises(errors.DtypeError, match=r"ps\.prefetch: a request is"):
+            ps.prefetch(wrong)  # type: ignore[arg-type]
 
 
 def test_a_prefetched_tensor_that_was_written_to() -> None:
@@ -349,7 +390,11 @@ def test_dense_parameters_on_servers(ps_core: PsCore, make: Any) -> None:
         other_schedule.step()
         for mine, theirs in zip(dense.parameters(), same.parameters(), strict=True):
             torch.testing.assert_close(mine, theirs, **CLOSE)
-        assert ps_core.requests[step:] == [(2, ["a", "dense.0"])]
+        # One request to push, and one to pull.
+        assert ps_core.requests[1 + 2 * step :] == [
+            (TableCall.PUSH, ["a", "dense.0"]),
+            (TableCall.PULL, ["dense.0"]),
+        ]
     assert ps_core.ways == {"a": "hash", "dense.0": "modulo"}
     with pytest.raises(errors.UnsupportedError, match="groups cannot grow"):
         of_servers.add_param_group({"params": [torch.zeros(1, requires_grad=True)]})

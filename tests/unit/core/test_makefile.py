@@ -57,6 +57,19 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_a_file_for_one_rank_has_a_run() -> None:
+    """Other tests of a front run on two ranks and more, where those for one rank are left out."""
+    marked = {
+        str(path.relative_to(ROOT))
+        for front in ("torch", "paddle", "cuda")
+        for path in (ROOT / "tests" / "ranks" / front).glob("test_*.py")
+        if re.search(r"^pytestmark = .*mpi\(ranks=1\)", path.read_text(), re.M)
+    }
+    (run,) = re.findall(r"^TORCH_TESTS_1 := (.*)$", MAKEFILE, re.M)
+    assert marked == set(run.split())
+    assert "test-torch-newest-1" in MAKEFILE
+
+
 def plan(clone: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Let make print what it would do, as a user's shell starts it and not as `make test` does."""
     variables = {"MPI", "FRAMEWORK", "PROGRAM", "NP", "MPIS", "RANKS", "OPS", "LEVELS", "LEAVE_OUT"}
