@@ -248,8 +248,10 @@ $(foreach mpi,$(MPIS),$(eval $(call faults_test,$(mpi))))
 faults: environments
 	.venv-openmpi/bin/python tests/jobs/faults/page.py $(filter-out $(foreach mpi,$(MPIS),$(shell $(call left_out,$(mpi)) >/dev/null && echo $(mpi))),$(MPIS))
 
-## test-faults-ps parameter servers, trainers and masters that die, stop, have no disk or no network: 24 cells; faults-ps: all 220, in an hour
-.PHONY: test-faults-ps faults-ps
+## test-faults-ps parameter servers, trainers and masters that die, stop, have no disk or no network: 24 cells
+.PHONY: test-faults-ps
+## faults-ps     all 220 cells of test-faults-ps
+.PHONY: faults-ps
 faults-ps: export PS_FAULTS := all
 test-faults-ps faults-ps: environments | $(RESULTS)
 	.venv-openmpi/bin/$(call pytest_jobs,$@) tests/jobs/ps_faults
