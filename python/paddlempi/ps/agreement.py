@@ -30,6 +30,10 @@ _NUMBERS = {
     "dc_asgd": {"backup_rows": 1},
 }
 """The numbers of a mode, each with the least that it may be."""
+_OUT_OF_LIMITS = {
+    "compensation": "is no finite number above 0: without compensation take mode='async'",
+    "mean_square": "is not between 0 and 1: with a compensation that is constant it is None",
+}
 _OF_CORE = ("staleness", "geo_step", "backup_rows")
 _MOST = 1 << 30
 _WORDS = 5  # 64-bit words of what a rank tells in init: a digest, and its role
@@ -87,8 +91,9 @@ class Mode(NamedTuple):
             )
         text = f"mode={self.name!r}"
         if self.name == "dc_asgd":
-            text += f", compensation={self._compensation(what):g}"
-            text += "" if self.mean_square is None else f", mean_square={self._decay(what):g}"
+            text += f", compensation={self._between(what, 'compensation', 1e30):g}"
+            if self.mean_square is not None:
+                text += f", mean_square={self._between(what, 'mean_square', 1):g}"
         for name, least in _NUMBERS.get(self.name, {}).items():
             value = getattr(self, name)
             if not least <= from_zero(what, name, value) <= _MOST:
@@ -96,30 +101,16 @@ class Mode(NamedTuple):
             text += f", {name}={value}"
         return text
 
-    def _compensation(self, what: str) -> float:
-        number = _number(what, "compensation", self.compensation)
-        if not 0 < number < 1e30:
-            raise ArgumentError(
-                f"{what}: compensation={self.compensation!r} is no finite number above 0: without "
-                "compensation take mode='async'"
-            )
+    def _between(self, what: str, name: str, most: float) -> float:
+        """Return a number that has to be between 0 and ``most``."""
+        value = getattr(self, name)
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            raise DtypeError(f"{what}: {name}={value!r} is no number") from None
+        if not 0 < number < most:
+            raise ArgumentError(f"{what}: {name}={value!r} {_OUT_OF_LIMITS[name]}")
         return number
-
-    def _decay(self, what: str) -> float:
-        number = _number(what, "mean_square", self.mean_square)
-        if not 0 < number < 1:
-            raise ArgumentError(
-                f"{what}: mean_square={self.mean_square!r} is not between 0 and 1: with a "
-                "compensation that is constant it is None"
-            )
-        return number
-
-
-def _number(what: str, name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise DtypeError(f"{what}: {name}={value!r} is no number") from None
 
 
 def agree(

@@ -16,16 +16,15 @@ from typing import Any
 
 import job
 import mpis
-import numpy as np
 from cells import CABLE, DISK, KILL, MASTER, STOP, STOPPED, TRAINER, Cell
 from hosts import Hosts, wait_for
 from paddlempi import ps
+from ranks import own_ids
 from ranks_tools import LATE
 
 HERE = Path(__file__).resolve().parent
 HELPERS = HERE.parents[1] / "helpers"
 DISK_BYTES = 4 << 20
-OWN = 16
 
 
 def program() -> None:
@@ -136,7 +135,7 @@ def _rows(cell: Cell, place: Path) -> list[str]:
         if role != TRAINER:
             continue
         book = [json.loads(line) for line in (place / f"book-{rank}").read_text().splitlines()]
-        rows = table.pull(1000 * (rank + 1) + np.arange(OWN))
+        rows = table.pull(own_ids(rank))
         exact = [line["rows"] for line in book if line.get("cut") == newest.step]
         if exact:
             low = high = exact[-1]
