@@ -100,9 +100,8 @@ class StaticPlan(Plan):
             if name in self.tables:
                 table, shape = self.tables[name], self._shapes[name]
                 rows = np.empty(shape, np.float32)
-                for begin in range(0, shape[0], _PIECE):
-                    ids = np.arange(begin, min(begin + _PIECE, shape[0]))
-                    rows[begin : begin + len(ids)] = table.pull(ids)
+                for begin, piece in self._rows(table, shape[0]):
+                    rows[begin : begin + len(piece)] = piece
                 state[name] = rows
             else:
                 state[name] = np.array(_tensor(name))

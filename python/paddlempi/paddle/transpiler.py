@@ -54,7 +54,7 @@ class _Optimizer(SpreadOptimizer, DistributedOptimizer):
 class _Plan(Plan):
     def _tensor_of_rows(self, layer: RemoteLayer) -> Any:
         weight = np.empty((layer.num_embeddings or 0, layer.embedding_dim), np.float32)
-        for begin, rows in self._rows(layer):
+        for begin, rows in self._rows(layer.table, layer.num_embeddings or 0):
             weight[begin : begin + len(rows)] = rows
         return paddle.to_tensor(weight)
 

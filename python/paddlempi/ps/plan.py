@@ -22,6 +22,7 @@ from . import session
 from .dense import BLOCK, PLACEMENTS
 from .layers import RemoteLayer
 from .optimizers import Optimizer
+from .remote import RemoteTable
 from .role_map import RolesArgument
 
 __all__ = ["Placed", "Plan", "transpile"]
@@ -151,13 +152,12 @@ class Plan:
         raise NotImplementedError
 
     @staticmethod
-    def _rows(layer: RemoteLayer) -> Iterator[tuple[int, Any]]:
-        """The rows of an embedding on the servers, in pieces: the first id, and the rows."""
-        count = layer.num_embeddings or 0
+    def _rows(table: RemoteTable, count: int) -> Iterator[tuple[int, Any]]:
+        """The first rows of a table on the servers, in pieces: the first id, and the rows."""
         for begin in range(0, count, _PIECE):
             ids = memory.empty(min(_PIECE, count - begin), "int64")
             ids[:] = range(begin, begin + len(ids))
-            yield begin, layer.table.pull(ids)
+            yield begin, table.pull(ids)
 
     def __str__(self) -> str:
         return "\n".join(self._lines())

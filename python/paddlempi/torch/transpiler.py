@@ -37,7 +37,7 @@ class _Optimizer(SpreadOptimizer, DistributedOptimizer):
 class _Plan(Plan):
     def _tensor_of_rows(self, layer: RemoteLayer) -> torch.Tensor:
         weight = torch.empty(layer.num_embeddings or 0, layer.embedding_dim)
-        for begin, rows in self._rows(layer):
+        for begin, rows in self._rows(layer.table, layer.num_embeddings or 0):
             weight[begin : begin + len(rows)] = torch.as_tensor(rows)
         return weight
 
