@@ -1,0 +1,333 @@
+package memory
+
+import (
+	"encoding/binary"
+	"hash/fnv"
+	"runtime"
+	"slices"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/transport"
+	"github.com/paddlempi/paddlempi/gocore/work"
+)
+
+const maxTag = 1 << 30
+
+// Comm implements transport.Comm. Its ranks are processes of one node.
+type Comm struct {
+	o       *office
+	context uint64
+	members []int // rank of the office, by rank
+	rank    int
+	made    atomic.Uint64 // how many Comms were made of this one by Dup and Node
+	rounds  *Comm         // carries the rounds, which no receive from any tag may meet; nil there
+	begun   atomic.Uint64 // how many rounds have begun
+}
+
+// New returns the Comm of all ranks of a world. All of them share the memory, Bytes(size) long and
+// filled with zeros before the first rank calls New.
+func New(shared []byte, rank, size int) (*Comm, error) {
+	if size < 1 || rank < 0 || rank >= size || int64(len(shared)) < Bytes(size) {
+		return nil, status.New(status.Argument, "a world in memory: rank %d of %d ranks in %d bytes", rank, size, len(shared))
+	}
+	o := newOffice(shared, rank, size)
+	return o.comm(1, transport.EveryRank(size)), nil
+}
+
+// comm returns the Comm of some ranks of the office.
+func (o *office) comm(number uint64, members []int) *Comm {
+	c := o.part(number, members)
+	c.rounds = o.part(c.child(0), members)
+	return c
+}
+
+// part returns a Comm without rounds.
+func (o *office) part(number uint64, members []int) *Comm {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	c := o.context(number)
+	c.members, c.places = members, map[int]int32{}
+	for place, member := range members {
+		c.places[member] = int32(place)
+	}
+	for _, m := range c.came { // before this rank has made it
+		m.Source = c.places[m.peer]
+	}
+	return &Comm{o: o, context: number, members: members, rank: slices.Index(members, o.rank)}
+}
+
+func (c *Comm) Rank() int           { return c.rank }
+func (c *Comm) Size() int           { return len(c.members) }
+func (c *Comm) MaxTag() int32       { return maxTag }
+func (c *Comm) Eager() int64        { return 0 }
+func (c *Comm) Gone() bool          { return false }
+func (c *Comm) Poller() work.Poller { return c.o }
+
+func (c *Comm) FirstSendWaits() bool  { return false }
+func (c *Comm) ReceivesFromAny() bool { return true }
+
+func (c *Comm) TakesDeviceMemory() (aware bool, says string) {
+	return false, "ranks without MPI pass device memory by themselves"
+}
+
+// Err returns the error of a request that is done.
+func (c *Comm) Err(r *transport.Request) error { return errorOf(r) }
+
+// Release frees a request that is done.
+func (c *Comm) Release(r *transport.Request) { mem.Free(unsafe.Pointer(r)) }
+
+// newRequest returns a request outside the Go heap.
+func newRequest() (*transport.Request, error) {
+	p, err := mem.Alloc(int64(unsafe.Sizeof(transport.Request{})))
+	if err != nil {
+		return nil, err
+	}
+	r := (*transport.Request)(p)
+	*r = transport.Request{}
+	return r, nil
+}
+
+// check returns the error of a rank or tag that cannot be.
+func (c *Comm) check(rank, tag int32, wild bool) error {
+	if rank < 0 && !(wild && rank == transport.AnySource) || int(rank) >= len(c.members) {
+		return status.New(status.Argument, "rank %d is not among the %d ranks", rank, len(c.members))
+	}
+	if tag < 0 && !(wild && tag == transport.AnyTag) {
+		return status.New(status.Argument, "tag %d is below 0", tag)
+	}
+	return nil
+}
+
+// Send implements transport.Endpoint.
+func (c *Comm) Send(data unsafe.Pointer, bytes int64, to, tag int32) (*transport.Request, error) {
+	if err := c.check(to, tag, false); err != nil {
+		return nil, err
+	}
+	r, err := newRequest()
+	if err != nil {
+		return nil, err
+	}
+	o := c.o
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	s := &sending{r: r, data: unsafe.Slice((*byte)(data), bytes), to: c.members[to]}
+	p := packet{kind: whole, tag: tag, context: c.context, bytes: bytes}
+	switch {
+	case o.out[s.to].broken:
+		o.end(r, codeDamaged)
+		return r, nil
+	case s.to == o.rank:
+		return r, o.sendHere(s, &p)
+	case bytes > short:
+		p.kind = ask
+		o.numbers++
+		p.number = o.numbers
+		o.asked[p.number] = s
+		o.out[s.to].queue = append(o.out[s.to].queue, &outgoing{head: p})
+	default:
+		o.out[s.to].queue = append(o.out[s.to].queue, &outgoing{head: p, from: s.data, of: s})
+	}
+	o.deliver(s.to)
+	return r, nil
+}
+
+// sendHere sends a message to this process itself. The caller holds mu.
+func (o *office) sendHere(s *sending, p *packet) error {
+	c := o.context(p.context)
+	m := &message{Status: transport.Status{Tag: p.tag, Bytes: p.bytes}, peer: o.rank}
+	if p.bytes > short {
+		m.local = s
+	}
+	take := func(b []byte) { copy(b, s.data) }
+	if r := c.match(m); r != nil {
+		o.receive(r, m, take)
+	} else {
+		if m.local == nil {
+			room, err := mem.Alloc(max(1, p.bytes))
+			if err != nil {
+				mem.Free(unsafe.Pointer(s.r))
+				return err
+			}
+			copy(unsafe.Slice((*byte)(room), p.bytes), s.data)
+			m.short = room
+			o.kept += p.bytes
+		}
+		c.came = append(c.came, m)
+	}
+	if m.local == nil {
+		o.end(s.r, 0)
+	}
+	return nil
+}
+
+// Receive implements transport.Endpoint.
+func (c *Comm) Receive(data unsafe.Pointer, bytes int64, from, tag int32) (*transport.Request, error) {
+	if err := c.check(from, tag, true); err != nil {
+		return nil, err
+	}
+	r, err := newRequest()
+	if err != nil {
+		return nil, err
+	}
+	o := c.o
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	w := &receiving{r: r, data: unsafe.Slice((*byte)(data), bytes), from: from, tag: tag}
+	in := o.context(c.context)
+	if at := in.find(from, tag); at >= 0 {
+		m := in.came[at]
+		in.came = slices.Delete(in.came, at, at+1)
+		o.taken(w, m)
+		return r, nil
+	}
+	if from >= 0 && o.in[c.members[from]].broken {
+		o.end(r, codeDamaged)
+		return r, nil
+	}
+	in.waiting = append(in.waiting, w)
+	return r, nil
+}
+
+// Probe implements transport.Endpoint.
+func (c *Comm) Probe(from, tag int32) (st transport.Status, found bool, err error) {
+	m, err := c.look(from, tag, false)
+	if m != nil {
+		st = m.Status
+	}
+	return st, m != nil, err
+}
+
+// look finds a message that has come, and takes it out if it is to.
+func (c *Comm) look(from, tag int32, out bool) (*message, error) {
+	if err := c.check(from, tag, true); err != nil {
+		return nil, err
+	}
+	o := c.o
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	in := o.context(c.context)
+	at := in.find(from, tag)
+	if at < 0 {
+		o.progress()
+		if at = in.find(from, tag); at < 0 {
+			return nil, nil
+		}
+	}
+	m := in.came[at]
+	if out {
+		in.came = slices.Delete(in.came, at, at+1)
+	}
+	return m, nil
+}
+
+// Match implements transport.Endpoint.
+func (c *Comm) Match(from, tag int32) (m transport.Message, found bool, err error) {
+	got, err := c.look(from, tag, true)
+	if got == nil {
+		return m, false, err
+	}
+	o := c.o
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.numbers++
+	o.matched[o.numbers] = got
+	return transport.Message{Status: got.Status, Handle: uintptr(o.numbers)}, true, nil
+}
+
+// Take implements transport.Endpoint.
+func (c *Comm) Take(m transport.Message, data unsafe.Pointer, bytes int64) (*transport.Request, error) {
+	r, err := newRequest()
+	if err != nil {
+		return nil, err
+	}
+	o := c.o
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	got := o.matched[uint64(m.Handle)]
+	if got == nil {
+		mem.Free(unsafe.Pointer(r))
+		return nil, status.New(status.Argument, "a message that was not matched, or was taken")
+	}
+	delete(o.matched, uint64(m.Handle))
+	o.taken(&receiving{r: r, data: unsafe.Slice((*byte)(data), bytes)}, got)
+	return r, nil
+}
+
+// Cancel implements transport.Endpoint.
+func (c *Comm) Cancel(r *transport.Request) error {
+	o := c.o
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	in := o.context(c.context)
+	for i, w := range in.waiting {
+		if w.r == r {
+			in.waiting = slices.Delete(in.waiting, i, i+1)
+			r.Cancelled = 1
+			o.end(r, 0)
+			break
+		}
+	}
+	return nil
+}
+
+// child returns the number of a Comm that all members make of this one, in the same order.
+func (c *Comm) child(words ...uint64) uint64 {
+	h := fnv.New64a()
+	for _, w := range append([]uint64{c.context}, words...) {
+		var b [8]byte
+		binary.LittleEndian.PutUint64(b[:], w)
+		_, _ = h.Write(b[:])
+	}
+	return h.Sum64() | 1<<63
+}
+
+// Dup implements transport.Comm. Nobody waits: the members know the number of the new one.
+func (c *Comm) Dup(transport.Wait) (transport.Comm, error) {
+	return c.o.comm(c.child(c.made.Add(1)), c.members), nil
+}
+
+// Node implements transport.Exchange: all ranks are on this node.
+func (c *Comm) Node() (transport.Exchange, error) { return c.Dup(nil) }
+
+// Create implements transport.Comm.
+func (c *Comm) Create(ranks []int, key uint64) (transport.Comm, error) {
+	members := make([]int, len(ranks))
+	words := []uint64{key, 0}
+	for i, r := range ranks {
+		if r < 0 || r >= len(c.members) {
+			return nil, status.New(status.Argument, "rank %d is not among the %d ranks", r, len(c.members))
+		}
+		members[i] = c.members[r]
+		words = append(words, uint64(r))
+	}
+	return c.o.comm(c.child(words...), members), nil
+}
+
+// Free implements transport.Exchange. What comes later for this Comm is kept by nobody.
+func (c *Comm) Free() error {
+	o := c.o
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if in := o.contexts[c.context]; in != nil {
+		for _, m := range in.came {
+			o.drop(m)
+		}
+	}
+	delete(o.contexts, c.context)
+	delete(o.contexts, c.rounds.context)
+	return nil
+}
+
+// until waits by wait; nil: as long as it takes.
+func (c *Comm) until(done func() bool, wait transport.Wait) error {
+	if wait != nil {
+		return wait(done)
+	}
+	for b := (work.Backoff{}); !done(); b.Pause() {
+		runtime.Gosched()
+	}
+	return nil
+}
