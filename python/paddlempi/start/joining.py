@@ -62,6 +62,7 @@ class Joining:
             "size": size,
             "id": number,
             "exchange": self._server.descriptor,
+            "transport": "node" if world.way == "alone" else worlds.transport(),
         }
         """The argument ``world`` of the core's method ``init``, which closes the descriptor."""
 
