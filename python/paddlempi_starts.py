@@ -82,8 +82,11 @@ def nearest() -> tuple[Place | None, Start | None]:
 
 
 def _ours(start: Start) -> bool:
-    """Whether this package has set the sign, from an MPI's launcher (``launcher.PADDLE``)."""
-    return start.sign.startswith("PADDLE_") and "PADDLEMPI_FILLED_PADDLE" in os.environ
+    """Whether this package has set the sign, from an MPI's launcher or after an init.
+
+    ``launcher.Variables`` notes the names of what it sets.
+    """
+    return f"{start.sign}:" in os.environ.get("PADDLEMPI_FILLED_PADDLE", "")
 
 
 def possible(start: Start) -> bool:
