@@ -5,8 +5,8 @@ import (
 )
 
 // mapping returns the value of PMI_process_mapping, which tells MPI on which node each rank is:
-// (vector,(first node,nodes,ranks on each),...). MPI begins with the first block again when it has come
-// to the end, so only a part is written if the rest repeats it. node has the number of each rank's node.
+// (vector,(first node,nodes,ranks on each),...). node has the number of each rank's node. A part that repeats
+// is written each time: MPICH would begin again when it has come to the end, but Intel MPI does not.
 //
 // It returns "" if the text would be too long for MPI, as MPICH's mpirun does. MPI then compares the
 // names of the hosts.
@@ -21,11 +21,11 @@ func mapping(node []int) string {
 		order[r] = number[n]
 	}
 	text := "(vector"
-	for i, n := 0, period(order); i < n; {
-		first, size := order[i], run(order[i:n])
+	for i := 0; i < len(order); {
+		first, size := order[i], run(order[i:])
 		i += size
 		nodes := 1
-		for i < n && order[i] == first+nodes && run(order[i:n]) == size {
+		for i < len(order) && order[i] == first+nodes && run(order[i:]) == size {
 			i += size
 			nodes++
 		}
@@ -47,25 +47,4 @@ func run(order []int) int {
 		n++
 	}
 	return n
-}
-
-// period returns the shortest part at the beginning of which order is a repetition. The last
-// repetition may be cut off.
-func period(order []int) int {
-	// border[i] is the length of the longest part that order[:i+1] both begins and ends with.
-	border := make([]int, len(order))
-	for i := 1; i < len(order); i++ {
-		b := border[i-1]
-		for b > 0 && order[i] != order[b] {
-			b = border[b-1]
-		}
-		if order[i] == order[b] {
-			b++
-		}
-		border[i] = b
-	}
-	if len(order) == 0 {
-		return 0
-	}
-	return len(order) - border[len(order)-1]
 }

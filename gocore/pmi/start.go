@@ -91,7 +91,16 @@ func (a *attempt) init(lib mpi.Info, start func() error) error {
 	}
 	takeBack := tell(s, a.job)
 	defer takeBack()
-	// MPI_Init has a thread of its own, so that an error of the exchange, Ctrl-C and the timeout end the wait for it.
+	if err := a.await(s, lib, start); err != nil {
+		removeSegments()
+		return err
+	}
+	s.started.Store(true)
+	return nil
+}
+
+// await calls MPI_Init in a thread of its own, so that an error of the exchange, Ctrl-C and the timeout end the wait for it.
+func (a *attempt) await(s *server, lib mpi.Info, start func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- start() }()
 	look := time.NewTicker(50 * time.Millisecond)
@@ -100,7 +109,6 @@ func (a *attempt) init(lib mpi.Info, start func() error) error {
 	for {
 		select {
 		case err := <-done:
-			s.started.Store(true)
 			return err
 		case <-s.failed:
 			return s.err
