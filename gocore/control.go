@@ -98,11 +98,12 @@ func controlInit(request []byte, interrupt work.Interrupt) (any, error) {
 		Trial     []string `json:"trial"`
 		EndFile   *string  `json:"end_file"`
 		Abort     *bool    `json:"abort_on_death"`
+		Job       *Job     `json:"world"`
 	}
 	if err := method.Parse("init", request, &r); err != nil {
 		return nil, err
 	}
-	o := InitOptions{Comm: r.Comm, Timeout: method.Seconds(r.Timeout), SysPrefix: r.SysPrefix, Trial: r.Trial, Interrupt: interrupt}
+	o := InitOptions{Comm: r.Comm, Job: r.Job, Timeout: method.Seconds(r.Timeout), SysPrefix: r.SysPrefix, Trial: r.Trial, Interrupt: interrupt}
 	if v, _ := dl.Getenv("PADDLEMPI_ABORT_ON_DEATH"); v == "0" {
 		o.Survives = true
 	}
@@ -122,7 +123,7 @@ func controlInit(request []byte, interrupt work.Interrupt) (any, error) {
 	t := w.env.Topo
 	_, why := w.env.Node.Heaps()
 	return map[string]any{"group": w.all.Load().ID, "rank": t.Rank, "size": t.Size, "local_rank": t.LocalRank, "local_size": t.LocalSize,
-		"no_heaps": why}, nil
+		"no_heaps": why, "transport": w.transport()}, nil
 }
 
 func controlNewGroup(request []byte, _ work.Interrupt) (any, error) {
@@ -279,6 +280,7 @@ type coreInfo struct {
 	CPUs        int              `json:"cpus"`
 	PID         int              `json:"pid"`
 	Initialized bool             `json:"initialized"`
+	Transport   string           `json:"transport"` // what carries the messages of the world: "node" or "mpi"; "" before init
 	MPI         *mpi.Info        `json:"mpi"`       // nil if none was found
 	MPIError    string           `json:"mpi_error"` // why none was found, and what to install
 	Looked      []string         `json:"looked"`    // where the core looked for MPI
@@ -332,8 +334,14 @@ func controlInfo(request []byte, _ work.Interrupt) (any, error) {
 		info.CUDA = &found
 	}
 	if w := initial.Load(); w != nil {
-		t, i := w.env.Topo, w.lib.Info()
-		info.Initialized, info.MPI = true, &i
+		t := w.env.Topo
+		info.Initialized, info.Transport = true, w.transport()
+		if w.lib != nil {
+			i := w.lib.Info()
+			info.MPI = &i
+		} else {
+			info.MPIError = "the ranks of this job are connected without MPI"
+		}
 		info.Arrive, info.Helper = w.env.Node.Way(), describeHelper(&t.CPUs)
 		watch := w.env.Roster.Watch()
 		after := w.env.Reports.After.Seconds()

@@ -63,6 +63,9 @@ func controlDoctorCUDA(request []byte, _ work.Interrupt) (any, error) {
 		if err != nil {
 			return nil, 0, err
 		}
+		if w.lib == nil {
+			return nil, 0, status.New(status.Unsupported, "doctor_cuda: this job runs without MPI")
+		}
 		return w.lib, w.env.Topo.Size, nil
 	})
 }

@@ -25,6 +25,9 @@ type openFile struct {
 
 // by returns MPI's calls for files.
 func (f openFile) by(what string) (mpi.Files, error) {
+	if f.lib == nil {
+		return nil, status.New(status.Unsupported, "%s: this job runs without MPI; use engine=\"posix\"", what)
+	}
 	files, ok := f.lib.(mpi.Files)
 	if !ok {
 		return nil, status.New(status.Unsupported, "%s: %s has no calls for files", what, f.lib.Info().Name)

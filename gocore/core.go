@@ -11,7 +11,6 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/diagnose"
 	"github.com/paddlempi/paddlempi/gocore/group"
-	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
@@ -34,6 +33,7 @@ var (
 type InitOptions struct {
 	MPI       string        // path of libmpi; "": find it
 	Comm      *uint64       // the world's communicator, as MPI represents it; nil: MPI_COMM_WORLD
+	Job       *Job          // of ranks that no MPI has started; nil: MPI knows the ranks
 	Timeout   time.Duration // timeout of init, and of operations that have none of their own
 	SysPrefix string        // Python's sys.prefix
 	Trial     []string      // the command that calls control method cuda_trial in a new process
@@ -42,11 +42,14 @@ type InitOptions struct {
 	Interrupt work.Interrupt
 }
 
-// Init starts MPI, unless it runs already, and makes the first world. Id 0 stands for that world's
+// Init starts MPI, unless it runs already or o.Job needs none, and makes the first world. Id 0 stands for that world's
 // group of all ranks. Init is collective.
 func Init(o InitOptions) error {
 	initOnce.Lock()
 	defer initOnce.Unlock()
+	if o.Job != nil {
+		defer o.Job.close()
+	}
 	if err := healthy(); err != nil {
 		return err
 	}
@@ -56,42 +59,15 @@ func Init(o InitOptions) error {
 	// A launcher may bind this process to one CPU. Calls of several threads must not queue for one
 	// Go processor while one of them waits inside MPI.
 	runtime.GOMAXPROCS(max(4, runtime.NumCPU()))
-	if library != nil && o.MPI != "" && o.MPI != library.Info().Path {
-		return status.New(status.Argument, "init: mpi=%q, but %s was initialised before in this process, and MPI starts once only", o.MPI, library.Info().Path)
-	}
-	first := library == nil
-	if first || !library.Finalized() {
-		// After Destroy, Open returns the same library and makes again what Destroy freed.
-		lib, err := mpi.Open(mpi.Options{Path: o.MPI, SysPrefix: o.SysPrefix, Timeout: o.Timeout})
-		if err != nil {
-			return err
-		}
-		library = lib
-	}
-	if first {
-		if err := library.OnFinalize(BeforeFinalize); err != nil {
-			return err
-		}
-	}
-	if library.Finalized() {
-		return status.New(status.NotInitialized, "init: MPI was finalized in this process and cannot start again")
-	}
-	given := library.World()
-	if o.Comm != nil {
-		given = mpi.Comm(*o.Comm)
-		if library.Info().ABI == "mpich" {
-			given &= 0xffffffff
-		}
-	}
-	closeDeparted()
-	comm, err := mpi.NewCommunicator(library, given)
+	comm, lib, err := o.begin()
 	if err != nil {
 		return err
 	}
+	closeDeparted()
 	env, err := world.NewEnv(comm, o.Timeout, o.Interrupt)
 	if err != nil {
 		if code := status.CodeOf(err); code == status.Timeout || code == status.Interrupted {
-			inUse.Store(true) // MPI still waits for the ranks that did not come
+			inUse.Store(lib != nil) // MPI still waits for the ranks that did not come
 		}
 		return err
 	}
@@ -99,9 +75,11 @@ func Init(o InitOptions) error {
 		forgetLast()
 	}
 	env.Survives = o.Survives
-	env.Aware.Trial = diagnose.NewTrial(library.Info(), env.Topo.LocalRank, o.Trial, closing.add)
+	if lib != nil {
+		env.Aware.Trial = diagnose.NewTrial(lib.Info(), env.Topo.LocalRank, o.Trial, closing.add)
+	}
 	env.Engine.Panicked = func(p any) { Poison(fmt.Sprint(p)) }
-	w := newMembership(library, env)
+	w := newMembership(lib, env)
 	if _, err := w.add(func(id int64) (*group.Group, error) { return group.World(env, id, o.Timeout) }); err != nil {
 		return err
 	}
@@ -211,16 +189,19 @@ func BeforeFinalize() {
 	awaitDepartures()
 }
 
-// Exit ends this rank's part in the job when the process ends. A status other than 0 and Preempted
-// ends the whole job, because the other ranks would wait for this one for ever. With these two the
-// other ranks are told that this one has left. MPI is then finalized, without a deadline, because the others may go
-// on for long. If the application initialised MPI, the application finalizes it.
+// Exit ends this rank's part in the job when the process ends. With the status 0 and Preempted the other ranks are told
+// that this one has left. MPI is then finalized, without a deadline, because the others may go on for long. If the
+// application initialised MPI, the application finalizes it. Another status ends the whole job by MPI, because the other
+// ranks would wait for this one for ever. Without MPI they see that this one has died; who started them ends them.
 func Exit(code int) {
 	initOnce.Lock()
 	defer initOnce.Unlock()
 	running := library != nil && !library.Finalized()
 	inOrder := code == 0 || code == Preempted
-	finalize := running && inOrder && library.Info().Owner == "paddlempi"
+	finalize := inOrder && (library == nil || running && library.Info().Owner == "paddlempi")
+	if !inOrder {
+		tellFailure(code)
+	}
 	closing.run(finalize)
 	if !inOrder {
 		noteEnd(code)
@@ -242,7 +223,16 @@ func Exit(code int) {
 	if !awaitDepartures() || inUse.Load() || !endTogether() {
 		return // a rank has died or ended, or does not come back from MPI: MPI_Finalize would wait for it
 	}
-	_ = library.Finalize()
+	if running {
+		_ = library.Finalize()
+	}
+}
+
+// tellFailure tells the ranks of this node that this process ends with a status, which is not 0.
+func tellFailure(code int) {
+	if w := initial.Load(); w != nil {
+		w.env.Fail(code)
+	}
 }
 
 // noteEnd tells the program that started the launcher, by a line in a file, that this process ends
@@ -258,11 +248,12 @@ func noteEnd(code int) {
 	}
 }
 
-// Abort ends the whole job at once with a status.
+// Abort ends the whole job at once with a status; without MPI only this process, as Exit does.
 func Abort(code int) {
 	noteEnd(code)
+	tellFailure(code)
 	if library != nil && !library.Finalized() {
 		library.Abort(code)
 	}
-	os.Exit(code) // reached only if MPI does not run: MPI_Abort does not return
+	os.Exit(code) // not reached if MPI runs: MPI_Abort does not return
 }

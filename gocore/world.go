@@ -18,14 +18,14 @@ import (
 // membership is the part of this process in a world: a set of ranks, and the groups that were made of them. init makes
 // the first one. A process may have several, because a call finds its world by the id of its group.
 type membership struct {
-	lib          mpi.Library
+	lib          mpi.Library // nil if the ranks are connected without MPI
 	env          *world.Env
 	all          atomic.Pointer[group.Group] // the group of all its ranks, which is made first
 	ended        atomic.Bool                 // it was destroyed, or this process has left
 	removeCloser func()                      // removes the function of closesWithMPI
 }
 
-// library is nil before Init. It stays after Destroy, because MPI can be initialised only once.
+// library is nil before an Init that starts MPI. It stays after Destroy, because MPI can be initialised only once.
 var library mpi.Library
 
 // initial is the world that init made. Id 0 stands for its group of all ranks. It is nil before
@@ -64,6 +64,14 @@ var last *world.Env
 
 func newMembership(lib mpi.Library, env *world.Env) *membership {
 	return &membership{lib: lib, env: env, removeCloser: func() {}}
+}
+
+// transport returns what carries the messages of w.
+func (w *membership) transport() string {
+	if w.lib == nil {
+		return "node"
+	}
+	return "mpi"
 }
 
 // initialWorld returns the part in the world that init made, or the error that says why there is none.
@@ -179,7 +187,7 @@ func (w *membership) destroy() error {
 		closeDeparted()
 		return !slices.Contains(departing, w.env) || w.env.Departure.Deserted()
 	}, time.Now().Add(destroyTogether), nil)
-	if settled { // else an operation of MPI may still use what FreeAll frees
+	if settled && w.lib != nil { // else an operation of MPI may still use what FreeAll frees
 		w.lib.FreeAll()
 	}
 	return err
@@ -240,6 +248,9 @@ func forgetLast() {
 
 // endsTheJob tells whether this library finalizes MPI, for the processes of e.
 func endsTheJob(e *world.Env) bool {
+	if lib, _ := mpi.Of(e.Base); lib == nil {
+		return false
+	}
 	n, err := library.Size(library.World())
 	return err == nil && n == e.Topo.Size && library.Info().Owner == "paddlempi"
 }

@@ -270,7 +270,18 @@ func (l *Lines) Go() { C.pa_leave(l.base(), C.int(l.me), C.PA_GONE) }
 func (l *Lines) Gone(i int) bool { return C.pa_left(l.base(), C.int(i)) == C.PA_GONE }
 
 // Left returns whether member i has left.
-func (l *Lines) Left(i int) bool { return C.pa_left(l.base(), C.int(i)) != 0 }
+func (l *Lines) Left(i int) bool {
+	how := C.pa_left(l.base(), C.int(i))
+	return how == C.PA_LEFT || how == C.PA_GONE
+}
+
+// Fail tells the other members that the process of this one ends with a status, which is not 0.
+func (l *Lines) Fail(exit int) { C.pa_leave(l.base(), C.int(l.me), C.PA_FAILED+C.uint32_t(exit&0xff)) }
+
+// Failed returns the status with which member i has said that its process ends; 0: it has not.
+func (l *Lines) Failed(i int) (exit int) {
+	return max(0, min(0xff, int(C.pa_left(l.base(), C.int(i)))-C.PA_FAILED))
+}
 
 // Close unmaps the segment.
 func (l *Lines) Close() error {

@@ -63,7 +63,7 @@ typedef struct pa_member {
 	pa_slot slot[PA_SLOTS];
 	uint64_t finished; /* this member has finished with all collectives up to this one */
 	uint64_t spare[7];
-	uint32_t left;    /* PA_LEFT: this member has left; PA_GONE: its process may end */
+	uint32_t left;    /* how far the end of this member has come: see pa_leave */
 	uint32_t reason;  /* why it takes no part from collective `closed` on: a code of the caller */
 	uint64_t closed;  /* the first collective that it takes no part in; 0 for none */
 	uint32_t blamed;  /* 1 more than the member in whose slot this one found rubbish; 0 for none */
@@ -211,8 +211,9 @@ uint32_t pa_closer(const pa_member *m, int n, int i, uint64_t seq);
 void pa_explain(pa_member *m, int me, uint32_t reason);
 uint32_t pa_why(const pa_member *m, int i);
 
-/* pa_leave says how far the end of member me has come. pa_left returns that of member i. */
-enum { PA_LEFT = 1, PA_GONE };
+/* pa_leave says how far the end of member me has come. pa_left returns that of member i: 0, PA_LEFT: it has left;
+ * PA_GONE: its process may end; PA_FAILED + s: its process ends with the status s, which is not 0, and it has not left. */
+enum { PA_LEFT = 1, PA_GONE, PA_FAILED = 256 };
 void pa_leave(pa_member *m, int me, uint32_t how_far);
 uint32_t pa_left(const pa_member *m, int i);
 

@@ -393,6 +393,13 @@ func (e *Env) showLeft() {
 	}
 }
 
+// Fail tells the ranks of this node that the process of this one ends with a status, which is not 0, without having left.
+func (e *Env) Fail(exit int) {
+	if e.Node.presence != nil {
+		e.Node.presence.Fail(exit)
+	}
+}
+
 // Close frees the groups, once all ranks have departed. It keeps what shows whether their processes end, until
 // Free or EndTogether. It does nothing if MPI still uses some of it.
 func (e *Env) Close() error {

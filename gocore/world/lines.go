@@ -12,7 +12,7 @@ import (
 // get none, and how is byMessage.
 func (n *Node) MakeLines(comm transport.Exchange, peers []int, more int64) (_ *arrive.Lines, how way, _ error) {
 	size, me := len(peers), slices.Index(peers, comm.Rank())
-	file, how, err := n.shareFile(comm, peers, "paddlempi-arrive", arrive.LinesSize(size)+more)
+	file, how, err := shareFile(comm, peers, "paddlempi-arrive", arrive.LinesSize(size)+more)
 	if err != nil || how == byMessage {
 		return nil, how, err
 	}

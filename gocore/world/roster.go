@@ -92,6 +92,14 @@ func (o *Roster) LeftInOrder(r int) bool {
 	return !o.mustAsk(r) && o.node.presence.Left(slices.Index(o.node.ranks, r))
 }
 
+// failed returns the status, not 0, with which a rank has said that its process ends; 0: it has not.
+func (o *Roster) failed(r int) (exit int) {
+	if o.mustAsk(r) {
+		return 0
+	}
+	return o.node.presence.Failed(slices.Index(o.node.ranks, r))
+}
+
 // absent tells whether a rank has said that its process ends, and did not wait for the others (Departure.stayAway).
 func (o *Roster) absent(r int) bool {
 	_, said := o.mail.peek(mailAbsent, r, processKey)
@@ -123,10 +131,12 @@ func (o *Roster) DiedError(what string, ranks []int, after string) error {
 func (o *Roster) Deaths(ranks []int) string {
 	var here []int // those whose locks this rank has seen dropped
 	var reasons []string
-	with := map[string][]int{} // ranks of other nodes, by reason
+	with := map[string][]int{} // the others, by reason
 	for _, r := range ranks {
 		why := o.alive.Why(r)
-		if v := o.node.views[r]; v != nil && v.DeadNow() || why == "" {
+		if exit := o.failed(r); exit != 0 {
+			why = fmt.Sprintf("the process has ended with the status %d", exit)
+		} else if v := o.node.views[r]; v != nil && v.DeadNow() || why == "" {
 			here = append(here, r)
 			continue
 		}
@@ -210,7 +220,9 @@ func (o *Roster) Watch() Watch {
 	w := Watch{After: o.deadAfter.Seconds(), Off: o.unwatched, Dead: []Death{}}
 	for _, r := range o.Dead(transport.EveryRank(o.topo.Size)) {
 		why := o.alive.Why(r)
-		if why == "" {
+		if exit := o.failed(r); exit != 0 {
+			why = fmt.Sprintf("its process has ended with the status %d", exit)
+		} else if why == "" {
 			why = "the kernel has dropped the lock of its process, which had not left the job"
 		}
 		w.Dead = append(w.Dead, Death{r, why})

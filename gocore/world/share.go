@@ -26,11 +26,18 @@ func (w way) String() string {
 // Way tells how the ranks of the world share memory with the ranks of their nodes.
 func (n *Node) Way() string { return n.way.String() }
 
+// Share makes a memory file of size bytes and opens it on all ranks of comm, which are on one node. It is nil on all of
+// them if one cannot get it. Share is collective over comm.
+func Share(comm transport.Exchange, name string, size int64) (*segment.File, error) {
+	file, _, err := shareFile(comm, transport.EveryRank(comm.Size()), name, size)
+	return file, err
+}
+
 // shareFile makes a memory file of size bytes on each node and opens it on all ranks of that node.
 // peers are the ranks of comm on this rank's node; the first one makes the file. shareFile is collective over comm. It
 // returns a nil file on a rank that is alone on its node. If some rank of comm cannot get its file, it returns nil and byMessage on
 // all. The file is all zero; its memory is allocated when a rank first touches it.
-func (n *Node) shareFile(comm transport.Exchange, peers []int, name string, size int64) (*segment.File, way, error) {
+func shareFile(comm transport.Exchange, peers []int, name string, size int64) (*segment.File, way, error) {
 	h := handover{comm: comm, peers: peers, size: size}
 	if len(peers) > 1 {
 		h.givers = peers[:1]

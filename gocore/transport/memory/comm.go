@@ -28,12 +28,14 @@ type Comm struct {
 }
 
 // New returns the Comm of all ranks of a world. All of them share the memory, Bytes(size) long and
-// filled with zeros before the first rank calls New.
-func New(shared []byte, rank, size int) (*Comm, error) {
+// filled with zeros before the first rank calls New. release is called when this Comm and all that were
+// made of it are freed; it may be nil.
+func New(shared []byte, rank, size int, release func()) (*Comm, error) {
 	if size < 1 || rank < 0 || rank >= size || int64(len(shared)) < Bytes(size) {
 		return nil, status.New(status.Argument, "a world in memory: rank %d of %d ranks in %d bytes", rank, size, len(shared))
 	}
 	o := newOffice(shared, rank, size)
+	o.release = release
 	return o.comm(1, transport.EveryRank(size)), nil
 }
 
@@ -41,6 +43,9 @@ func New(shared []byte, rank, size int) (*Comm, error) {
 func (o *office) comm(number uint64, members []int) *Comm {
 	c := o.part(number, members)
 	c.rounds = o.part(c.child(0), members)
+	o.mu.Lock()
+	o.comms++
+	o.mu.Unlock()
 	return c
 }
 
@@ -318,6 +323,12 @@ func (c *Comm) Free() error {
 	}
 	delete(o.contexts, c.context)
 	delete(o.contexts, c.rounds.context)
+	if o.comms--; o.comms == 0 {
+		o.closed = true
+		if o.release != nil {
+			o.release()
+		}
+	}
 	return nil
 }
 

@@ -28,7 +28,7 @@ func world(t testing.TB, n int) []*Comm {
 	clear(shared)
 	ranks := make([]*Comm, n)
 	for i := range ranks {
-		ranks[i], err = New(shared, i, n)
+		ranks[i], err = New(shared, i, n, nil)
 		require.NoError(t, err)
 	}
 	return ranks

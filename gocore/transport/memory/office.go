@@ -49,6 +49,10 @@ type office struct {
 	numbers  uint64
 	kept     int64
 	rounds   []*round
+
+	comms   int  // that are not freed
+	closed  bool // none is: the memory is not this process's any more
+	release func()
 }
 
 // outbox is what goes to a rank.
@@ -119,7 +123,9 @@ func newOffice(shared []byte, rank, size int) *office {
 // Poll takes everything further and tells how many of the requests are done.
 func (o *office) Poll(requests []uintptr) (done int) {
 	if o.mu.TryLock() { // else another thread does it
-		o.progress()
+		if !o.closed {
+			o.progress()
+		}
 		o.mu.Unlock()
 	}
 	for i := range requests { // addresses outside the Go heap

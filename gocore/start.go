@@ -1,0 +1,123 @@
+package gocore
+
+import (
+	"syscall"
+
+	"github.com/paddlempi/paddlempi/gocore/exchange"
+	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/transport"
+	"github.com/paddlempi/paddlempi/gocore/transport/memory"
+	"github.com/paddlempi/paddlempi/gocore/world"
+)
+
+// Job is what the ranks of a job know of each other that no MPI has started.
+type Job struct {
+	Rank      int    `json:"rank"`
+	Size      int    `json:"size"`
+	ID        string `json:"id"`        // of the world that they have agreed on
+	Exchange  int    `json:"exchange"`  // the descriptor of a socket (exchange.New), which Init owns
+	Transport string `json:"transport"` // "node", "mpi", or "": MPI only if the ranks are on several nodes
+}
+
+// close gives up the exchange, unless Init has used it.
+func (j *Job) close() {
+	if j.Exchange >= 0 {
+		_ = syscall.Close(j.Exchange)
+	}
+}
+
+// begin returns what connects all ranks of the world that o asks for, and the MPI that it is of; nil if it is of none.
+func (o *InitOptions) begin() (transport.Comm, mpi.Library, error) {
+	if o.Job == nil {
+		lib, err := o.startMPI()
+		if err != nil {
+			return nil, nil, err
+		}
+		given := lib.World()
+		if o.Comm != nil {
+			given = mpi.Comm(*o.Comm)
+			if lib.Info().ABI == "mpich" {
+				given &= 0xffffffff
+			}
+		}
+		comm, err := mpi.NewCommunicator(lib, given)
+		if err != nil {
+			return nil, nil, err
+		}
+		return comm, lib, nil
+	}
+	fd := o.Job.Exchange
+	o.Job.Exchange = -1
+	x, err := exchange.New(fd, o.Job.Rank, o.Job.Size, o.Interrupt)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer x.Free()
+	_, hosts, err := x.Nodes(o.Job.ID)
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(hosts) > 1 {
+		return nil, nil, status.New(status.Unsupported, "init: the %d ranks are on %d hosts (%s, %s, ...): start them with mpirun", o.Job.Size, len(hosts), hosts[0], hosts[1])
+	}
+	comm, err := shareMemory(x)
+	return comm, nil, err
+}
+
+// startMPI starts the MPI of this process, unless it runs already.
+func (o *InitOptions) startMPI() (mpi.Library, error) {
+	if library != nil && o.MPI != "" && o.MPI != library.Info().Path {
+		return nil, status.New(status.Argument, "init: mpi=%q, but %s was initialised before in this process, and MPI starts once only", o.MPI, library.Info().Path)
+	}
+	first := library == nil
+	if first || !library.Finalized() {
+		// After Destroy, Open returns the same library and makes again what Destroy freed.
+		lib, err := mpi.Open(mpi.Options{Path: o.MPI, SysPrefix: o.SysPrefix, Timeout: o.Timeout})
+		if err != nil {
+			return nil, err
+		}
+		library = lib
+	}
+	if first {
+		if err := library.OnFinalize(BeforeFinalize); err != nil {
+			return nil, err
+		}
+	}
+	if library.Finalized() {
+		return nil, status.New(status.NotInitialized, "init: MPI was finalized in this process and cannot start again")
+	}
+	return library, nil
+}
+
+// shareMemory connects ranks of one node by memory that they share.
+func shareMemory(x *exchange.Exchange) (transport.Comm, error) {
+	file, err := world.Share(x, "paddlempi-messages", memory.Bytes(x.Size()))
+	if err != nil {
+		return nil, err
+	}
+	var shared []byte
+	if file != nil {
+		if shared, err = file.Map(); err == nil {
+			file.Close()
+		}
+	} else if x.Size() == 1 {
+		shared = make([]byte, memory.Bytes(1)) // nobody else needs it
+	}
+	lacking := []int64{int64(x.Size())}
+	if shared == nil {
+		lacking[0] = int64(x.Rank())
+	}
+	if err := x.Min(lacking); err != nil {
+		return nil, err
+	}
+	if int(lacking[0]) < x.Size() {
+		return nil, status.New(status.Unsupported, "init: rank %d cannot open the memory of rank 0: ranks without MPI have to share memory, so they have to run as one user, and where they are in containers, in one that has /proc or one network; "+
+			"or start them with mpirun", lacking[0]).WithRanks(int(lacking[0]))
+	}
+	release := func() { _ = syscall.Munmap(shared) }
+	if x.Size() == 1 {
+		release = nil
+	}
+	return memory.New(shared, x.Rank(), x.Size(), release)
+}
