@@ -31,9 +31,8 @@ type server struct {
 	pairs      map[string]string // what MPI has put, here and, since the last barrier, elsewhere
 	given      []byte            // what MPI has put here since the last barrier
 
-	started atomic.Bool // MPI_Init has returned: barriers wait for nobody
-	err     error       // why MPI cannot start
-	failed  chan struct{}
+	started atomic.Bool    // MPI_Init has returned: barriers wait for nobody
+	failed  chan error     // why MPI cannot start, once
 	exit    func(code int) // ends this process
 
 	file *os.File // our end
@@ -53,7 +52,7 @@ func serve(j Job, name string, gather Gather) (*server, error) {
 		descriptors.Note(fd)
 	}
 	s := &server{rank: j.Rank, size: len(j.Node), name: name, gather: gather, pairs: map[string]string{},
-		failed: make(chan struct{}), exit: os.Exit, file: os.NewFile(uintptr(ends[0]), "pmi"), fd: ends[1]}
+		failed: make(chan error, 1), exit: os.Exit, file: os.NewFile(uintptr(ends[0]), "pmi"), fd: ends[1]}
 	if m := mapping(j.Node); m != "" {
 		s.pairs["PMI_process_mapping"] = m
 	}
@@ -68,8 +67,7 @@ func (s *server) run() {
 		_ = s.file.Close() // MPI has said that it needs no more
 		return
 	}
-	s.err = err
-	close(s.failed)
+	s.failed <- err
 	// MPI would end this process if its socket closed. So it never does: the caller gets the error, and
 	// MPI_Init waits for good in a thread of its own.
 	select {}

@@ -16,7 +16,7 @@ import (
 // the process.
 func alone() (s *server, ended *[]int) {
 	ended = new([]int)
-	return &server{size: 1, name: "job", pairs: map[string]string{}, failed: make(chan struct{}),
+	return &server{size: 1, name: "job", pairs: map[string]string{}, failed: make(chan error, 1),
 		exit:   func(code int) { *ended = append(*ended, code) },
 		gather: func(mine []byte) ([][]byte, error) { return [][]byte{mine}, nil }}, ended
 }

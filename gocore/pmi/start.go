@@ -46,7 +46,7 @@ func (j Job) local() (rank, size int) {
 // must have the same MPI. If a rank cannot start MPI, Open returns an error on all ranks, within o.Timeout
 // after the last rank has come.
 //
-// gather is called while Open runs, by one goroutine at a time.
+// Only Open calls gather and j.Interrupt, and on the thread that has called it.
 func Open(o mpi.Options, j Job, gather Gather) (mpi.Library, error) {
 	a := &attempt{job: j, gather: gather, timeout: o.Timeout}
 	localRank, localSize := j.local()
@@ -85,13 +85,18 @@ func (a *attempt) init(lib mpi.Info, start func() error) error {
 	if err != nil {
 		return err
 	}
-	s, err := serve(a.job, first.Name, a.gather)
+	barriers := make(chan barrier)
+	s, err := serve(a.job, first.Name, func(mine []byte) ([][]byte, error) {
+		b := barrier{mine, make(chan [][]byte)}
+		barriers <- b // this waits for good if the start has failed, and so does the next line
+		return <-b.all, nil
+	})
 	if err != nil {
 		return err
 	}
 	takeBack := tell(s, a.job)
 	defer takeBack()
-	if err := a.await(s, lib, start); err != nil {
+	if err := a.await(lib, start, barriers, s.failed); err != nil {
 		removeSegments()
 		return err
 	}
@@ -99,19 +104,32 @@ func (a *attempt) init(lib mpi.Info, start func() error) error {
 	return nil
 }
 
-// await calls MPI_Init in a thread of its own, so that an error of the exchange, Ctrl-C and the timeout end the wait for it.
-func (a *attempt) await(s *server, lib mpi.Info, start func() error) error {
+// barrier is a call of gather that the server's goroutine leaves to the thread that called Open.
+type barrier struct {
+	mine []byte
+	all  chan [][]byte
+}
+
+// await calls MPI_Init in a thread of its own, so that an error of a barrier, Ctrl-C and the timeout end the wait for it.
+func (a *attempt) await(lib mpi.Info, start func() error, barriers <-chan barrier, failed <-chan error) error {
 	done := make(chan error, 1)
 	go func() { done <- start() }()
-	look := time.NewTicker(50 * time.Millisecond)
+	look := time.NewTicker(lookEvery)
 	defer look.Stop()
 	began := time.Now()
 	for {
 		select {
 		case err := <-done:
 			return err
-		case <-s.failed:
-			return s.err
+		case err := <-failed:
+			return err
+		case b := <-barriers:
+			all, err := a.gather(b.mine)
+			if err != nil {
+				return err
+			}
+			b.all <- all
+			continue
 		case <-look.C:
 		}
 		if a.job.Interrupt != nil {
@@ -125,6 +143,9 @@ func (a *attempt) await(s *server, lib mpi.Info, start func() error) error {
 		}
 	}
 }
+
+// lookEvery is how often the wait for MPI_Init looks for an interrupt and the time.
+const lookEvery = 50 * time.Millisecond
 
 // standing is what the ranks tell each other before they start MPI.
 type standing struct {
