@@ -2,6 +2,7 @@ package gocore
 
 import (
 	"syscall"
+	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/exchange"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
@@ -9,8 +10,22 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/transport/memory"
+	"github.com/paddlempi/paddlempi/gocore/work"
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
+
+// InitOptions are the arguments of init.
+type InitOptions struct {
+	MPI       string        // path of libmpi; "": find it
+	Comm      *uint64       // the world's communicator, as MPI represents it; nil: MPI_COMM_WORLD
+	Job       *Job          // of ranks that no MPI has started; nil: MPI knows the ranks
+	Timeout   time.Duration // timeout of init, and of operations that have none of their own
+	SysPrefix string        // Python's sys.prefix
+	Trial     []string      // the command that calls control method cuda_trial in a new process
+	EndFile   string        // file to which a line with the exit status is appended; "": none
+	Survives  bool          // this rank's calls must return an error if a member dies
+	Interrupt work.Interrupt
+}
 
 // Job is what the ranks of a job know of each other that no MPI has started.
 type Job struct {
@@ -81,19 +96,13 @@ func (o *InitOptions) startMPI(open func(mpi.Options) (mpi.Library, error)) (mpi
 	if library != nil && o.MPI != "" && o.MPI != library.Info().Path {
 		return nil, status.New(status.Argument, "init: mpi=%q, but %s was initialised before in this process, and MPI starts once only", o.MPI, library.Info().Path)
 	}
-	first := library == nil
-	if first || !library.Finalized() {
+	if library == nil || !library.Finalized() {
 		// After Destroy, Open returns the same library and makes again what Destroy freed.
 		lib, err := open(mpi.Options{Path: o.MPI, SysPrefix: o.SysPrefix, Timeout: o.Timeout})
 		if err != nil {
 			return nil, err
 		}
 		library = lib
-	}
-	if first {
-		if err := library.OnFinalize(BeforeFinalize); err != nil {
-			return nil, err
-		}
 	}
 	if library.Finalized() {
 		return nil, status.New(status.NotInitialized, "init: MPI was finalized in this process and cannot start again")

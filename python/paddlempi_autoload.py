@@ -14,6 +14,7 @@ import os
 from typing import Any
 
 import paddlempi_place
+import paddlempi_starts
 import paddlempi_stubs
 from paddlempi_launchers import BY_MPI
 from paddlempi_place import Place
@@ -32,7 +33,7 @@ def torch() -> None:
         paddlempi_stubs.load = _load
         paddlempi_stubs.register(replace_native=False)
         if "mpi" in entered:
-            place = paddlempi_place.find()
+            place, _ = paddlempi_starts.nearest()
             paddlempi_place.fill(place, tell=place is not None and _to_be_told(place))
     except Exception as reason:
         error = reason

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from paddlempi_launchers import BY_PROCESS, KINDS, SIGNS, Kind
 
-__all__ = ["FILLED", "Place", "fill", "find", "is_ours", "set_ours"]
+__all__ = ["FILLED", "Place", "fill", "find", "is_ours", "parents", "set_ours"]
 
 
 class Place(NamedTuple):
@@ -57,7 +57,7 @@ def find(hidden: bool = False) -> Place | None:
     """
     if not any(sign in os.environ for sign in SIGNS):
         return None
-    for pid, name, path in _parents():
+    for pid, name, path in parents():
         if name in BY_PROCESS:
             return _place(BY_PROCESS[name], pid, name, path)
     return next(filter(None, (_place(kind, 0, "", "") for kind in KINDS if hidden)), None)
@@ -87,7 +87,7 @@ def _place(kind: Kind, pid: int, name: str, path: str) -> Place | None:
     )
 
 
-def _parents() -> Iterator[tuple[int, str, str]]:
+def parents() -> Iterator[tuple[int, str, str]]:
     """Yield pid, name and executable of the processes above this one, the nearest first.
 
     The name is that of the executable if it is a launcher's, else the process's own.

@@ -20,6 +20,7 @@ from types import FunctionType
 from typing import Any
 
 import paddlempi_place
+import paddlempi_starts
 
 __all__ = ["NAMES", "SETTING", "entered", "originals", "register"]
 
@@ -60,8 +61,8 @@ SETTING = "PADDLEMPI_TORCH"
 every job of several ranks, and ``is_mpi_available()`` is True. Naming the backend always works."""
 
 DEFAULT = "PADDLEMPI_TORCH_DEFAULT"
-"""``cpu``, ``cuda`` or ``cpu,cuda``: in a job of MPI, torch takes ``mpi`` for these devices where a
-program names no backend, and ``get_default_backend_for_device`` returns it."""
+"""``cpu``, ``cuda`` or ``cpu,cuda``: in a job of several ranks, torch takes ``mpi`` for these
+devices where a program names no backend, and ``get_default_backend_for_device`` returns it."""
 
 
 def register(replace_native: bool) -> None:
@@ -101,10 +102,10 @@ def register(replace_native: bool) -> None:
 
 
 def _make_default(c10d: Any) -> None:
-    """Make ``mpi`` torch's default for the devices that the user names, in a job of MPI."""
+    """Make ``mpi`` torch's default for the devices that the user names, where a job was started."""
     global defaults
     devices = [name for name in re.split(r"[,\s]+", os.environ.get(DEFAULT, "")) if name]
-    if not devices or "mpi" not in entered or paddlempi_place.find() is None:
+    if not devices or "mpi" not in entered or paddlempi_starts.nearest() == (None, None):
         return
     wrong = [device for device in devices if device not in ("cpu", "cuda")]
     if wrong:
@@ -174,20 +175,20 @@ def offered() -> bool:
     """Whether ``is_mpi_available()`` shall return True.
 
     Some libraries, such as accelerate, choose "mpi" if it is available. They must not do so if
-    torchrun, or variables that another program has set, say that there are processes which no MPI's
-    launcher has started: each process would become a world of one rank.
+    variables that another program has set say that there are processes which nothing that we know
+    has started.
     """
     if naming or "mpi" not in entered:  # torch asks while it makes a group; or "mpi" is torch's own
         return True
     setting = os.environ.get(SETTING)
     if setting in ("0", "1"):
         return setting == "1"
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun is nearer than an MPI's launcher above it
-        return False
+    started, start = paddlempi_starts.nearest()
+    if start is not None:
+        return paddlempi_starts.possible(start)
     given = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name in os.environ]
     if all(paddlempi_place.is_ours(name) for name in given):
         return True
-    started = paddlempi_place.find()
     return started is not None and os.environ.get("WORLD_SIZE") in (None, str(started.size))
 
 

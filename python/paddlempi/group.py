@@ -16,7 +16,7 @@ import warnings
 from array import array
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _exit, _marks, _native, memory
 from ._ops import Op
@@ -25,10 +25,14 @@ from .errors import (
     ArgumentError,
     DtypeError,
     Error,
+    MPINotFoundError,
     NotInitializedError,
     NotMemberError,
 )
 from .group_arguments import check_backend, checked_ranks, comm_handle, front_of, to_seconds
+
+if TYPE_CHECKING:
+    from .start.worlds import World
 
 __all__ = [
     "GroupMember",
@@ -130,10 +134,19 @@ def init_process_group(
     comm: Any = None,
     framework: str | None = None,
     abort_on_death: bool | None = None,
+    init_method: str | None = None,
+    rank: int = -1,
+    world_size: int = -1,
+    store: Any = None,
 ) -> None:
-    """Start MPI, or join the MPI that runs, and make the group of all ranks.
+    """Join the other ranks of the job, and make the group of all ranks.
 
     Every rank of the job calls it. After :func:`destroy_process_group` it may be called again.
+    Under an MPI's launcher it starts MPI, or joins the MPI that runs. Otherwise the ranks meet in a
+    store, and need no MPI if all of them are on one node: under torchrun,
+    ``python -m paddlempi run -np`` and ``paddle.distributed.launch`` without arguments, in
+    processes that a program has started itself by ``init_method`` or ``store``
+    (docs/install.md).
 
     Args:
         backend: ``"mpi"``, the only backend.
@@ -157,9 +170,10 @@ def init_process_group(
         MPINotFoundError: there is no MPI library; the message lists where it was looked for.
         LauncherError: the launcher and the library belong to different MPIs.
         ThreadLevelError: MPI runs, or can run, below ``MPI_THREAD_MULTIPLE`` only.
-        ArgumentError: a wrong ``backend``, ``timeout``, ``comm`` or ``framework``.
-        DtypeError: ``timeout`` or ``comm`` is of a wrong type.
-        TimeoutError: some ranks did not call it in time.
+        ArgumentError: a wrong ``backend``, ``timeout``, ``comm``, ``framework``, ``init_method``,
+            ``rank`` or ``world_size``; or two processes have one rank.
+        DtypeError: an argument is of a wrong type.
+        TimeoutError: some ranks did not call it in time; ``ranks`` are those.
 
     Warns:
         RuntimeWarning: the ranks of this node cannot map each other's memory, so collectives use
@@ -181,17 +195,24 @@ def init_process_group(
         foreign = _exit.mpi_is_foreign()
         if comm is None:  # else MPI runs, and the caller says who is waited for
             _marks.comes()
+        arguments = {
+            "mpi": path,
+            "comm": handle,
+            "timeout": seconds,
+            "sys_prefix": sys.prefix,
+            "trial": _trial() if sys.executable else [],
+            "abort_on_death": abort_on_death,
+            "end_file": _marks.file(),
+        }
         try:
-            answer = _native.control(
-                "init",
-                mpi=path,
-                comm=handle,
-                timeout=seconds,
-                sys_prefix=sys.prefix,
-                trial=_trial() if sys.executable else [],
-                abort_on_death=abort_on_death,
-                end_file=_marks.file(),
-            )
+            from .start import worlds
+
+            if comm is None:
+                world = worlds.find(rank, world_size, init_method, store)
+            else:
+                world = worlds.World("mpi", "comm was given")
+            answer = _begin(world, store, arguments)
+            _compare(answer, rank, world_size)
         except BaseException:
             _marks.left()
             raise
@@ -204,6 +225,48 @@ def init_process_group(
         memory.warn("init_process_group", answer["no_heaps"], stacklevel=2)
     if front is not None:
         front.init(timeout)
+
+
+def _begin(world: World, store: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Start the core in a world, and return its answer."""
+    from .start import worlds
+
+    if world.way == "mpi":
+        try:
+            return _native.control("init", **arguments)
+        except MPINotFoundError:
+            told = arguments["mpi"] is not None or os.environ.get("PADDLEMPI_MPI")
+            if told or world.size > 1 or worlds.transport() == "mpi":
+                raise
+            # A process alone needs no MPI.
+            world = world._replace(way="alone")
+    from .start.joining import Joining  # only where no launcher's MPI knows the ranks
+
+    joining = Joining(world, store, arguments["timeout"], _version())
+    try:
+        answer = _native.control("init", **arguments, world=joining.arguments)
+    except BaseException as error:
+        failed = joining.end()
+        if isinstance(failed, Error) and isinstance(error, Exception):
+            raise failed from None  # the core has it as a text
+        raise
+    joining.end()
+    return answer
+
+
+def _version() -> str:
+    return str(sys.modules[__package__].__version__)
+
+
+def _compare(answer: dict[str, Any], rank: int, size: int) -> None:
+    """Compare the ``rank`` and ``world_size`` of an init with those of the world that it began."""
+    if rank in (-1, answer["rank"]) and size in (-1, answer["size"]):
+        return
+    _native.control("destroy")
+    raise ArgumentError(
+        f"init_process_group: rank={rank}, world_size={size} given to rank {answer['rank']} of "
+        f"{answer['size']}: leave them out, because the launcher knows them, or give the same"
+    )
 
 
 def _trial() -> list[str]:

@@ -5,9 +5,9 @@ import (
 	"unsafe"
 )
 
-// A ring carries bytes from one rank to another one. The sender writes head and data, the receiver
-// writes tail. Both count bytes from the beginning of the world, and lie on cache lines of their
-// own.
+// A ring carries bytes from one rank to another one. The sender writes head, proof and data, the
+// receiver writes tail. Head and tail count bytes from the beginning of the world, and lie on cache
+// lines of their own.
 const (
 	ringBytes = 64 << 10 // of data; a power of two
 	ringHead  = 256
@@ -16,6 +16,7 @@ const (
 
 type ring struct {
 	head, tail *atomic.Uint64
+	proof      *proof // valid once a packet has come
 	data       []byte
 	mine       uint64 // what this side has written or read: the other side may damage the shared word
 }
@@ -24,9 +25,10 @@ type ring struct {
 func ringAt(shared []byte, size, from, to int) ring {
 	at := shared[(from*size+to)*stride:]
 	return ring{
-		head: (*atomic.Uint64)(unsafe.Pointer(&at[0])),
-		tail: (*atomic.Uint64)(unsafe.Pointer(&at[128])),
-		data: at[ringHead:stride:stride],
+		head:  (*atomic.Uint64)(unsafe.Pointer(&at[0])),
+		proof: (*proof)(unsafe.Pointer(&at[64])),
+		tail:  (*atomic.Uint64)(unsafe.Pointer(&at[128])),
+		data:  at[ringHead:stride:stride],
 	}
 }
 

@@ -35,22 +35,23 @@ def collect(mpi: str | None = None) -> list[_Facts]:
     Args:
         mpi: the path of the libmpi to try; None: search for one.
     """
-    facts: _Facts = {"rank": 0, "core": None, "core_error": None, "start_error": None}
-    facts |= _process()
+    facts: _Facts = {"rank": 0, "core": None, "world": None, "core_error": None}
+    facts |= _process() | {"start_error": None}
     try:
         core = info.ask(mpi)
     except Error as error:
         return [facts | {"core_error": str(error)}]
-    facts["core"] = core
-    facts["rank"] = max(core["launcher"]["rank"], 0)
-    if core["mpi"] is None:
+    facts["core"], facts["world"] = core, info.world()
+    facts["rank"] = max(core["launcher"]["rank"], facts["world"]["rank"], 0)
+    if core["mpi"] is None and facts["world"]["way"] != "store":
         return [facts]
     try:
         group.init_process_group(mpi=mpi, timeout=_DEADLINE)
     except Error as error:
         return [facts | {"start_error": str(error)}]
     started = info.ask(mpi)
-    started["mpi"]["why"] = core["mpi"]["why"]
+    if started["mpi"] and core["mpi"]:
+        started["mpi"]["why"] = core["mpi"]["why"]
     facts["core"], facts["rank"] = started, started["rank"]
     ring = _Ring(started)
     facts["sums"] = _sums(started["rank"], started["size"])
@@ -110,6 +111,7 @@ _VARIABLES = (
     "GOMAXPROCS",
     "CUDA_VISIBLE_DEVICES",
     "PADDLEMPI_MPI",
+    "PADDLEMPI_TRANSPORT",
     "PADDLEMPI_CUDA",
     "PADDLEMPI_CUDA_AWARE",
     "PADDLEMPI_CUDA_PATHS",

@@ -86,6 +86,14 @@ def launcher(facts: Sequence[_Facts]) -> list[Finding]:
     core = first["core"]
     if core is None:
         return [Finding("core", "fail", first["core_error"], "install paddlempi again")]
+    met = first.get("world") or {"way": "", "why": ""}
+    if core.get("transport") == "node":
+        found = f"{met['why']}: {core['size']} ranks, connected by memory; no MPI is needed"
+        return [Finding("world", "ok", found)]
+    if core["mpi"] is None and first["start_error"]:
+        return [
+            Finding("world", "fail", f"{met['why']}\nit does not begin: {first['start_error']}")
+        ]
     if core["mpi"] is None:
         error, looked, _ = core["mpi_error"].partition(" Looked at:")
         advice = "python -m paddlempi info lists where it was looked for" if looked else ""
@@ -95,6 +103,11 @@ def launcher(facts: Sequence[_Facts]) -> list[Finding]:
     if first["start_error"]:
         return [Finding("mpi", "fail", f"{found}\nit does not start: {first['start_error']}")]
     name = core["launcher"]["name"]
+    if met["way"] == "store":
+        return [
+            Finding("mpi", "ok", found),
+            Finding("world", "ok", f"{met['why']}: {core['size']} ranks, over MPI"),
+        ]
     if not name:
         return [
             Finding("mpi", "ok", found),
@@ -113,7 +126,7 @@ def launcher(facts: Sequence[_Facts]) -> list[Finding]:
 
 def threads(facts: Sequence[_Facts]) -> list[Finding]:
     """The thread level of MPI on every rank."""
-    if not _started(facts):
+    if not _started(facts) or facts[0]["core"]["mpi"] is None:
         return []
     return [Finding("threads", "ok", _by_value(facts, lambda f: f["core"]["mpi"]["thread_level"]))]
 

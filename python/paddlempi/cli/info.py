@@ -1,8 +1,9 @@
 """``python -m paddlempi info``: which MPI is used and why, and what else is installed.
 
-Under a launcher (``mpirun -np 4 python -m paddlempi info``) the ranks start MPI, and rank 0 prints
-on which nodes the ranks are. Without a launcher MPI is not started. If there is no MPI, the command
-says where it looked and what to install, and succeeds.
+Under a launcher (``mpirun -np 4 python -m paddlempi info``) or another start
+(``python -m paddlempi run -np 4 -m paddlempi info``) the ranks begin a world, and rank 0 prints
+which world it is and on which nodes the ranks are. A process alone does not start MPI. If there is
+no MPI, the command says where it looked and what to install, and succeeds.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from typing import Any
 
 from .. import __version__, _native, group
 from ..errors import Error
+from ..start import worlds
 
-__all__ = ["add_to", "ask", "gather"]
+__all__ = ["add_to", "ask", "gather", "world"]
 
 _FRAMEWORKS = {
     # module -> names of the packages that have it
@@ -45,7 +47,7 @@ def add_to(commands: Any) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Print what :func:`gather` finds, on rank 0 only. Return 1 if MPI did not start, else 0."""
+    """Print what :func:`gather` finds, on rank 0 only. Return 1 if no world began, else 0."""
     found = gather(chosen.mpi)
     if not found["rank"]:
         print(json.dumps(found, indent=2) if chosen.json else _text(found))
@@ -56,7 +58,7 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def gather(mpi: str | None = None) -> dict[str, Any]:
-    """Return what there is, as plain data. Start MPI if a launcher has started several ranks.
+    """Return what there is, as plain data. Begin the world if there are several ranks.
 
     Args:
         mpi: the path of the libmpi to look at; None: search for one.
@@ -69,6 +71,7 @@ def gather(mpi: str | None = None) -> dict[str, Any]:
         "frameworks": {module: _version(module) for module in _FRAMEWORKS},
         "torch_backend": None,
         "core": None,
+        "world": None,
         "core_error": None,
         "start_error": None,
         "rank": None,
@@ -76,7 +79,8 @@ def gather(mpi: str | None = None) -> dict[str, Any]:
     core: dict[str, Any] | None = None
     try:
         core = ask(mpi)
-        found["rank"] = max(core["launcher"]["rank"], 0)
+        found["world"] = world()
+        found["rank"] = max(core["launcher"]["rank"], found["world"]["rank"], 0)
     except Error as error:
         found["core_error"] = str(error)
     if found["frameworks"]["torch"] and not found["rank"]:
@@ -84,20 +88,38 @@ def gather(mpi: str | None = None) -> dict[str, Any]:
         found["torch_backend"] = _torch_backend()
     if core is None:
         return found
-    if core["mpi"] and core["launcher"]["size"] > 1:
+    met = found["world"]["way"] == "store"
+    if found["world"]["error"]:
+        found["start_error"] = found["world"]["error"]
+    elif met or (core["mpi"] and core["launcher"]["size"] > 1):
         try:
             group.init_process_group(mpi=mpi)
             started = ask(mpi) | {"looked": core["looked"]}
-            if started["mpi"]["path"] == core["mpi"]["path"]:
+            if started["mpi"] and core["mpi"] and started["mpi"]["path"] == core["mpi"]["path"]:
                 # ask has loaded the library before, so "why" would now be that it was loaded.
                 started["mpi"]["why"] = core["mpi"]["why"]
             core = started
             found["rank"] = core["rank"]
-            core["cuda"]["aware"] = _native.control("cuda", wait=bool(core["cuda"]["devices"]))
+            if core["mpi"]:
+                wait = bool(core["cuda"]["devices"])
+                core["cuda"]["aware"] = _native.control("cuda", wait=wait)
         except Error as error:
             found["start_error"] = str(error)
     found["core"] = core
     return found
+
+
+def world() -> dict[str, Any]:
+    """Return which world ``init_process_group`` begins here, as ``start.worlds`` says, and why.
+
+    ``transport`` is what ``PADDLEMPI_TRANSPORT`` asks for; ``error`` why there is no world, or "".
+    """
+    try:
+        one = worlds.find()
+        return one._asdict() | {"transport": worlds.transport(), "error": ""}
+    except Error as error:
+        nothing = {"way": "", "why": "", "rank": -1, "size": -1, "method": "", "transport": ""}
+        return nothing | {"error": str(error)}
 
 
 # Run in a child process, because `import torch` may fail in any way, a crash included.
@@ -183,6 +205,7 @@ def _text(found: dict[str, Any]) -> str:
     lines.append(_row("core", f"{build}, reductions with {core['kernels']}"))
     lines += _mpi(core)
     lines += _launcher(core["launcher"])
+    lines.append(_row("world", _world(found["world"], core.get("transport") or "")))
     lines.append(_row("cpus", _cpus(core)))
     lines.append(_row("heap", _heap(core["heap"])))
     lines += _cuda(core["cuda"])
@@ -215,6 +238,18 @@ def _launcher(launcher: dict[str, Any]) -> list[str]:
     size = launcher["size"]
     processes = "" if size < 1 else f", {size} processes"
     return [_row("launcher", f"{launcher['name']} of {launcher['mpi']}{processes}")]
+
+
+def _world(one: dict[str, Any], transport: str) -> str:
+    """Say which ranks there are, where they meet, and what carries their messages."""
+    if one["error"]:
+        return f"none: {one['error']}"
+    asked = f", PADDLEMPI_TRANSPORT={one['transport']}" if one["transport"] else ""
+    if one["way"] != "store":
+        return f"of MPI: {one['why']}{asked}" if one["way"] == "mpi" else f"without MPI{asked}"
+    how = {"node": "in memory, without MPI", "mpi": "over MPI"}.get(transport, "")
+    where = f", {one['size']} ranks meet at {one['method']}"
+    return "\n".join(filter(None, [f"{one['why']}{where}{asked}", how]))
 
 
 def _cpus(core: dict[str, Any]) -> str:

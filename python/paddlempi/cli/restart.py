@@ -190,7 +190,7 @@ def run(chosen: argparse.Namespace, command: Sequence[str]) -> int:
     """
     restarts = chosen.restarts or 0
     keep = bool(chosen.keep_survivors)
-    if keep:
+    if keep and "--supervised" not in command:  # our own launcher has the option already
         try:
             command = survivors.keeping(command)
         except ValueError as error:

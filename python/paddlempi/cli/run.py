@@ -1,10 +1,13 @@
-"""``python -m paddlempi run``: run an unchanged script over MPI, or a launcher with restarts.
+"""``python -m paddlempi run``: run a script in this rank, in N ranks, or a launcher with restarts.
 
 ``mpirun -np 4 python -m paddlempi run train.py`` is for the ranks: every one runs the script.
 With ``--roles trainer:2,pserver:2`` the script's ``ps.init()`` takes these roles, and a rank that
 only serves does so there, and then ends.
 ``python -m paddlempi run --restarts 3 -- mpirun -np 4 python train.py`` is for the job: it starts
 the launcher, as often as needed (``restart.py``). ``--`` tells the two apart.
+``python -m paddlempi run -np 4 train.py`` starts four ranks on this host, without MPI
+(``ranks.py``), and with ``--mpi`` by the mpirun that is installed. With options of the second form
+it starts them anew, too.
 """
 
 from __future__ import annotations
@@ -23,11 +26,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import paddlempi_place
+import paddlempi_starts
 
 from .. import launcher
 from ..ps import session
-from . import restart
+from . import ranks, restart
 
 __all__ = ["add_to", "run"]
 
@@ -41,13 +44,27 @@ def add_to(commands: Any) -> None:
         help="run a script whose paddle.distributed and torch.distributed go over MPI; or, after "
         "--, a launcher, and start it anew when a rank dies",
         usage="%(prog)s [--roles ROLES] [-m] SCRIPT [ARGUMENT ...]\n"
+        "       %(prog)s -np N [--mpi] [OPTION ...] [-m] SCRIPT [ARGUMENT ...]\n"
         "       %(prog)s [--restarts N] [OPTION ...] -- COMMAND [ARGUMENT ...]",
         description="In a rank: run a Python script, or with -m a module, as it is. When it "
         "imports Paddle or PyTorch, their collectives go over MPI: "
-        "mpirun -np 4 python -m paddlempi run train.py. Around a job: run its launcher, and start "
-        "it anew when a rank has died: "
+        "mpirun -np 4 python -m paddlempi run train.py. With -np: start so many ranks of it on "
+        "this host, without MPI: python -m paddlempi run -np 4 train.py. Around a job: run its "
+        "launcher, and start it anew when a rank has died: "
         "python -m paddlempi run --restarts 3 -- mpirun -np 4 python train.py",
     )
+    parser.add_argument(
+        "-np",
+        "-n",
+        dest="number",
+        type=_number,
+        metavar="N",
+        help="start N ranks of SCRIPT on this host; without MPI, unless --mpi is there",
+    )
+    parser.add_argument(
+        "--mpi", action="store_true", help="with -np: start them by mpirun, over MPI"
+    )
+    parser.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("-m", action="store_true", dest="module", help="SCRIPT is a module's name")
     parser.add_argument(
         "--roles",
@@ -58,6 +75,12 @@ def add_to(commands: Any) -> None:
     parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     restart.add_to(parser)
     parser.set_defaults(run=run, parser=parser)
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: it must be a whole number above 0")
+    return int(text)
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -77,7 +100,13 @@ def run(chosen: argparse.Namespace) -> int:
             chosen.parser.error("-m is for a SCRIPT, not for -- COMMAND")
         if chosen.roles:
             chosen.parser.error("--roles is for a SCRIPT: put it into COMMAND, before the SCRIPT")
+        if chosen.number or chosen.mpi:
+            chosen.parser.error("-np and --mpi are for a SCRIPT, not for -- COMMAND")
         return restart.run(chosen, words)
+    if chosen.number:
+        return _start_ranks(chosen, words, options)
+    if chosen.mpi:
+        chosen.parser.error("--mpi: give -np N too")
     if options:
         chosen.parser.error(f"{options[0]}: put -- and the launcher's COMMAND after it")
     if chosen.roles is not None:
@@ -100,9 +129,36 @@ def run(chosen: argparse.Namespace) -> int:
     return 0
 
 
+def _start_ranks(chosen: argparse.Namespace, words: Sequence[str], options: Sequence[str]) -> int:
+    """Start ranks of the script on this host; with options of a launcher, as often as needed."""
+    if chosen.roles is not None and not chosen.mpi:
+        chosen.parser.error("--roles: parameter servers need MPI: give --mpi too")
+    this = [sys.executable, "-m", "paddlempi", "run"]
+    script = [*(["-m"] if chosen.module else []), *words]
+    if chosen.mpi:
+        from ..testing import launch  # which a rank that runs a script need not load
+
+        roles = [] if chosen.roles is None else ["--roles", chosen.roles]
+        try:
+            by_mpi = launch.command(chosen.number, [*this, *roles, *script])
+        except FileNotFoundError as error:
+            print(f"paddlempi run: --mpi: {error}", file=sys.stderr)
+            return 127
+        os.environ.clear()
+        os.environ.update(by_mpi.env)
+        if options:
+            return restart.run(chosen, by_mpi.argv)
+        os.execv(by_mpi.argv[0], by_mpi.argv)
+    if options and not chosen.supervised:
+        keep = ["--keep-survivors"] if chosen.keep_survivors else []
+        again = [*this, "-np", str(chosen.number), "--supervised", *keep, *script]
+        return restart.run(chosen, again)
+    return ranks.run(chosen.number, [*this, *script], keep=bool(chosen.keep_survivors))
+
+
 def _run_script(script: str, arguments: Sequence[str], module: bool) -> None:
     # Variables come first, because the script may read its rank before it imports the framework.
-    found = paddlempi_place.find()
+    found, _ = paddlempi_starts.nearest()
     if launcher.PADDLE.fill(found):
         launcher.watch(found)
     sys.meta_path.insert(0, _Fronts())

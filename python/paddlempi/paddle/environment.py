@@ -6,7 +6,7 @@ import os
 import socket
 from typing import Any
 
-import paddlempi_place
+import paddlempi_starts
 
 from .. import group, launcher, objects
 from ..errors import LauncherError
@@ -25,7 +25,7 @@ def fill_from_launcher() -> None:
     """
     global _filled
     _filled = False
-    found = paddlempi_place.find()
+    found, _ = paddlempi_starts.nearest()
     if PADDLE.fill(found):
         launcher.watch(found)
 
@@ -37,7 +37,7 @@ def check_process() -> None:
         LauncherError: a rank that runs MPI started this process, or ``paddle.distributed.spawn``
             started it and gave it another rank.
     """
-    found = paddlempi_place.find()
+    found, _ = paddlempi_starts.nearest()
     if found is not None and launcher.is_worker():
         problem = _contradiction(found.rank, found.size)
         if problem:  # several workers of one rank: MPI would crash

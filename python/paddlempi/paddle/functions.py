@@ -9,7 +9,7 @@ from typing import Any
 
 import paddle
 import paddle.distributed as dist
-import paddlempi_place
+import paddlempi_starts
 from paddle.base import core as paddle_core
 from paddle.distributed import collective
 from paddle.distributed.communication import group as groups
@@ -85,7 +85,7 @@ def spawn(
     daemon: bool = False,
     **options: Any,
 ) -> Any:
-    found = paddlempi_place.find()
+    found, _ = paddlempi_starts.nearest()
     if found is not None and found.size > 1:
         raise LauncherError(
             f"spawn: {found.path or found.name} has started {found.size} processes, each "

@@ -105,20 +105,23 @@ def _is_ours(backend: object) -> bool:
 
 # How the default group begins
 
-_asked: list[tuple[int, int]] = []  # for the inits under way: the caller's rank and world_size
+_asked: list[world.Asked] = []  # for the inits under way: what the caller has given
 
 
 def init_process_group(*arguments: Any, **named: Any) -> Any:
     """Replace ``init_process_group``, which makes the default group.
 
-    For plain "mpi" torch ignores ``rank`` and ``world_size`` with a warning. Here they are not
-    passed to torch, and :func:`new_process_group_helper` compares them with MPI's.
+    For plain "mpi" torch ignores ``rank``, ``world_size``, ``store`` and ``init_method``. Here they
+    are not passed to torch, and :func:`new_process_group_helper` starts the world by them, or
+    compares the first two with MPI's.
     """
     call = _bound("init_process_group", arguments, named)
     values = call.arguments
-    asked = (-1, -1)
+    asked = world.Asked()
     if values["backend"] is not None and str(values["backend"]).lower() == "mpi":
-        asked = values["rank"], values["world_size"]
+        asked = world.Asked(
+            values["rank"], values["world_size"], values["init_method"], values["store"]
+        )
         values["rank"] = values["world_size"] = -1
         if values["init_method"] is None:  # given both, torch shall raise its error
             values["store"] = None
@@ -164,12 +167,15 @@ def new_process_group_helper(*arguments: Any, **named: Any) -> Any:
         order = sorted(devices, key=lambda device: device in ours)
         values["backend"] = ",".join(f"{device}:{devices[device]}" for device in order)
     if not values["global_ranks_in_group"]:
-        world.start(values["timeout"])
-        if values["group_rank"] == -1:  # for plain "mpi" torch gives neither ranks nor a store
-            world.expect(*(_asked[-1] if _asked else (-1, -1)))
+        rank, size = values["group_rank"], values["group_size"]
+        if rank == -1:  # for plain "mpi" torch gives neither ranks nor a store
+            given = _asked[-1] if _asked else world.Asked()
+            world.start(values["timeout"], given)
+            world.expect(given.rank, given.size)
             values["store"] = new_store(values["timeout"])
         else:
-            world.agree(values["group_rank"], values["group_size"], "init_process_group")
+            world.start(values["timeout"], world.Asked(rank, size, None, values["store"]))
+            world.agree(rank, size, "init_process_group")
     _making.append(_Making(values["timeout"], frozenset(ours if mixed else ())))
     paddlempi_stubs.naming += 1
     try:
@@ -297,7 +303,8 @@ def _join(default: Any, timeout: timedelta, members_only: bool) -> None:
             "new_group: use_local_synchronization=True, but MPI does not run yet and all ranks "
             "must start it together: make a first group over MPI without it"
         )
-    world.start(timeout)
+    store = c10d._world.pg_map[default][1]
+    world.start(timeout, world.Asked(default.rank(), default.size(), None, store))
     world.agree(default.rank(), default.size(), "new_group")
     _joined[:] = [default]
 

@@ -10,9 +10,10 @@ import os
 import socket
 
 import paddlempi_place
+import paddlempi_starts
 from paddlempi_place import FILLED, Place, is_ours, set_ours
 
-__all__ = ["contradiction", "fill", "is_ours", "is_set", "publish", "told_size", "torchrun_size"]
+__all__ = ["contradiction", "fill", "is_ours", "is_set", "publish", "told_size"]
 
 
 def fill() -> None:
@@ -21,7 +22,7 @@ def fill() -> None:
     Unlike ``import torch`` it sets them in a job of one rank too, and ``MASTER_ADDR`` in a job on
     several nodes. Without a launcher it sets nothing.
     """
-    started = paddlempi_place.find()
+    started, _ = paddlempi_starts.nearest()
     address = "" if started is None else _address(started)
     paddlempi_place.fill(started, tell=True, address=address)
 
@@ -62,17 +63,6 @@ def told_size() -> int:
     """Return the ``WORLD_SIZE`` that the user or a tool has set; 0: none."""
     text = os.environ.get("WORLD_SIZE", "")
     return int(text) if text.isdecimal() and not is_ours("WORLD_SIZE") else 0
-
-
-def torchrun_size() -> int:
-    """Return how many processes torchrun started, if it started this one; else 0.
-
-    If an MPI's launcher started as many processes, the launcher counts and the result is 0.
-    """
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return 0
-    size, started = told_size(), paddlempi_place.find()
-    return 0 if started is not None and started.size == size else size
 
 
 def _address(started: Place) -> str:

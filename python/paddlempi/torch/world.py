@@ -1,21 +1,23 @@
-"""The world of torch's groups: starts MPI, and compares torch's and the user's ranks with MPI's.
+"""The world of torch's groups: begins it, and compares torch's and the user's ranks with its own.
 
-torch's global ranks are MPI's. If the program has called ``paddlempi.init_process_group`` itself,
-torch's groups belong to that world, and destroying them does not end it.
+torch's global ranks are the world's, which are MPI's under an MPI's launcher. If the program has
+called ``paddlempi.init_process_group`` itself, torch's groups belong to that world, and destroying
+them does not end it.
 """
 
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import _native, group, objects
 from ..errors import ArgumentError
 from ..group_arguments import to_seconds
+from ..start import worlds
 from . import environment
 from .errors import LauncherError
 
-__all__ = ["agree", "default_group", "end", "expect", "joined", "start"]
+__all__ = ["Asked", "agree", "default_group", "end", "expect", "joined", "start"]
 
 _ours = False  # the world was started here
 _checked: group.ProcessGroup | None = None  # the world that RANK and WORLD_SIZE were compared with
@@ -26,21 +28,48 @@ def joined() -> bool:
     return group.is_initialized()
 
 
-def start(timeout: timedelta) -> group.ProcessGroup:
-    """Return the group of all ranks. Start MPI if there is no world. Collective over the job.
+class Asked(NamedTuple):
+    """The arguments of an init that say which ranks there are and where they meet."""
+
+    rank: int = -1
+    size: int = -1
+    method: str | None = None
+    store: Any = None
+
+
+def start(timeout: timedelta, asked: Asked = Asked()) -> group.ProcessGroup:  # noqa: B008
+    """Return the group of all ranks. Begin the world if there is none. Collective over the job.
+
+    Args:
+        timeout: the deadline.
+        asked: for ranks that no MPI's launcher has started; it does not count otherwise.
 
     Raises:
-        LauncherError: the launcher belongs to another MPI, or is torchrun.
-        ArgumentError: ``RANK`` or ``WORLD_SIZE`` of some rank is not what MPI says.
-        StartError: as :func:`paddlempi.init_process_group`.
+        LauncherError: the launcher belongs to another MPI.
+        ArgumentError: ``RANK`` or ``WORLD_SIZE`` of some rank is not what MPI says; or as
+            :func:`paddlempi.init_process_group`.
+        StartError, TimeoutError: as :func:`paddlempi.init_process_group`.
     """
-    global _ours
+    global _ours, _checked
     if not group.is_initialized():
-        _refuse_torchrun()
-        group.init_process_group("mpi", timeout=timeout)
+        meets = worlds.find(*asked).way == "store"
+        if meets:
+            group.init_process_group(
+                "mpi",
+                timeout=timeout,
+                init_method=asked.method,
+                rank=asked.rank,
+                world_size=asked.size,
+                store=asked.store,
+            )
+        else:
+            group.init_process_group("mpi", timeout=timeout)
         _ours = True
         try:
-            _check()
+            if meets:
+                _checked = group.WORLD  # the ranks have told each other what they are
+            else:
+                _check()
         except BaseException:
             end()
             raise
@@ -159,14 +188,3 @@ def _raise_together(what: str, problem: str | None, advice: str) -> None:
     if problems:
         more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
         raise ArgumentError(f"{what}: {'; '.join(problems[:3])}{more}: {advice}")
-
-
-def _refuse_torchrun() -> None:
-    size = environment.torchrun_size()
-    if size > 1:
-        raise LauncherError(
-            f"init_process_group: torchrun started this process as one of {size}, but tells MPI "
-            "nothing of the others: each would become a world of one rank. Use MPI's launcher: "
-            f"mpirun -np {size} python train.py (or srun), without torchrun; or keep torchrun and "
-            'use backend="gloo"'
-        )

@@ -34,7 +34,7 @@ PYTHON = (
     ("_native",),
     ("tensors",),
     ("_buffer",),
-    ("_exit", "_daemons", "memory"),
+    ("_exit", "_daemons", "memory", "start"),
     ("group",),
     ("rank_list", "launcher", "future"),
     ("work",),

@@ -160,7 +160,7 @@ def test_a_launcher_of_paddles_inside_a_rank_is_obeyed(monkeypatch: pytest.Monke
 
 
 def test_a_hidden_launcher_is_found_by_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paddlempi_place, "_parents", lambda: iter([(1, "init", "")]))
+    monkeypatch.setattr(paddlempi_place, "parents", lambda: iter([(1, "init", "")]))
     monkeypatch.setenv("PMI_RANK", "5")
     assert paddlempi_place.find(hidden=True) is None, "it does not say the size"
     monkeypatch.setenv("PMI_SIZE", "8")

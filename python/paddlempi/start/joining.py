@@ -1,0 +1,72 @@
+"""One init of a world without an MPI's launcher: the ranks meet, and the core exchanges words."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Any
+
+from ..errors import Error, LauncherError
+from . import worlds
+from .exchange import Exchange, Server
+from .meeting import meet
+from .methods import open_store
+from .stores import MemoryStore, Store, adapt
+from .worlds import World
+
+__all__ = ["Joining"]
+
+
+class Joining:
+    """The meeting of the ranks of a world, and then the exchange for the core.
+
+    Args:
+        world: what :func:`worlds.find` returned; its way is not ``mpi``.
+        store: the ``store`` of the init, or None.
+        seconds: the deadline of the init.
+        version: of this package; it must be the same on all ranks.
+
+    Raises:
+        TimeoutError: some ranks did not come; ``ranks`` are those.
+        ArgumentError: two processes have one rank, the ranks differ in ``world_size``, or there is
+            no such store.
+        LauncherError: the ranks differ in ``PADDLEMPI_TRANSPORT`` or in the version; or the store
+            is gone.
+    """
+
+    def __init__(self, world: World, store: Any, seconds: float, version: str) -> None:
+        deadline = time.monotonic() + seconds
+        same = {worlds.TRANSPORT: worlds.transport(), "the version of paddlempi": version}
+        rank, size = world.rank, world.size
+        opened: Store | None = None
+        try:
+            if world.way == "alone":
+                opened, number = MemoryStore(), secrets.token_hex(16)
+            else:
+                opened = (
+                    adapt(store) if store is not None else open_store(world.method, rank, deadline)
+                )
+                number = meet(opened, rank, size, deadline, same)
+        except BaseException as error:
+            if opened is not None:
+                opened.close()
+            if isinstance(error, Error) or not isinstance(error, Exception):
+                raise
+            raise LauncherError(
+                f"init_process_group: rank {rank} of {size} ({world.why}): the store in which the "
+                f"ranks meet has failed: {error}"
+            ) from error
+        self._server = Server(lambda wanted: Exchange(opened, rank, size, number, deadline, wanted))
+        self.arguments = {
+            "rank": rank,
+            "size": size,
+            "id": number,
+            "exchange": self._server.descriptor,
+            "transport": "node" if world.way == "alone" else worlds.transport(),
+        }
+        """The argument ``world`` of the core's method ``init``, which closes the descriptor."""
+
+    def end(self) -> Exception | None:
+        """End the exchange, when the core's init has returned; return why it failed, if it has."""
+        self._server.end()
+        return self._server.failure
