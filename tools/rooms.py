@@ -197,6 +197,12 @@ ROOMS = (
         "cgroup transport",
     ),
     Room(
+        "gocore/pmi",
+        "the start of an MPI without its launcher, over several nodes: each process answers what "
+        "its MPI asks by PMI-1",
+        "descriptors dl mpi status",
+    ),
+    Room(
         "gocore/mpi/mpifake",
         "an MPI for tests: N ranks in one process",
         "mpi op status transport work",

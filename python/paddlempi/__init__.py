@@ -61,6 +61,7 @@ from .group import (
     split_group,
 )
 from .jobs import Intercommunicator, accept, connect, get_parent, spawn
+from .launching import launch
 from .memory import empty, empty_like, zeros
 from .objects import (
     all_gather_object,
@@ -142,6 +143,7 @@ __all__ = [
     "is_initialized",
     "isend",
     "latest_checkpoint",
+    "launch",
     "monitored_barrier",
     "new_group",
     "new_subgroups",

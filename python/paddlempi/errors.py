@@ -28,6 +28,7 @@
     │   ├── TruncateError         a message and its buffer differ in length
     │   ├── ProcFailedError       MPI reports a dead process; a PeerDiedError too
     │   └── RevokedError          the communicator was revoked
+    ├── RankFailedError           (RuntimeError) a function given to launch failed in ``ranks``
     ├── CudaError                 (RuntimeError) the CUDA driver refused a call
     ├── ForkError                 (RuntimeError) a call in a fork of the process that initialised
     ├── CorePanicError            (RuntimeError) a defect of the core; later calls fail too
@@ -69,6 +70,7 @@ __all__ = [
     "PeerDiedError",
     "PeerLeftError",
     "ProcFailedError",
+    "RankFailedError",
     "ReentrantError",
     "RefusedError",
     "RevokedError",
@@ -250,6 +252,10 @@ class RevokedError(MPIError):
     """The communicator was revoked."""
 
     CODE = 18
+
+
+class RankFailedError(Error, RuntimeError):
+    """A function given to ``launch`` raised an exception in ``ranks``, or their process ended."""
 
 
 class CudaError(Error, RuntimeError):

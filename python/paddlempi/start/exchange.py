@@ -79,13 +79,15 @@ class Exchange:
         self._store.set(self._key(self._rank), self._numbered(mine))
         return _unpacked(self._wait_for([self._key("all")])[0], self._size)
 
-    def close(self) -> None:
-        """Remove this rank's words. Rank 0 also removes the store, if it is this job's alone."""
+    def end(self) -> None:
+        """Remove this rank's words. Rank 0 also removes the store, if it is this job's alone.
+
+        All ranks have given their last words by then. The client of the store stays open.
+        """
         if self._rank > 0:
             self._store.delete([self._key(self._rank)])
         elif meeting.still_leads(self._store, self._world)[0]:
             self._store.remove()
-        self._store.close()
 
     def _key(self, name: object) -> str:
         return f"{PREFIX}{self._world}/{name}"
@@ -171,7 +173,7 @@ class Server:
             self._ours.shutdown(socket.SHUT_RDWR)
         finally:
             with suppress(Exception):
-                self._exchange.close()
+                self._exchange.end()
 
 
 def _received(connection: socket.socket, length: int) -> bytes | None:

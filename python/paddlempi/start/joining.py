@@ -56,6 +56,7 @@ class Joining:
                 f"init_process_group: rank {rank} of {size} ({world.why}): the store in which the "
                 f"ranks meet has failed: {error}"
             ) from error
+        self._store = opened
         self._server = Server(lambda wanted: Exchange(opened, rank, size, number, deadline, wanted))
         self.arguments = {
             "rank": rank,
@@ -69,4 +70,5 @@ class Joining:
     def end(self) -> Exception | None:
         """End the exchange, when the core's init has returned; return why it failed, if it has."""
         self._server.end()
+        self._store.close()
         return self._server.failure

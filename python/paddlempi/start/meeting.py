@@ -4,7 +4,8 @@ A store may hold keys of an earlier round, also of processes that still run, so 
 because it is there. Every process makes a *nonce*, a random number. The keys, below ``paddlempi/``:
 
 * ``lead``, which rank 0 writes: its nonce, and what it asks or has decided;
-* ``hello/R``, which rank R writes: its nonce, who it is, and what must be the same on all ranks;
+* ``hello/R``, which rank R writes: its nonce, who it is, and what must be the same on all ranks. It
+  says when the rank's meeting is over, because it has its world or has given up;
 * ``still/R``, which rank R writes: the last question of rank 0 that it has answered.
 
 1. Rank 0 takes ``lead`` over from whoever had it. Every other rank writes its hello.
@@ -109,6 +110,7 @@ class _Meeting:
         store.set(_LEAD, written)
         sweep(store, before)
         others = range(1, self.size)
+        stale = store.get([_hello(rank) for rank in others])
         wanted: list[str] = []
         while True:
             moved = store.moved()
@@ -118,7 +120,14 @@ class _Meeting:
             if not there:  # the store is a new one
                 store.set(_LEAD, written)
             cards = [_decoded(hello) for hello in hellos]
-            missing = [rank for rank, card in zip(others, cards, strict=True) if not card]
+            over = [rank for rank, card in zip(others, cards, strict=True) if "over" in card]
+            missing = [
+                rank
+                for rank, card, hello in zip(others, cards, hellos, strict=True)
+                if not card or (rank in over and hello == stale[rank - 1])
+            ]
+            # Those that have given up since then have come, but the world will not be.
+            missing = missing or over
             if not missing:
                 self._compare(written, state, cards)
                 nonces = [card["nonce"] for card in cards]
@@ -158,23 +167,24 @@ class _Meeting:
 
     def _compare(self, written: bytes, state: dict[str, Any], cards: Sequence[Any]) -> None:
         """Raise an error on all ranks if a hello tells of something else than this rank's."""
-        wrong = [rank for rank, card in enumerate(cards, 1) if card["size"] != self.size]
+        wrong = [rank for rank, card in enumerate(cards, 1) if card.get("size") != self.size]
         if wrong:
             first = cards[wrong[0] - 1]
             error: Error = ArgumentError(
                 f"init_process_group: world_size={self.size} on rank 0 ({self.who}), but "
-                f"world_size={first['size']} on rank {wrong[0]} ({first['who']}): start all "
-                "ranks with the same number"
+                f"world_size={first.get('size')} on rank {wrong[0]} ({first.get('who')}): start "
+                "all ranks with the same number"
             )
             error.ranks = tuple(wrong[:_NAMED])
             self._fail(written, state, error)
         for name, value in self.same.items():
-            wrong = [rank for rank, card in enumerate(cards, 1) if card["same"].get(name) != value]
+            told = [card.get("same", {}).get(name) for card in cards]
+            wrong = [rank for rank, its in enumerate(told, 1) if its != value]
             if wrong:
                 first = cards[wrong[0] - 1]
                 error = LauncherError(
                     f"init_process_group: {name} is {value!r} on rank 0 ({self.who}), but "
-                    f"{first['same'].get(name)!r} on rank(s) {wrong[:_NAMED]} ({first['who']}): "
+                    f"{told[wrong[0] - 1]!r} on rank(s) {wrong[:_NAMED]} ({first.get('who')}): "
                     "it must be the same on all ranks"
                 )
                 error.ranks = tuple(wrong[:_NAMED])
@@ -187,6 +197,7 @@ class _Meeting:
         card = {"nonce": self.nonce, "who": self.who, "size": self.size, "same": dict(self.same)}
         hello = _encoded(card)
         store.set(_hello(rank), hello)
+        over = _encoded({**card, "over": True})
         answered = ""  # the nonce of the rank 0 whose question was answered
         try:
             while True:
@@ -216,10 +227,9 @@ class _Meeting:
                     store.reopen()
                 pause.wait()
         finally:
-            # Whoever comes later finds no word of this process.
             with suppress(Exception):  # of a store that is gone; the error of the meeting counts
                 if store.get([_hello(rank)])[0] == hello:
-                    store.set(_hello(rank), b"")
+                    store.set(_hello(rank), over)
                     store.set(_still(rank), b"")
 
     def _in(self, nonces: Sequence[str] | None) -> bool:

@@ -45,7 +45,7 @@ PYTHON = (
     ("objects", "prepared"),
     ("together",),
     ("window_proxy",),
-    ("context", "communicator", "checkpoints", "preemption", "jobs", "window"),
+    ("context", "communicator", "checkpoints", "preemption", "jobs", "window", "launching"),
     ("io",),
     ("ps",),
     ("__init__",),
