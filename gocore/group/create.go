@@ -10,6 +10,7 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/coll"
+	"github.com/paddlempi/paddlempi/gocore/heap"
 	"github.com/paddlempi/paddlempi/gocore/messages"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
@@ -154,7 +155,7 @@ func (g *Group) join(comm transport.Comm) (err error) {
 		return nil
 	}
 	if g.Env.Topo.OneNode(g.Ranks) {
-		lines, _, err := g.Env.Node.MakeLines(comm, transport.EveryRank(g.Size), 0)
+		lines, _, err := g.Env.Node.MakeLines(comm, transport.EveryRank(g.Size), coll.BounceWords(g.Size))
 		if err != nil {
 			return err
 		}
@@ -163,6 +164,7 @@ func (g *Group) join(comm transport.Comm) (err error) {
 			g.node = &coll.Node{Lines: lines, Reach: g.Reach, Read: g.Read}
 			if shared, _ := g.Env.Node.Heaps(); shared {
 				g.blocks = &coll.Blocks{Finished: lines.Finished}
+				g.bounce = &coll.Bounce{Rank: g.Rank, Size: g.Size, YieldEvery: lines.Yields(), Told: lines.Behind(), Heap: heap.OfProcess, Hold: g.Acquire}
 				g.lends = !g.Env.Node.Crowded() // there a second wait costs more than a copy
 			}
 			return nil

@@ -93,6 +93,9 @@ func (g *Group) Free(reason status.Code) error {
 	if g.blocks != nil {
 		g.blocks.Free()
 	}
+	if g.bounce != nil {
+		g.bounce.Free()
+	}
 	if err := g.arrival.Close(); err != nil {
 		return status.New(status.MPI, "destroy_process_group: %v", err)
 	}
