@@ -24,6 +24,9 @@ const (
 // runRounds carries out c on this thread. All members have arrived.
 func (c *collective) runRounds(alg *coll.Algorithm) error {
 	g := c.g
+	if err := c.pack(); err != nil {
+		return err
+	}
 	if err := alg.Begin(&c.args, &c.prog); err != nil {
 		return err
 	}
