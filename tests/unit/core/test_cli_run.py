@@ -120,12 +120,12 @@ if way == "wait":
 
 
 def start(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    (folder / "script.py").write_text(RANK)
+    (folder / "rank.py").write_text(RANK)
     return run(folder, *words)
 
 
 def test_ranks_without_mpi(tmp_path: Path) -> None:
-    done = start(tmp_path, "-np", "3", "script.py", "go", "none", "0")
+    done = start(tmp_path, "-np", "3", "rank.py", "go", "none", "0")
     assert done.returncode == 0, done.stderr
     for rank in range(3):
         assert (tmp_path / f"rank-{rank}").read_text() == f"{rank} 3 {rank} 3 {rank} True"
@@ -133,13 +133,13 @@ def test_ranks_without_mpi(tmp_path: Path) -> None:
 
 def test_the_first_status_counts_and_ends_the_others(tmp_path: Path) -> None:
     began = time.monotonic()
-    done = start(tmp_path, "-np", "3", "script.py", "wait", "1", "5")
+    done = start(tmp_path, "-np", "3", "rank.py", "wait", "1", "5")
     assert done.returncode == 5, done.stderr
     assert time.monotonic() - began < 30, "the others were ended"
 
 
 def test_preempted_ranks_are_no_failure(tmp_path: Path) -> None:
-    done = start(tmp_path, "-np", "2", "script.py", "go", "all", "75")
+    done = start(tmp_path, "-np", "2", "rank.py", "go", "all", "75")
     assert done.returncode == 75, done.stderr
 
 
