@@ -29,19 +29,6 @@ var (
 	endFile  string     // InitOptions.EndFile
 )
 
-// InitOptions are the arguments of init.
-type InitOptions struct {
-	MPI       string        // path of libmpi; "": find it
-	Comm      *uint64       // the world's communicator, as MPI represents it; nil: MPI_COMM_WORLD
-	Job       *Job          // of ranks that no MPI has started; nil: MPI knows the ranks
-	Timeout   time.Duration // timeout of init, and of operations that have none of their own
-	SysPrefix string        // Python's sys.prefix
-	Trial     []string      // the command that calls control method cuda_trial in a new process
-	EndFile   string        // file to which a line with the exit status is appended; "": none
-	Survives  bool          // this rank's calls must return an error if a member dies
-	Interrupt work.Interrupt
-}
-
 // Init starts MPI, unless it runs already or o.Job needs none, and makes the first world. Id 0 stands for that world's
 // group of all ranks. Init is collective.
 func Init(o InitOptions) error {
@@ -59,7 +46,13 @@ func Init(o InitOptions) error {
 	// A launcher may bind this process to one CPU. Calls of several threads must not queue for one
 	// Go processor while one of them waits inside MPI.
 	runtime.GOMAXPROCS(max(4, runtime.NumCPU()))
+	first := library == nil
 	comm, lib, err := o.begin()
+	if first && library != nil {
+		if err := library.OnFinalize(BeforeFinalize); err != nil {
+			return err
+		}
+	}
 	if err != nil {
 		return err
 	}

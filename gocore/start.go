@@ -2,14 +2,30 @@ package gocore
 
 import (
 	"syscall"
+	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/exchange"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/pmi"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/transport/memory"
+	"github.com/paddlempi/paddlempi/gocore/work"
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
+
+// InitOptions are the arguments of init.
+type InitOptions struct {
+	MPI       string        // path of libmpi; "": find it
+	Comm      *uint64       // the world's communicator, as MPI represents it; nil: MPI_COMM_WORLD
+	Job       *Job          // of ranks that no MPI has started; nil: MPI knows the ranks
+	Timeout   time.Duration // timeout of init, and of operations that have none of their own
+	SysPrefix string        // Python's sys.prefix
+	Trial     []string      // the command that calls control method cuda_trial in a new process
+	EndFile   string        // file to which a line with the exit status is appended; "": none
+	Survives  bool          // this rank's calls must return an error if a member dies
+	Interrupt work.Interrupt
+}
 
 // Job is what the ranks of a job know of each other that no MPI has started.
 type Job struct {
@@ -30,22 +46,7 @@ func (j *Job) close() {
 // begin returns what connects all ranks of the world that o asks for, and the MPI that it is of; nil if it is of none.
 func (o *InitOptions) begin() (transport.Comm, mpi.Library, error) {
 	if o.Job == nil {
-		lib, err := o.startMPI()
-		if err != nil {
-			return nil, nil, err
-		}
-		given := lib.World()
-		if o.Comm != nil {
-			given = mpi.Comm(*o.Comm)
-			if lib.Info().ABI == "mpich" {
-				given &= 0xffffffff
-			}
-		}
-		comm, err := mpi.NewCommunicator(lib, given)
-		if err != nil {
-			return nil, nil, err
-		}
-		return comm, lib, nil
+		return o.overMPI(mpi.Open)
 	}
 	fd := o.Job.Exchange
 	o.Job.Exchange = -1
@@ -54,35 +55,54 @@ func (o *InitOptions) begin() (transport.Comm, mpi.Library, error) {
 		return nil, nil, err
 	}
 	defer x.Free()
-	_, hosts, err := x.Nodes(o.Job.ID)
+	node, hosts, err := x.Nodes(o.Job.ID)
 	if err != nil {
 		return nil, nil, err
 	}
+	if o.Job.Transport == "mpi" || len(hosts) > 1 && o.Job.Transport == "" {
+		return o.overMPI(func(options mpi.Options) (mpi.Library, error) {
+			return pmi.Open(options, pmi.Job{Rank: o.Job.Rank, Node: node, Interrupt: o.Interrupt}, x.Bytes)
+		})
+	}
 	if len(hosts) > 1 {
-		return nil, nil, status.New(status.Unsupported, "init: the %d ranks are on %d hosts (%s, %s, ...): start them with mpirun", o.Job.Size, len(hosts), hosts[0], hosts[1])
+		return nil, nil, status.New(status.Unsupported, "init: the %d ranks are on %d hosts (%s, %s, ...), and the transport %q connects ranks of one host", o.Job.Size, len(hosts), hosts[0], hosts[1], o.Job.Transport)
 	}
 	comm, err := shareMemory(x)
 	return comm, nil, err
 }
 
-// startMPI starts the MPI of this process, unless it runs already.
-func (o *InitOptions) startMPI() (mpi.Library, error) {
+// overMPI connects the ranks by the MPI that open starts.
+func (o *InitOptions) overMPI(open func(mpi.Options) (mpi.Library, error)) (transport.Comm, mpi.Library, error) {
+	lib, err := o.startMPI(open)
+	if err != nil {
+		return nil, nil, err
+	}
+	given := lib.World()
+	if o.Comm != nil {
+		given = mpi.Comm(*o.Comm)
+		if lib.Info().ABI == "mpich" {
+			given &= 0xffffffff
+		}
+	}
+	comm, err := mpi.NewCommunicator(lib, given)
+	if err != nil {
+		return nil, nil, err
+	}
+	return comm, lib, nil
+}
+
+// startMPI starts the MPI of this process by open, unless it runs already.
+func (o *InitOptions) startMPI(open func(mpi.Options) (mpi.Library, error)) (mpi.Library, error) {
 	if library != nil && o.MPI != "" && o.MPI != library.Info().Path {
 		return nil, status.New(status.Argument, "init: mpi=%q, but %s was initialised before in this process, and MPI starts once only", o.MPI, library.Info().Path)
 	}
-	first := library == nil
-	if first || !library.Finalized() {
+	if library == nil || !library.Finalized() {
 		// After Destroy, Open returns the same library and makes again what Destroy freed.
-		lib, err := mpi.Open(mpi.Options{Path: o.MPI, SysPrefix: o.SysPrefix, Timeout: o.Timeout})
+		lib, err := open(mpi.Options{Path: o.MPI, SysPrefix: o.SysPrefix, Timeout: o.Timeout})
 		if err != nil {
 			return nil, err
 		}
 		library = lib
-	}
-	if first {
-		if err := library.OnFinalize(BeforeFinalize); err != nil {
-			return nil, err
-		}
 	}
 	if library.Finalized() {
 		return nil, status.New(status.NotInitialized, "init: MPI was finalized in this process and cannot start again")

@@ -64,10 +64,10 @@ ROOMS = (
         "gocore",
         "the functions behind the C interface: init, submit, wait, exit, the control methods; the "
         "worlds and their groups by id",
-        "channel diagnose dl grid group heap meet method mpi netif op ps/job reduce status topo "
-        "trace transport window work world",
+        "channel diagnose dl exchange grid group heap meet method mpi netif op ps/job reduce status "
+        "topo trace transport transport/memory window work world",
         files="doc boundary control control_grid control_join join control_cuda control_heap "
-        "control_files control_trace window_calls servers core prepared guests world windows "
+        "control_files control_trace window_calls servers core start prepared guests world windows "
         "closers",
     ),
     Room(
@@ -197,6 +197,12 @@ ROOMS = (
         "cgroup transport",
     ),
     Room(
+        "gocore/pmi",
+        "the start of an MPI without its launcher, over several nodes: each process answers what "
+        "its MPI asks by PMI-1",
+        "descriptors dl mpi status",
+    ),
+    Room(
         "gocore/mpi/mpifake",
         "an MPI for tests: N ranks in one process",
         "mpi op status transport work",
@@ -210,6 +216,18 @@ ROOMS = (
         "libmpi: how it is found and loaded, a file of constants for each ABI, one table of "
         "calls; the seam over it",
         "dl launcher mem op status transport work",
+    ),
+    Room(
+        "gocore/transport/memory",
+        "a transport in memory that the ranks of a node share: messages, rounds and communicators "
+        "without MPI",
+        "mem status transport work",
+    ),
+    Room(
+        "gocore/exchange",
+        "what ranks that no MPI has started tell each other before they have a transport, through "
+        "the program above the core",
+        "status transport work",
     ),
     Room(
         "gocore/transport/transportfake",

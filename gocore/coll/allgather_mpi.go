@@ -8,7 +8,7 @@ import (
 
 // allGatherMPI is MPI_Allgather of bytes. Bytes moved by each rank: (n-1)S in, and nS more for the
 // copy if the results are separate tensors.
-var allGatherMPI = Algorithm{Name: "mpi", Memory: hostMemory, Enabled: evenShares, scratch: func(a *Args) int64 {
+var allGatherMPI = Algorithm{Name: "mpi", callsMPI: true, Memory: hostMemory, Enabled: evenShares, scratch: func(a *Args) int64 {
 	return a.contiguousScratch(a.Recv) + a.withoutOverlapScratch(a.Send, a.Recv)
 }, build: func(a *Args, p *Program) error {
 	dst, scatter, err := a.contiguous(p, a.Recv, false)
@@ -51,7 +51,7 @@ func (a *Args) sendOrInPlace(p *Program, dst unsafe.Pointer, at int64) (unsafe.P
 // MPI_Allgatherv, or one broadcast from each rank if the result is too long for MPI's
 // displacements. Bytes moved by each rank: what the others have, and the whole result once more by
 // the copy into separate tensors.
-var allGatherUnevenMPI = Algorithm{Name: "mpi_uneven", Memory: hostMemory, scratch: func(a *Args) int64 {
+var allGatherUnevenMPI = Algorithm{Name: "mpi_uneven", callsMPI: true, Memory: hostMemory, scratch: func(a *Args) int64 {
 	return a.contiguousScratch(a.Recv) + a.withoutOverlapScratch(a.Send, a.Recv) + a.int32sScratch(2)
 }, build: func(a *Args, p *Program) error {
 	parts := a.perRank(a.Recv)

@@ -13,7 +13,7 @@ const gather16Limit = 64 << 10
 // allReduceGather16 is for small buffers that are reduced outside of MPI (reducedOutsideMPI). After
 // an all-gather every rank reduces the n inputs in rank order, floats in float32 with one rounding.
 // Bytes moved by each rank: (n-1)S in.
-var allReduceGather16 = Algorithm{Name: "gather16", Memory: hostMemory, Enabled: func(s *Sig) bool {
+var allReduceGather16 = Algorithm{Name: "gather16", callsMPI: true, Memory: hostMemory, Enabled: func(s *Sig) bool {
 	return reducedOutsideMPI(s) && s.Count*int64(s.DType.Size())*int64(s.Size) <= gather16Limit
 }, scratch: func(a *Args) int64 {
 	return a.scratch(a.Count * int64(a.Size))

@@ -12,7 +12,7 @@ import (
 // allReduceMPI is MPI_Allreduce. A large tensor goes in several calls. For PREMUL_SUM, which MPI
 // does not have, this rank multiplies before the call; for AVG it divides after the call. Bytes
 // moved by each rank: it depends on the MPI, 2S at best.
-var allReduceMPI = Algorithm{Name: "mpi", Memory: hostMemory, Enabled: byMPI, scratch: (*Args).inputScratch, build: func(a *Args, p *Program) error {
+var allReduceMPI = Algorithm{Name: "mpi", callsMPI: true, Memory: hostMemory, Enabled: byMPI, scratch: (*Args).inputScratch, build: func(a *Args, p *Program) error {
 	recv := a.Recv[0]
 	send, err := a.input(p)
 	if err != nil {

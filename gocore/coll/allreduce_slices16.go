@@ -16,7 +16,7 @@ import (
 // order, floats in float32 with one rounding. Then the slices are gathered on all ranks. Bytes
 // moved by each rank: (1-1/n)S out and in, the reduction, (1-1/n)S out and in. All ranks get
 // identical bits, and a repeated run gives the same bits again.
-var allReduceSlices16 = Algorithm{Name: "slices16", Memory: hostMemory, Enabled: reducedOutsideMPI, polls: always, scratch: func(a *Args) int64 {
+var allReduceSlices16 = Algorithm{Name: "slices16", callsMPI: true, Memory: hostMemory, Enabled: reducedOutsideMPI, polls: always, scratch: func(a *Args) int64 {
 	return a.sumSliceScratch(a.Count) + a.int32sScratch(2)
 }, build: func(a *Args, p *Program) error {
 	src, dst := a.Recv[0], a.Recv[0]

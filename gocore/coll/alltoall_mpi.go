@@ -10,7 +10,7 @@ import (
 
 // allToAllEvenMPI is MPI_Alltoall of bytes. All parts of all ranks have the same length. Bytes
 // moved by each rank: (1-1/n)S out and in. S is all that a rank sends.
-var allToAllEvenMPI = Algorithm{Name: "mpi", Memory: hostMemory, Enabled: evenShares, scratch: func(a *Args) int64 {
+var allToAllEvenMPI = Algorithm{Name: "mpi", callsMPI: true, Memory: hostMemory, Enabled: evenShares, scratch: func(a *Args) int64 {
 	return a.withoutOverlapScratch(a.Send, a.Recv) + a.contiguousScratch(a.Send) + a.contiguousScratch(a.Recv)
 }, build: func(a *Args, p *Program) error {
 	sends, err := a.withoutOverlap(p, a.Send, a.Recv)
@@ -42,7 +42,7 @@ var allToAllEvenMPI = Algorithm{Name: "mpi", Memory: hostMemory, Enabled: evenSh
 // allToAllUnevenMPI first exchanges the lengths, so that parts whose lengths do not match are an
 // error on every rank, not garbage. Then it sends the parts between pairs of ranks. Bytes moved by
 // each rank: 8n for the lengths, 8 for the verdict, and the parts.
-var allToAllUnevenMPI = Algorithm{Name: "pairwise", Memory: hostMemory, polls: always, scratch: func(a *Args) int64 {
+var allToAllUnevenMPI = Algorithm{Name: "pairwise", callsMPI: true, Memory: hostMemory, polls: always, scratch: func(a *Args) int64 {
 	return a.withoutOverlapScratch(a.Send, a.Recv) + a.lengthsScratch()
 }, build: func(a *Args, p *Program) error {
 	sources, err := a.withoutOverlap(p, a.Send, a.Recv)

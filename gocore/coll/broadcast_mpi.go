@@ -7,7 +7,7 @@ import (
 )
 
 // broadcastMPI is MPI_Bcast of the buffer's bytes. Bytes moved by each rank: S.
-var broadcastMPI = Algorithm{Name: "mpi", Memory: hostMemory, build: func(a *Args, p *Program) error {
+var broadcastMPI = Algorithm{Name: "mpi", callsMPI: true, Memory: hostMemory, build: func(a *Args, p *Program) error {
 	a.addBroadcast(p, a.Root, a.Recv[0].Data, a.Recv[0].Count*a.elem())
 	return nil
 }}

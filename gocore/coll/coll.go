@@ -54,6 +54,7 @@ type Sig struct {
 	Agreed arrive.Flags // flags that every member has set
 	Any    arrive.Flags // flags that at least one member has set
 	Forced Forced       // algorithms that the group prefers to the registry's order
+	NoMPI  bool         // the group has several members and no MPI
 }
 
 // Flags that a member announces about its call.
@@ -75,6 +76,7 @@ const (
 	Mapped // this member's tensors lie in its heap, and its slot tells where
 
 	ForLevels // this member has what it needs to work in levels
+	ForBounce // this member has a block for bounce, and has told where
 
 	Piecewise // some tensors of this member in host memory are not contiguous, and too long to be copied as a whole
 )
@@ -116,6 +118,7 @@ type Args struct {
 	// Node is set if all ranks share a node and its memory, Levels if Rails is not 0.
 	Node   *Node
 	Levels *Levels
+	Bounce *Bounce // nil if the members do not share memory
 }
 
 // Notes are the notes of an arrival.
@@ -154,6 +157,11 @@ type Algorithm struct {
 	// Enabled says whether the algorithm can serve a call on such memory. If it accepts a Sig, it
 	// also accepts that Sig with more flags in Agreed or fewer in Any. nil stands for always.
 	Enabled func(*Sig) bool
+	// callsMPI says that the steps call MPI: for themselves, not by another algorithm that they choose.
+	callsMPI bool
+	// wins says for which of the calls that the algorithm serves it is faster than those behind it in the registry. It counts only
+	// if the algorithm is not forced and the group has MPI. nil stands for always.
+	wins func(*Sig) bool
 	// polls says that the steps must be polled even if every member waits inside its call, because
 	// they send messages between pairs of ranks or wait for a device. All ranks then use
 	// nonblocking MPI calls, so the wait can be given up. nil stands for never.
@@ -167,6 +175,8 @@ type Algorithm struct {
 	// atOnce, if set, stands for build. It computes the result when all ranks have arrived, without
 	// a wait.
 	atOnce func(*Args) error
+	// rounds, if set, begins the rounds of bounce in place of build, in a call whose thread carries them out.
+	rounds func(*Args, *Program) error
 	// shared, if set, stands for build. It returns the work that the ranks share out when all have
 	// arrived.
 	shared func(*Args) (*shm.Op, error)
@@ -194,7 +204,7 @@ func (s *Sig) memory() memory {
 
 // serves tells whether the algorithm can serve a call.
 func (alg *Algorithm) serves(s *Sig) bool {
-	return alg.Memory&s.memory() != 0 && (alg.Enabled == nil || alg.Enabled(s))
+	return alg.Memory&s.memory() != 0 && !(alg.callsMPI && s.NoMPI) && (alg.Enabled == nil || alg.Enabled(s))
 }
 
 // algorithms returns the algorithms of an operation, or nil if c is no collective.
@@ -214,7 +224,7 @@ func Choose(s *Sig) (*Algorithm, error) {
 		}
 	}
 	for _, alg := range algorithms(s.Code) {
-		if alg.serves(s) {
+		if alg.serves(s) && (alg.wins == nil || s.NoMPI || alg.wins(s)) {
 			return alg, nil
 		}
 	}
@@ -237,6 +247,7 @@ const (
 	Polled               // the program has to be polled
 	AtOnce               // without a wait (Algorithm.Compute)
 	InChunks             // the ranks share out the work (Algorithm.Share)
+	InRounds             // windows go through blocks (Algorithm.Begin)
 )
 
 // Form returns how a call on which all members have agreed is carried out.
@@ -246,6 +257,8 @@ func (alg *Algorithm) Form(s *Sig) Form {
 		return AtOnce
 	case alg.shared != nil:
 		return InChunks
+	case alg.rounds != nil:
+		return InRounds
 	case alg.polled(s) || s.Agreed&arrive.Sync == 0:
 		return Polled
 	}
@@ -257,6 +270,9 @@ func (alg *Algorithm) Compute(a *Args) error { return alg.atOnce(a) }
 
 // Share returns the work of a call that is done in chunks.
 func (alg *Algorithm) Share(a *Args) (*shm.Op, error) { return alg.shared(a) }
+
+// Begin begins the rounds of a call, which Args.Bounce carries out. Scratch memory is from p.
+func (alg *Algorithm) Begin(a *Args, p *Program) error { return alg.rounds(a, p) }
 
 // Build makes p the program of a call that is not done in chunks.
 func (p *Program) Build(alg *Algorithm, a *Args) error {

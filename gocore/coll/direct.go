@@ -31,7 +31,7 @@ var (
 
 func directAlgorithm(enabled func(*Sig) bool, scratch func(*Args) int64, build func(*Args, *Program, *messageBatch) error) Algorithm {
 	open := func(s *Sig) bool { return s.Any&NotDirect == 0 && enabled(s) }
-	return Algorithm{Name: "direct", Memory: deviceMemory, Enabled: open, polls: always, scratch: scratch, build: func(a *Args, p *Program) error {
+	return Algorithm{Name: "direct", callsMPI: true, Memory: deviceMemory, Enabled: open, polls: always, scratch: scratch, build: func(a *Args, p *Program) error {
 		p.Until(a.DeviceArgs.ready)
 		t := messageBatch{a: a, p: p}
 		if err := build(a, p, &t); err != nil {

@@ -3,7 +3,7 @@ package coll
 import "github.com/paddlempi/paddlempi/gocore/mpi"
 
 // gatherMPI is MPI_Gather of bytes. Bytes moved: S out of each rank, nS into the root.
-var gatherMPI = Algorithm{Name: "mpi", Memory: hostMemory, scratch: func(a *Args) int64 {
+var gatherMPI = Algorithm{Name: "mpi", callsMPI: true, Memory: hostMemory, scratch: func(a *Args) int64 {
 	return a.contiguousScratch(a.Recv) + a.withoutOverlapScratch(a.Send, a.Recv)
 }, build: func(a *Args, p *Program) error {
 	n, t, err := a.bytes(p, a.Send[0].Count*a.elem())

@@ -1,6 +1,7 @@
 package coll
 
 import (
+	"errors"
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/mem"
@@ -20,6 +21,8 @@ type Step struct {
 	UnderWay func(*work.Batch)
 	// Phase, if set, tells what Until is at.
 	Phase func() Phase
+	// Leaves says that Until waits for what touches no tensor of this rank: it may be left at any time.
+	Leaves bool
 	// Meanwhile is local work that may be done while the steps behind it are under way.
 	Meanwhile func()
 }
@@ -41,13 +44,14 @@ type Program struct {
 	err   error
 	// meanwhile is the work of Step.Meanwhile that was not done yet; nil: none.
 	meanwhile func()
+	given     bool // see Leave
 }
 
 // Reset forgets the steps and keeps what was reserved.
 func (p *Program) Reset(lib mpi.Library) {
 	clear(p.steps)
 	p.steps = p.steps[:0]
-	p.lib, p.under.By, p.next, p.phase, p.err, p.meanwhile = lib, lib, 0, nil, nil, nil
+	p.lib, p.under.By, p.next, p.phase, p.err, p.meanwhile, p.given = lib, lib, 0, nil, nil, nil, false
 }
 
 // Call appends an MPI call and returns it, so that the caller can fill it in. The pointer is valid
@@ -75,6 +79,16 @@ func (p *Program) Until(f func() (bool, error)) { p.UntilOver(f, nil, nil) }
 func (p *Program) UntilOver(f func() (bool, error), underWay func(*work.Batch), phase func() Phase) {
 	p.steps = append(p.steps, Step{Until: f, UnderWay: underWay, Phase: phase})
 }
+
+// untilLeft is Until for a wait that may be left.
+func (p *Program) untilLeft(f func() (bool, error)) {
+	p.steps = append(p.steps, Step{Until: f, Leaves: true})
+}
+
+// Leave says that the collective was given up on this rank. The program then ends at the next Poll, if it is at a wait that may be left.
+func (p *Program) Leave() { p.given = true }
+
+var errLeft = errors.New("the collective was given up")
 
 // Meanwhile appends local work that Poll does when a step behind it has to be waited for. catchUp does it if no step had
 // to be.
@@ -199,6 +213,10 @@ func (p *Program) Poll() (done bool, err error) {
 		}
 		s := &p.steps[p.next]
 		p.phase = s.Phase
+		if p.given && s.Leaves {
+			p.err = errLeft
+			continue
+		}
 		if s.Until != nil {
 			done, err := s.Until()
 			if !done && err == nil {

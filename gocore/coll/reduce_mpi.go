@@ -10,7 +10,7 @@ import (
 
 // reduceMPI is MPI_Reduce. The buffers of ranks other than the root do not change. Bytes moved by
 // each rank: S.
-var reduceMPI = Algorithm{Name: "mpi", Memory: hostMemory, Enabled: byMPI, scratch: func(a *Args) int64 {
+var reduceMPI = Algorithm{Name: "mpi", callsMPI: true, Memory: hostMemory, Enabled: byMPI, scratch: func(a *Args) int64 {
 	if a.Rank == a.Root {
 		return a.inputScratch()
 	}
@@ -48,7 +48,7 @@ var nothing [64]byte
 
 // reduceSlices16 is allReduceSlices16, but the slices are gathered on the root alone. Bytes moved
 // by each rank: (1-1/n)S out and in, the reduction, S/n out. The root gets (1-1/n)S at the end.
-var reduceSlices16 = Algorithm{Name: "slices16", Memory: hostMemory, Enabled: reducedOutsideMPI, polls: always, scratch: func(a *Args) int64 {
+var reduceSlices16 = Algorithm{Name: "slices16", callsMPI: true, Memory: hostMemory, Enabled: reducedOutsideMPI, polls: always, scratch: func(a *Args) int64 {
 	return a.sumSliceScratch(a.Count) + a.scratch(a.slices(a.Count)[a.Rank].count)
 }, build: func(a *Args, p *Program) error {
 	src := a.Part()

@@ -12,7 +12,7 @@ import (
 // reduceScatterMPI is MPI_Reduce_scatter_block, or MPI_Reduce_scatter if the parts differ in
 // length, or one MPI_Reduce for each rank if the counts are too large for MPI. Bytes moved by each
 // rank: (1-1/n) of the input out and in.
-var reduceScatterMPI = Algorithm{Name: "mpi", Memory: hostMemory, Enabled: byMPI, scratch: func(a *Args) int64 {
+var reduceScatterMPI = Algorithm{Name: "mpi", callsMPI: true, Memory: hostMemory, Enabled: byMPI, scratch: func(a *Args) int64 {
 	most := a.contiguousScratch(a.Send) + a.scratch(a.Recv[0].Count) + a.int32sScratch(1)
 	if a.Reduce == op.PremulSum {
 		most += a.scratch(totalCount(a.perRank(a.Send)))
@@ -98,7 +98,7 @@ func (a *Args) reduceParts(p *Program, src unsafe.Pointer, result Part, parts []
 // reduceScatterSlices16 sends every rank its part from each rank. That rank reduces the parts in
 // rank order, floats in float32 with one rounding. Bytes moved by each rank: (1-1/n) of the input
 // out and in.
-var reduceScatterSlices16 = Algorithm{Name: "slices16", Memory: hostMemory, Enabled: reducedOutsideMPI, polls: always, scratch: func(a *Args) int64 {
+var reduceScatterSlices16 = Algorithm{Name: "slices16", callsMPI: true, Memory: hostMemory, Enabled: reducedOutsideMPI, polls: always, scratch: func(a *Args) int64 {
 	return a.scratch(a.Recv[0].Count * int64(a.Size))
 }, build: func(a *Args, p *Program) error {
 	sends := a.perRank(a.Send)

@@ -9,7 +9,7 @@ import (
 
 // scanMPI is MPI_Scan or MPI_Exscan. Rank 0 of the exclusive scan keeps its buffer as it is. Bytes
 // moved by each rank: it depends on the MPI, log2(n) S at most.
-var scanMPI = Algorithm{Name: "mpi", Memory: hostMemory, Enabled: byMPI, scratch: func(a *Args) int64 {
+var scanMPI = Algorithm{Name: "mpi", callsMPI: true, Memory: hostMemory, Enabled: byMPI, scratch: func(a *Args) int64 {
 	if !a.WritesRecv() {
 		return a.scratch(a.Count)
 	}
@@ -52,7 +52,7 @@ const scanChunk = 1 << 20
 // scanGather16 is the scan of types that this package reduces itself: 16-bit floats, and sums of
 // narrow integers. Every rank gathers the inputs of all ranks, chunk by chunk. It reduces the inputs
 // that its result needs in rank order, floats in float32. Bytes moved by each rank: (n-1)S in.
-var scanGather16 = Algorithm{Name: "gather16", Memory: hostMemory, Enabled: reducedOutsideMPI, scratch: func(a *Args) int64 {
+var scanGather16 = Algorithm{Name: "gather16", callsMPI: true, Memory: hostMemory, Enabled: reducedOutsideMPI, scratch: func(a *Args) int64 {
 	return a.scratch(min(a.Count, scanChunk) * int64(a.Size))
 }, build: func(a *Args, p *Program) error {
 	src, recv := a.Part().Data, a.Recv[0]

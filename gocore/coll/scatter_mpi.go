@@ -3,7 +3,7 @@ package coll
 import "github.com/paddlempi/paddlempi/gocore/mpi"
 
 // scatterMPI is MPI_Scatter of bytes. Bytes moved: nS out of the root, S into each rank.
-var scatterMPI = Algorithm{Name: "mpi", Memory: hostMemory, scratch: func(a *Args) int64 {
+var scatterMPI = Algorithm{Name: "mpi", callsMPI: true, Memory: hostMemory, scratch: func(a *Args) int64 {
 	return a.contiguousScratch(a.Send) + a.withoutOverlapScratch(a.Send, a.Recv)
 }, build: func(a *Args, p *Program) error {
 	n, t, err := a.bytes(p, a.Recv[0].Count*a.elem())

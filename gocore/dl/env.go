@@ -47,6 +47,14 @@ func SetenvDefault(name, value string) bool {
 	return C.setenv(n, v, 0) == 0
 }
 
+// Setenv sets a variable of the C environment.
+func Setenv(name, value string) {
+	n, v := C.CString(name), C.CString(value)
+	defer C.free(unsafe.Pointer(n))
+	defer C.free(unsafe.Pointer(v))
+	C.setenv(n, v, 1)
+}
+
 // Unsetenv removes a variable from the C environment.
 func Unsetenv(name string) {
 	n := C.CString(name)

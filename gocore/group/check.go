@@ -24,7 +24,8 @@ func (c *collective) check(d *op.Desc, t *op.Trait) error {
 	a.MPI, a.Rank, a.Size = g.mpi, g.Rank, g.Size
 	a.Code, a.Reduce, a.Scale, a.Root = d.Code, d.ReduceOp, d.Scale, int(d.Root)
 	a.Local, a.Node, a.Notes, a.Forced = g.local, g.node, g.notes, g.forced
-	a.Nodes, a.Rails, a.Levels = g.nodes, g.rails, g.levels
+	a.Nodes, a.Rails, a.Levels, a.Bounce = g.nodes, g.rails, g.levels, g.bounce
+	a.NoMPI = g.Size > 1 && g.mpi.Lib == nil
 	c.timeout = d.Timeout(g.Timeout(), work.Longest)
 	if d.Flags&op.FlagAsync != 0 {
 		c.deadline = time.Now().Add(c.timeout)
@@ -67,6 +68,13 @@ func (c *collective) check(d *op.Desc, t *op.Trait) error {
 	}
 	if err := c.checkCounts(t); err != nil {
 		return err
+	}
+	if coll.WantsBounce(a, c.flags) {
+		if err := g.bounce.Ready(); err == nil {
+			c.flags |= coll.ForBounce
+		} else if a.NoMPI {
+			return status.New(status.CodeOf(err), "%s: this rank needs memory that it shares with the others, for which there is no MPI here: %v", d.Code, err)
+		}
 	}
 	if c.args.DeviceArgs != nil {
 		c.stream = cuda.Stream(d.Stream)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/coll"
+	"github.com/paddlempi/paddlempi/gocore/heap"
 	"github.com/paddlempi/paddlempi/gocore/messages"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
@@ -139,22 +140,43 @@ func assemble(e *world.Env, id int64, key uint64, ranks []int, comm transport.Co
 	return g, nil
 }
 
-// join makes what carries the group's messages, and its arrival. It is collective over comm.
-func (g *Group) join(comm transport.Comm) (err error) {
-	var own, side transport.Comm // of the messages; a group of one has none yet
-	if g.Size > 1 {
-		side = comm
-		if own, err = comm.Dup(nil); err != nil {
-			return err
-		}
-	}
-	g.messages = messages.New(&g.Members, g.ID, g.key, own, side, g)
+// join makes the group's arrival, and what carries its messages. It is collective over comm.
+func (g *Group) join(comm transport.Comm) error {
 	if g.Size == 1 {
 		g.local, g.arrival = true, new(arrive.Alone)
+		g.messages = messages.New(&g.Members, g.ID, g.key, nil, nil, g) // the first message makes what carries it
 		return nil
 	}
+	if err := g.arriveOver(comm); err != nil {
+		return err
+	}
+	own, side, err := g.carriers(comm)
+	if err == nil {
+		g.messages = messages.New(&g.Members, g.ID, g.key, own, side, g)
+	}
+	return err
+}
+
+// carriers returns what carries messages and their pieces: what the node has, if all members are on it. Messages over two
+// ways at once would not keep their order.
+func (g *Group) carriers(comm transport.Comm) (own, side transport.Comm, err error) {
+	if g.local {
+		if own, err = g.Env.Node.Connect(g.Ranks, g.key); err != nil {
+			return nil, nil, err
+		}
+		if own != nil {
+			side, err = own.Dup(nil)
+			return own, side, err
+		}
+	}
+	own, err = comm.Dup(nil)
+	return own, comm, err
+}
+
+// arriveOver makes the arrival. It is collective over comm.
+func (g *Group) arriveOver(comm transport.Comm) error {
 	if g.Env.Topo.OneNode(g.Ranks) {
-		lines, _, err := g.Env.Node.MakeLines(comm, transport.EveryRank(g.Size), 0)
+		lines, _, err := g.Env.Node.MakeLines(comm, transport.EveryRank(g.Size), coll.BounceWords(g.Size))
 		if err != nil {
 			return err
 		}
@@ -163,6 +185,7 @@ func (g *Group) join(comm transport.Comm) (err error) {
 			g.node = &coll.Node{Lines: lines, Reach: g.Reach, Read: g.Read}
 			if shared, _ := g.Env.Node.Heaps(); shared {
 				g.blocks = &coll.Blocks{Finished: lines.Finished}
+				g.bounce = &coll.Bounce{Rank: g.Rank, Size: g.Size, YieldEvery: lines.Yields(), Told: lines.Behind(), Heap: heap.OfProcess, Hold: g.Acquire}
 				g.lends = !g.Env.Node.Crowded() // there a second wait costs more than a copy
 			}
 			return nil

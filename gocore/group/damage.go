@@ -71,6 +71,12 @@ func (c *collective) readable(err error) error {
 		return status.New(status.GroupBroken, "%s: the arrival of rank %d cannot be: %s; that process is damaged, and the group is broken",
 			c.g.Of(c.numbered()), rank, sent.Why).WithRanks(rank)
 	}
+	var block *coll.DamagedBlock
+	if errors.As(err, &block) {
+		rank := c.g.Ranks[block.Member]
+		return status.New(status.GroupBroken, "%s: the memory through which rank %d sends its tensors holds what no rank writes there: the process of that rank is damaged, or another one of this node writes into its memory; the result is lost, and the group is broken",
+			c.g.Of(c.numbered()), rank).WithRanks(rank)
+	}
 	var bad *coll.NotAsAgreed
 	if !errors.As(err, &bad) {
 		return err

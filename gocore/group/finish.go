@@ -145,6 +145,7 @@ func (t *task) abandon(err error) {
 		t.shared.Leave()
 	} else {
 		t.g.resign(t.collective.args.Seq, err)
+		t.collective.prog.Leave()
 	}
 	t.giveUp(err)
 	t.g.Fail(err)

@@ -39,6 +39,7 @@ type Group struct {
 	forced   coll.Forced  // algorithms that are preferred to the registry's order
 	patterns patterns     // of the exchanges with neighbours
 	blocks   *coll.Blocks // for these, if the members share memory; else nil
+	bounce   *coll.Bounce // for tensors in ordinary memory, if the members share memory; else nil
 	lends    bool         // tensors of halos that lie in the heap, if the members share memory
 	inquiry  inquiry      // which members have come to the current collective; used with a wire
 	timeout  atomic.Int64 // of an operation that has no timeout of its own, in nanoseconds

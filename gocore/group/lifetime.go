@@ -1,6 +1,7 @@
 package group
 
 import (
+	"slices"
 	"time"
 	"unsafe"
 
@@ -93,6 +94,9 @@ func (g *Group) Free(reason status.Code) error {
 	if g.blocks != nil {
 		g.blocks.Free()
 	}
+	if g.bounce != nil {
+		g.bounce.Free()
+	}
 	if err := g.arrival.Close(); err != nil {
 		return status.New(status.MPI, "destroy_process_group: %v", err)
 	}
@@ -101,10 +105,11 @@ func (g *Group) Free(reason status.Code) error {
 		return nil // the communicators are in an unknown state: MPI may still use them
 	}
 	g.unmapPeers()
-	for _, comm := range append(g.messages.Comms(), g.collComm) {
-		if comm == nil {
-			continue
-		}
+	comms := g.messages.Comms()
+	if g.collComm != nil && !slices.Contains(comms, g.collComm) {
+		comms = append(comms, g.collComm)
+	}
+	for _, comm := range comms {
 		if err := comm.Free(); err != nil {
 			return err
 		}

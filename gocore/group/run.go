@@ -17,6 +17,8 @@ func (c *collective) run(alg *coll.Algorithm) (lingering *work.Handle, err error
 		return nil, alg.Compute(&c.args)
 	case coll.InChunks:
 		return c.workMapped(alg)
+	case coll.InRounds:
+		return nil, c.runRounds(alg)
 	}
 	if err = c.build(alg); err == nil {
 		g.Env.Watcher.Start()

@@ -121,6 +121,9 @@ func (t *task) overdue() error {
 		if t.collective.waitsForReaders() && t.stage == running {
 			return t.collective.unreadError()
 		}
+		if t.collective.form == coll.InRounds && t.stage == running {
+			return t.collective.roundsTimeout()
+		}
 		return t.collective.timeoutError()
 	}
 	t.g.inquiry.look(now)

@@ -26,7 +26,7 @@ import (
 const (
 	// granule is the alignment of every allocation, in bytes: a cache line.
 	granule = 64
-	// SegmentSize is the least length of a segment, in bytes.
+	// SegmentSize is the least length of a segment, in bytes, but for AllocShort.
 	SegmentSize = 64 << 20
 	// hugePage is the size of a huge page. The length of every segment is a multiple of it.
 	hugePage = 2 << 20
@@ -131,7 +131,13 @@ func (h *Heap) File() *segment.File { return h.file }
 
 // Alloc takes n bytes, aligned to a cache line. They are not zeroed. The error says what limit stands
 // in the way.
-func (h *Heap) Alloc(n int64) (unsafe.Pointer, error) {
+func (h *Heap) Alloc(n int64) (unsafe.Pointer, error) { return h.alloc(n, SegmentSize) }
+
+// AllocShort is Alloc for what few programs add to: if no segment has room, the new one is no longer than it has to be.
+func (h *Heap) AllocShort(n int64) (unsafe.Pointer, error) { return h.alloc(n, hugePage) }
+
+// alloc takes n bytes, from a new segment of `least` bytes or more if no segment has room.
+func (h *Heap) alloc(n, least int64) (unsafe.Pointer, error) {
 	if n < 0 {
 		return nil, status.New(status.Argument, "a heap cannot give %d bytes", n)
 	}
@@ -141,7 +147,7 @@ func (h *Heap) Alloc(n int64) (unsafe.Pointer, error) {
 	best := h.fitting(n)
 	if best == nil {
 		var err error
-		if best, err = h.grow(n); err != nil {
+		if best, err = h.grow(n, least); err != nil {
 			return nil, err
 		}
 	}
@@ -165,10 +171,10 @@ func (h *Heap) fitting(n int64) (best *block) {
 	return best
 }
 
-// grow adds a segment with room for n bytes.
-func (h *Heap) grow(n int64) (*block, error) {
+// grow adds a segment with room for n bytes, and of `least` bytes or more.
+func (h *Heap) grow(n, least int64) (*block, error) {
 	slot := h.freeSlot()
-	size := max(SegmentSize, (n+hugePage-1)&^(hugePage-1))
+	size := max(least, (n+hugePage-1)&^(hugePage-1))
 	switch {
 	case slot < 0:
 		return nil, errFull

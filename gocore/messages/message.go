@@ -312,14 +312,13 @@ func (m *message) pending(list []uintptr) []uintptr {
 	return list
 }
 
-// Requests adds the requests under way. The peer may come late, so it never says that data is
-// moving.
+// Requests adds the requests under way. The peer may come late, so only the transport knows whether data is moving.
 func (m *message) Requests(b *work.Batch) work.Pace {
 	var room [2 * requestsOfTransfer]uintptr
 	for _, s := range m.pending(room[:0]) {
 		b.Add(m.comm.Poller(), s)
 	}
-	return work.Seldom
+	return m.comm.Pace()
 }
 
 // Poll starts transfers that can start now. It ends the message when all its requests have ended.

@@ -82,15 +82,14 @@ func (g *Messages) Comm() transport.Comm {
 	return g.comm
 }
 
-// Comms returns what carries the messages, and nothing else. A group of one may have none.
+// Comms returns what carries the messages and their pieces. A group of one may have none.
 func (g *Messages) Comms() (list []transport.Comm) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.comm != nil {
-		list = append(list, g.comm)
-	}
-	if g.Size == 1 && g.side != nil {
-		list = append(list, g.side)
+	for _, comm := range [...]transport.Comm{g.comm, g.side} {
+		if comm != nil {
+			list = append(list, comm)
+		}
 	}
 	return list
 }

@@ -85,6 +85,9 @@ func (l *library) Cancel(r *transport.Request) error {
 
 func (l *library) Poller() work.Poller { return l }
 
+// Pace is work.Seldom: MPI does not tell.
+func (l *library) Pace() work.Pace { return work.Seldom }
+
 func (l *library) Err(r *transport.Request) error {
 	if r.Code == 0 {
 		return nil

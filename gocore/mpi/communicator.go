@@ -81,6 +81,7 @@ func (c *Communicator) MaxTag() int32       { return c.lib.TagUB() }
 func (c *Communicator) Gone() bool          { return c.lib.Finalized() }
 func (c *Communicator) Free() error         { return c.lib.Free(c.comm) }
 func (c *Communicator) Poller() work.Poller { return c.lib.Poller() }
+func (c *Communicator) Pace() work.Pace     { return c.lib.Pace() }
 
 func (c *Communicator) Release(r *transport.Request)      { c.lib.Release(r) }
 func (c *Communicator) Err(r *transport.Request) error    { return c.lib.Err(r) }

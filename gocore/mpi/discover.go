@@ -51,7 +51,8 @@ type search struct {
 	looked []string
 	// started is the family of a launcher whose executable this process may not read, for example
 	// because it is in another user namespace. Where its library is remains unknown, but the
-	// launcher cannot start a library of another family.
+	// launcher cannot start a library of another family. Without a launcher (Options.Start) it is the
+	// family that can be started so.
 	started launcher.Family
 }
 
@@ -61,6 +62,9 @@ func (s *search) note(format string, args ...any) {
 
 func (s *system) discover(o Options) (Found, []string, error) {
 	q := &search{system: s}
+	if o.Start != nil {
+		q.started = launcher.MPICH
+	}
 	steps := []func(Options) (Found, bool, error){
 		q.explicit, q.running, q.launchers, q.variables, q.wheels, q.loader,
 	}
@@ -72,6 +76,9 @@ func (s *system) discover(o Options) (Found, []string, error) {
 			}
 			return f, q.looked, err
 		}
+	}
+	if o.Start != nil {
+		return Found{}, q.looked, s.noneStarts(o, q.looked)
 	}
 	return Found{}, q.looked, status.New(status.MPINotFound,
 		"no MPI library found. Install one beside Python, such as Open MPI with %s, start with the mpirun of one that is installed, "+
@@ -169,11 +176,15 @@ func (s *system) checkExplicit(o Options, running Info) error {
 		path, how, running.Path, running.Version, path)
 }
 
-func (s *search) launchers(Options) (Found, bool, error) {
+func (s *search) launchers(o Options) (Found, bool, error) {
 	l := s.launcher()
 	switch {
 	case l.Name == "":
 		s.note("launcher: none among the parents of this process")
+		return Found{}, false, nil
+	case o.Start != nil && l.kind.Family == launcher.OpenMPI:
+		// It has started this process's starter, for instance torchrun, and not this rank.
+		s.note("launcher: %s, whose MPI starts under it only", l.Name)
 		return Found{}, false, nil
 	case l.kind.Family == launcher.Any:
 		s.note("launcher: %s, which has no MPI of its own", l.Name)

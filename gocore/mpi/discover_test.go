@@ -220,3 +220,62 @@ func TestLauncherThatMayNotBeRead(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, "/usr/lib/libmpi.so.12", f.Path)
 }
+
+// Without a launcher of MPI only the MPICH family starts.
+func TestDiscoveryOfAnMPIThatStartsWithoutMpirun(t *testing.T) {
+	const mpich, ompi = "/venv/lib/libmpi.so.12", "/venv/lib/libmpi.so.40"
+	start := Options{SysPrefix: "/venv", Start: &Start{Size: 4}}
+	found, _, err := fakeHost(t, nil, nil, mpich, ompi).discover(start)
+	require.NoError(t, err)
+	assert.Equal(t, mpich, found.Path)
+
+	// A launcher further up may be of any kind.
+	found, _, err = fakeHost(t, []string{"/usr/bin/torchrun", "/o/bin/prterun"}, nil, mpich, "/o/lib/libmpi.so.40").discover(start)
+	require.NoError(t, err)
+	assert.Equal(t, mpich, found.Path)
+	found, _, err = fakeHost(t, []string{"/usr/bin/torchrun", "/m/bin/hydra_pmi_proxy"}, nil, mpich, "/m/lib/libmpi.so.12").discover(start)
+	require.NoError(t, err)
+	assert.Equal(t, "/m/lib/libmpi.so.12", found.Path)
+
+	_, _, err = fakeHost(t, nil, nil, ompi).discover(start)
+	assert.Equal(t, status.Launcher, status.CodeOf(err))
+	for _, part := range []string{ompi, "Open MPI", "pip install mpich, or pip install impi-rt", "mpirun"} {
+		assert.ErrorContains(t, err, part)
+	}
+	_, _, err = fakeHost(t, nil, nil).discover(start)
+	assert.Equal(t, status.MPINotFound, status.CodeOf(err))
+	for _, part := range []string{"pip install mpich, or pip install impi-rt", "PADDLEMPI_MPI", "libmpi.so.12"} {
+		assert.ErrorContains(t, err, part)
+	}
+}
+
+func TestAStartKnowsItsPlace(t *testing.T) {
+	s := fakeHost(t, nil, nil)
+	l := s.place(&Start{Rank: 3, Size: 4, LocalRank: 1, LocalSize: 2})
+	assert.Equal(t, []int{3, 4, 1, 2}, []int{l.Rank, l.Size, l.LocalRank, l.LocalSize})
+	assert.Equal(t, noLauncher, s.place(nil))
+	err := s.checkShared(Info{Name: "MPICH"}, l, true, func() (int64, bool) { return mib, true })
+	assert.ErrorContains(t, err, "MPICH needs 28 MiB of /dev/shm for the 2 ranks of this host")
+	vars := map[string]string{}
+	s = fakeHost(t, nil, vars)
+	l.LocalSize, l.PID = 4, s.pid
+	assert.Equal(t, "MPIR_CVAR_ENABLE_HEAVY_YIELD", s.hintOversubscribed(Info{Name: "MPICH"}, l), "four ranks on three CPUs")
+}
+
+func TestTheWorldMustBeTheJob(t *testing.T) {
+	s := &Start{Rank: 1, Size: 4}
+	lib := Info{Path: "/m/lib/libmpi.so.12", Version: "MPICH Version: 5.0.2", Owner: "other"}
+	assert.NoError(t, s.check(lib, 1, 4))
+	err := s.check(lib, 0, 1)
+	assert.Equal(t, status.Launcher, status.CodeOf(err))
+	for _, part := range []string{"rank 1 of 4", lib.Path, "mpi4py", "rank 0 of a job of 1", "call init_process_group before"} {
+		assert.ErrorContains(t, err, part)
+	}
+	lib.Owner = "paddlempi"
+	err = s.check(lib, 0, 1)
+	for _, part := range []string{"rank 1 of 4", lib.Path, lib.Version, "PMI-1", "pip install mpich"} {
+		assert.ErrorContains(t, err, part)
+	}
+	assert.NoError(t, checkStartable(Info{ABI: "mpich", Name: "Intel MPI"}))
+	assert.Error(t, checkStartable(Info{ABI: "standard", Name: "Open MPI"}))
+}

@@ -1,8 +1,9 @@
 package mpi
 
 // hint sets variables of the library before MPI_Init. A variable that the user has set stays as it is.
-func (s *system) hint(lib Info) {
-	s.hintOversubscribed(lib)
+// place says how many ranks are on this node.
+func (s *system) hint(lib Info, place LauncherInfo) {
+	s.hintOversubscribed(lib, place)
 	if lib.Name == "Intel MPI" {
 		s.setDefault("FI_TCP_MAX_SAVED", savedMessages)
 	}
@@ -20,11 +21,10 @@ const savedMessages = "1024"
 // 1.8 ms between network namespaces, where it does not notice that it is oversubscribed. MPICH 4.8
 // -> 3.1 ms, and its 8-byte p90 1.8 -> 0.5 ms. Intel MPI yields without a variable (0.3 ms);
 // I_MPI_THREAD_YIELD and I_MPI_WAIT_MODE made it slower.
-func (s *system) hintOversubscribed(lib Info) string {
-	l := s.launcher()
+func (s *system) hintOversubscribed(lib Info, l LauncherInfo) string {
 	// The launcher's CPUs count, not this rank's: the launcher may bind each rank to one CPU.
 	cpus := s.cpus(l.PID)
-	if l.Name == "" || cpus == 0 {
+	if l.kind == nil || cpus == 0 {
 		return ""
 	}
 	if n, ok := s.number(l.kind.CPUs); ok {

@@ -186,7 +186,8 @@ func TestOversubscribedNodesYield(t *testing.T) {
 		return vars
 	}
 	set := func(parent string, vars map[string]string, lib Info) string {
-		return fakeHost(t, []string{parent}, vars).hintOversubscribed(lib)
+		s := fakeHost(t, []string{parent}, vars)
+		return s.hintOversubscribed(lib, s.launcher())
 	}
 	vars := crowd(nil)
 	assert.Equal(t, "OMPI_MCA_mpi_yield_when_idle", set("/o/bin/prterun", vars, ompi))
@@ -204,12 +205,12 @@ func TestOversubscribedNodesYield(t *testing.T) {
 func TestIntelKeepsMessagesThatNobodyHasAskedFor(t *testing.T) {
 	vars := map[string]string{}
 	s := fakeHost(t, nil, vars)
-	s.hint(Info{Name: "MPICH"})
+	s.hint(Info{Name: "MPICH"}, noLauncher)
 	assert.Empty(t, vars)
-	s.hint(Info{Name: "Intel MPI"})
+	s.hint(Info{Name: "Intel MPI"}, noLauncher)
 	assert.Equal(t, map[string]string{"FI_TCP_MAX_SAVED": "1024"}, vars)
 	vars["FI_TCP_MAX_SAVED"] = "64"
-	s.hint(Info{Name: "Intel MPI"})
+	s.hint(Info{Name: "Intel MPI"}, noLauncher)
 	assert.Equal(t, "64", vars["FI_TCP_MAX_SAVED"], "the user's")
 }
 

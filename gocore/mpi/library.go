@@ -7,6 +7,7 @@ import "C"
 
 import (
 	"fmt"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/op"
@@ -26,11 +27,12 @@ type library struct {
 	user     []Op
 	requests requests
 	intel    intelSetting
+	stuck    bool // MPI_Init has not returned: another thread waits in it for good
 }
 
 // start initialises MPI, or adopts an MPI that is initialised already. It reads what the other
-// methods need.
-func (l *library) start() error {
+// methods need. s says how, if no launcher of an MPI has started this process.
+func (l *library) start(s *Start) error {
 	l.intel = noteIntelSetting()
 	multiple := C.int(l.abi.Ints[iThreadMultiple])
 	var level C.int
@@ -42,7 +44,7 @@ func (l *library) start() error {
 	} else {
 		l.info.Owner = "paddlempi"
 		takeBack := host().tellPrefix(l.info)
-		err := l.check("MPI_Init_thread", C.pmpi_mpi_init(l.table, multiple, &level))
+		err := l.initialise(s, multiple, &level)
 		takeBack()
 		if err != nil {
 			return err
@@ -82,6 +84,22 @@ func (l *library) start() error {
 		l.tagUB = int32(value)
 	}
 	return l.openOps()
+}
+
+// initialise calls MPI_Init_thread. If s.Init returns before that call has, MPI is lost to this process.
+func (l *library) initialise(s *Start, want C.int, level *C.int) error {
+	var begun, over atomic.Bool
+	init := func() error {
+		begun.Store(true)
+		defer over.Store(true)
+		return l.check("MPI_Init_thread", C.pmpi_mpi_init(l.table, want, level))
+	}
+	if s == nil {
+		return init()
+	}
+	err := s.Init(l.info, init)
+	l.stuck = begun.Load() && !over.Load()
+	return err
 }
 
 func (l *library) levelName(level int32) string {

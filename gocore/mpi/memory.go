@@ -68,9 +68,8 @@ func addressSpace() (left, limit int64) {
 }
 
 // checkShared returns an error if /dev/shm has not the room with which the library starts on the ranks of
-// this host. ucx says whether the library is linked with UCX, and room how much there is, if that is known.
-func (s *system) checkShared(lib Info, ucx bool, room func() (int64, bool)) error {
-	l := s.launcher()
+// this host, which l knows. ucx says whether the library is linked with UCX, and room how much there is, if that is known.
+func (s *system) checkShared(lib Info, l LauncherInfo, ucx bool, room func() (int64, bool)) error {
 	if l.LocalSize < 2 {
 		return nil
 	}

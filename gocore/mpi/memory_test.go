@@ -44,13 +44,13 @@ func TestSharedMemoryWithWhichAnMPIStarts(t *testing.T) {
 		{open, true, ranks(4), 0, ""},
 	} {
 		s := fakeHost(t, []string{hydra}, c.vars)
-		err := s.checkShared(c.lib, c.ucx, func() (int64, bool) { return c.room * mib, true })
+		err := s.checkShared(c.lib, s.launcher(), c.ucx, func() (int64, bool) { return c.room * mib, true })
 		if c.need == "" {
 			assert.NoError(t, err, "%+v", c)
 			continue
 		}
 		assert.Equal(t, status.NoMemory, status.CodeOf(err))
 		assert.ErrorContains(t, err, c.need)
-		assert.NoError(t, s.checkShared(c.lib, c.ucx, func() (int64, bool) { return 0, false }), "unknown")
+		assert.NoError(t, s.checkShared(c.lib, s.launcher(), c.ucx, func() (int64, bool) { return 0, false }), "unknown")
 	}
 }

@@ -41,29 +41,50 @@ func Open(o Options) (Library, error) {
 		return nil, finalizedError(l.info.Path)
 	}
 	if !l.initialized() {
-		host().hint(l.info)
-		if err := CheckBeforeInit(l.info, l.file.Lookup("PMIx_Init") != nil); err != nil {
-			return nil, err
-		}
-		if err := checkAddresses(l.info); err != nil {
-			return nil, err
-		}
-		if err := host().checkShared(l.info, l.file.Lookup("ucp_get_version") != nil, sharedMemory); err != nil {
+		if err := l.beforeInit(o.Start); err != nil {
 			return nil, err
 		}
 	}
-	if err := l.start(); err != nil {
+	if err := l.start(o.Start); err != nil {
 		return nil, l.giveUp(err)
 	}
-	size, err := l.Size(l.World())
-	if err == nil {
-		err = CheckLauncher(l.info, size)
-	}
-	if err != nil {
+	if err := l.checkWorld(o.Start); err != nil {
 		return nil, l.giveUp(err)
 	}
 	current = l
 	return l, nil
+}
+
+// beforeInit sets variables that MPI reads in MPI_Init, and returns an error if MPI would not start.
+func (l *library) beforeInit(s *Start) error {
+	place := host().place(s)
+	host().hint(l.info, place)
+	if err := checkAddresses(l.info); err != nil {
+		return err
+	}
+	if err := host().checkShared(l.info, place, l.file.Lookup("ucp_get_version") != nil, sharedMemory); err != nil {
+		return err
+	}
+	if s != nil {
+		return checkStartable(l.info)
+	}
+	return CheckBeforeInit(l.info, l.file.Lookup("PMIx_Init") != nil)
+}
+
+// checkWorld returns an error if MPI does not know of the other ranks of the job.
+func (l *library) checkWorld(s *Start) error {
+	size, err := l.Size(l.World())
+	if err != nil {
+		return err
+	}
+	if s == nil {
+		return CheckLauncher(l.info, size)
+	}
+	rank, err := l.Rank(l.World())
+	if err != nil {
+		return err
+	}
+	return s.check(l.info, rank, size)
 }
 
 // find loads the MPI that is initialised in this process already, or else the one that discovery
@@ -116,6 +137,10 @@ func isInitialised(path string) bool {
 // giveUp finalizes an MPI that this package has initialised and cannot use, so that the process can
 // exit as its launcher expects. It returns err.
 func (l *library) giveUp(err error) error {
+	if l.stuck {
+		failed = err
+		return err
+	}
 	if l.info.Owner == "paddlempi" && l.initialized() {
 		_ = l.Finalize() // err says more than an error of Finalize
 		failed = err
@@ -130,6 +155,11 @@ func reopen(l *library, o Options) (Library, error) {
 	}
 	if err := CheckExplicit(o, l.info); err != nil {
 		return nil, err
+	}
+	if o.Start != nil {
+		if err := l.checkWorld(o.Start); err != nil {
+			return nil, err
+		}
 	}
 	if len(l.user) == 0 {
 		if err := l.openOps(); err != nil {

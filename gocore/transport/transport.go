@@ -55,6 +55,8 @@ type Requests interface {
 	// Poller tests requests, which it knows by their Address. It is the same for all of one process, so that
 	// they are tested together. Two concurrent tests must not have a request in common.
 	Poller() work.Poller
+	// Pace tells how often polling moves data at present.
+	Pace() work.Pace
 	// Err returns the error of a request that is done, nil if there is none.
 	Err(r *Request) error
 	// Release frees a request that is done.

@@ -430,6 +430,9 @@ func (e *Env) Free() error {
 	}
 	mem.Free(e.Departure.words)
 	e.Node.closeViews()
+	if e.Node.local != nil {
+		_ = e.Node.local.Free()
+	}
 	if e.Node.presence != nil {
 		_ = e.Node.presence.Close()
 	}

@@ -129,6 +129,15 @@ func (m *Members) Read(member int, l heap.Location, to []byte) error {
 	return v.Read(l, to)
 }
 
+// Acquire is Reach for memory that stays mapped until the reference is released.
+func (m *Members) Acquire(member int, l heap.Location, bytes int64) (heap.Ref, error) {
+	v, err := m.view(member)
+	if err != nil {
+		return heap.Ref{}, err
+	}
+	return v.Acquire(l, bytes)
+}
+
 // view returns the view of a member's heap.
 func (m *Members) view(member int) (*heap.View, error) {
 	v := m.HeapOf(member)

@@ -38,7 +38,7 @@ from . import _native
 from ._ops import ASYNC, Op
 from .arguments import is_nonmember, root_of
 from .errors import ArgumentError, DtypeError
-from .group import ProcessGroup, members
+from .group import ProcessGroup, _state, members
 from .tensor_types import Tensor
 from .work import Work
 
@@ -87,6 +87,9 @@ def send(
         group: the group of both ranks; None is the world.
         tag: the receiver has to ask for this tag, or for any tag.
     """
+    if _is_plain(group, dst, group_dst, tag):
+        _native.submit(Op.SEND, 0, tensor, None, peer=dst, tag=tag)  # type: ignore[arg-type]
+        return
     if is_nonmember(group, Op.SEND):
         return
     peer, tag = _peer(Op.SEND, group, "dst", dst, group_dst), _tag(Op.SEND, tag)
@@ -119,6 +122,9 @@ def recv(
             If it has more than 16 MiB, and ``tensor`` has less than 16 bytes, its sender is not
             told, and waits until its deadline.
     """
+    if _is_plain(group, src, group_src, tag):
+        answer = _native.submit(Op.RECV, 0, None, tensor, peer=src, tag=tag)  # type: ignore[arg-type]
+        return answer[0]  # type: ignore[no-any-return]
     if is_nonmember(group, Op.RECV):
         return -1
     peer, tag = _source(Op.RECV, group, src, group_src), _tag(Op.RECV, tag, _ANY_TAG)
@@ -301,6 +307,20 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
         for p2p_op in p2p_op_list
     ]
     return [work for work in works if work is not None]
+
+
+def _is_plain(group: _Group, rank: int | None, group_rank: int | None, tag: Any) -> bool:
+    """Whether the arguments are a rank of the world and a tag, as mostly: no check is left."""
+    world = _state.world
+    return (
+        group is None
+        and group_rank is None
+        and world is not None
+        and type(rank) is int
+        and type(tag) is int
+        and 0 <= rank < len(world._ranks)
+        and 0 <= tag <= _MAX_TAG
+    )
 
 
 def _tag(code: Op, tag: Any, least: int = 0) -> int:

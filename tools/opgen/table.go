@@ -109,7 +109,7 @@ var operations = []operation{
 		Needs: "one buffer in recv: read on the root, written on all other ranks",
 		Same:  "dtype, count, root",
 		Algorithms: []string{
-			"single", "inline", "mapped", "singleOnDevice", "broadcastIPC", "broadcastDirect", "staged",
+			"single", "inline", "mapped", "bounced", "singleOnDevice", "broadcastIPC", "broadcastDirect", "staged",
 			"broadcastLevels", "broadcastMPI",
 		},
 	},
@@ -121,7 +121,7 @@ var operations = []operation{
 		Needs: "recv; send of the same count, or no send to reduce recv in place",
 		Same:  "dtype, count, reduce op, scale",
 		Algorithms: []string{
-			"single", "inline", "mapped", "singleOnDevice", "allReduceIPC", "staged", "allReduceDoubling", "allReduceSlices",
+			"single", "inline", "mapped", "bounced", "singleOnDevice", "allReduceIPC", "staged", "allReduceDoubling", "allReduceSlices",
 			"allReduceLevels", "allReduceGather16", "allReduceSlices16", "allReduceMPI",
 		},
 	},
@@ -142,7 +142,7 @@ var operations = []operation{
 		Needs: "send; on the root also recv of the same count, or recv alone to reduce in place",
 		Same:  "dtype, count, reduce op, scale, root",
 		Algorithms: []string{
-			"single", "inline", "mapped", "singleOnDevice", "reduceIPC", "staged", "reduceLevels", "reduceSlices16",
+			"single", "inline", "mapped", "bounced", "singleOnDevice", "reduceIPC", "staged", "reduceLevels", "reduceSlices16",
 			"reduceMPI",
 		},
 	},
@@ -154,7 +154,7 @@ var operations = []operation{
 		Needs: "send; recv, either one buffer of n x count elements, or n buffers, where buffer i has rank i's count",
 		Same:  "dtype, counts of the n parts",
 		Algorithms: []string{
-			"single", "inline", "mapped", "singleOnDevice", "allGatherIPC", "allGatherDirect", "staged",
+			"single", "inline", "mapped", "bounced", "singleOnDevice", "allGatherIPC", "allGatherDirect", "staged",
 			"allGatherSlices", "allGatherLevels", "allGatherLevelsUneven", "allGatherMPI", "allGatherUnevenMPI",
 		},
 	},
@@ -166,7 +166,7 @@ var operations = []operation{
 		Needs: "send; on the root also recv, either one buffer of n x count elements or n buffers",
 		Same:  "dtype, count, root",
 		Algorithms: []string{
-			"single", "inline", "mapped", "singleOnDevice", "gatherIPC", "gatherDirect", "staged",
+			"single", "inline", "mapped", "bounced", "singleOnDevice", "gatherIPC", "gatherDirect", "staged",
 			"gatherMPI",
 		},
 	},
@@ -178,7 +178,7 @@ var operations = []operation{
 		Needs: "recv; on the root also send, either one buffer of n x count elements or n buffers",
 		Same:  "dtype, count, root",
 		Algorithms: []string{
-			"single", "inline", "mapped", "singleOnDevice", "scatterIPC", "scatterDirect", "staged",
+			"single", "inline", "mapped", "bounced", "singleOnDevice", "scatterIPC", "scatterDirect", "staged",
 			"scatterMPI",
 		},
 	},
@@ -190,7 +190,7 @@ var operations = []operation{
 		Needs: "send, either one buffer of n x count elements or n buffers; recv, as long as this rank's part",
 		Same:  "dtype, counts of the n parts, reduce op, scale",
 		Algorithms: []string{
-			"single", "inline", "mapped", "singleOnDevice", "reduceScatterIPC", "staged",
+			"single", "inline", "mapped", "bounced", "singleOnDevice", "reduceScatterIPC", "staged",
 			"reduceScatterSlices", "reduceScatterLevels", "reduceScatterLevelsUneven",
 			"reduceScatterSlices16", "reduceScatterMPI",
 		},
@@ -203,7 +203,7 @@ var operations = []operation{
 		Needs: "send and recv, each either one buffer of n equal parts or n buffers; the part that rank i sends to rank j has the count that j receives from i",
 		Same:  "dtype",
 		Algorithms: []string{
-			"single", "inline", "mapped", "singleOnDevice", "allToAllIPC", "allToAllEvenDirect",
+			"single", "inline", "mapped", "bounced", "allToAllUnevenBounce", "singleOnDevice", "allToAllIPC", "allToAllEvenDirect",
 			"allToAllUnevenDirect", "staged", "allToAllEvenMPI", "allToAllUnevenMPI",
 		},
 	},
@@ -214,7 +214,7 @@ var operations = []operation{
 		Doc:        "Gives rank i the reduction over ranks 0 to i.",
 		Needs:      "recv; send of the same count, or no send to work in place",
 		Same:       "dtype, count, reduce op, scale",
-		Algorithms: []string{"single", "singleOnDevice", "staged", "scanGather16", "scanMPI"},
+		Algorithms: []string{"single", "bounced", "singleOnDevice", "staged", "scanGather16", "scanMPI"},
 	},
 	{
 		Code: 12, Ident: "Exscan", Name: "exscan", Collective: true, Reduces: true, Prefix: true,
@@ -223,7 +223,7 @@ var operations = []operation{
 		Doc:        "Gives rank i the reduction over ranks 0 to i-1; rank 0 keeps its buffer as it is.",
 		Needs:      "recv; send of the same count, or no send to work in place",
 		Same:       "dtype, count, reduce op, scale",
-		Algorithms: []string{"single", "singleOnDevice", "staged", "scanGather16", "scanMPI"},
+		Algorithms: []string{"single", "bounced", "singleOnDevice", "staged", "scanGather16", "scanMPI"},
 	},
 	{
 		Code: 13, Ident: "Send", Name: "send", PeerToPeer: true,

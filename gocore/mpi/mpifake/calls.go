@@ -239,6 +239,8 @@ func (l *library) Cancel(r *transport.Request) error {
 	return nil
 }
 
+func (l *library) Pace() work.Pace { return work.Seldom }
+
 func (l *library) Err(r *transport.Request) error {
 	if r.Code == 0 {
 		return nil

@@ -71,6 +71,14 @@ func (c *Comm) Eager() int64        { return 0 }
 func (c *Comm) Gone() bool          { return false }
 func (c *Comm) Poller() work.Poller { return c.o }
 
+// Pace implements transport.Requests.
+func (c *Comm) Pace() work.Pace {
+	if c.o.moving.Load() {
+		return work.Always
+	}
+	return work.Seldom
+}
+
 func (c *Comm) FirstSendWaits() bool  { return false }
 func (c *Comm) ReceivesFromAny() bool { return true }
 
@@ -129,7 +137,7 @@ func (c *Comm) Send(data unsafe.Pointer, bytes int64, to, tag int32) (*transport
 	case bytes > short:
 		p.kind = ask
 		o.numbers++
-		p.number = o.numbers
+		p.number, p.answer = o.numbers, uint64(uintptr(data))
 		o.asked[p.number] = s
 		o.out[s.to].queue = append(o.out[s.to].queue, &outgoing{head: p})
 	default:
@@ -186,6 +194,7 @@ func (c *Comm) Receive(data unsafe.Pointer, bytes int64, from, tag int32) (*tran
 		m := in.came[at]
 		in.came = slices.Delete(in.came, at, at+1)
 		o.taken(w, m)
+		o.pull()
 		return r, nil
 	}
 	if from >= 0 && o.in[c.members[from]].broken {
@@ -258,6 +267,7 @@ func (c *Comm) Take(m transport.Message, data unsafe.Pointer, bytes int64) (*tra
 	}
 	delete(o.matched, uint64(m.Handle))
 	o.taken(&receiving{r: r, data: unsafe.Slice((*byte)(data), bytes)}, got)
+	o.pull()
 	return r, nil
 }
 
@@ -325,6 +335,7 @@ func (c *Comm) Free() error {
 	delete(o.contexts, c.rounds.context)
 	if o.comms--; o.comms == 0 {
 		o.closed = true
+		mem.Free(o.nonce)
 		if o.release != nil {
 			o.release()
 		}

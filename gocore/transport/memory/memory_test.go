@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -18,6 +19,18 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// byPieces says that no rank may read another one's memory.
+var byPieces bool
+
+// All tests run in both ways, and with bells.
+func TestMain(m *testing.M) {
+	code := m.Run()
+	byPieces = true
+	code = max(code, m.Run())
+	smallWorld = 0
+	os.Exit(max(code, m.Run()))
+}
+
 // world returns n ranks in this process.
 func world(t testing.TB, n int) []*Comm {
 	t.Helper()
@@ -30,6 +43,11 @@ func world(t testing.TB, n int) []*Comm {
 	for i := range ranks {
 		ranks[i], err = New(shared, i, n, nil)
 		require.NoError(t, err)
+		if byPieces {
+			for r := range n {
+				ranks[i].o.in[r].reads = mayNot
+			}
+		}
 	}
 	return ranks
 }
@@ -430,4 +448,68 @@ func BenchmarkPingPong(b *testing.B) {
 			})
 		})
 	}
+}
+
+// Only what proves that it is the sender is read, and that is found out once.
+func TestProofs(t *testing.T) {
+	if byPieces {
+		t.Skip("no rank reads")
+	}
+	for name, change := range map[string]func(*proof){
+		"another process": func(p *proof) { p.pid = 1 << 30 },
+		"another address": func(p *proof) { p.at += 8 },
+		"no address":      func(p *proof) { p.at = 0 },
+		"another number":  func(p *proof) { p.nonce[3]++ },
+		"nothing":         func(p *proof) { *p = proof{} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			ranks := world(t, 2)
+			change(ranks[0].o.out[1].proof)
+			send, b := room(t, 1<<20)
+			fill(b, 3)
+			into, got := room(t, 1<<20)
+			out, err := ranks[0].Send(send, 1<<20, 1, 0)
+			require.NoError(t, err)
+			in, err := ranks[1].Receive(into, 1<<20, 0, 0)
+			require.NoError(t, err)
+			for out.Done == 0 || in.Done == 0 {
+				transport.Over(ranks[0], out)
+				transport.Over(ranks[1], in)
+			}
+			assert.NoError(t, ranks[1].Err(in))
+			assert.Equal(t, b, got)
+			assert.Equal(t, mayNot, ranks[1].o.in[0].reads)
+		})
+	}
+}
+
+// A message whose sender shows an address that it does not have ends the pair.
+func TestAMessageThatIsNowhere(t *testing.T) {
+	if byPieces {
+		t.Skip("no rank reads")
+	}
+	ranks := world(t, 2)
+	into, _ := room(t, 1<<20)
+	in, err := ranks[1].Receive(into, 1<<20, 0, 0)
+	require.NoError(t, err)
+	o := ranks[0].o
+	o.out[1].queue = append(o.out[1].queue, &outgoing{head: packet{kind: ask, context: ranks[0].context, bytes: 1 << 20, number: 1, answer: 8}})
+	o.deliver(1)
+	finish(t, ranks[1], in)
+	assert.Equal(t, status.GroupBroken, status.CodeOf(ranks[1].Err(in)))
+}
+
+// The memory is given back when the last of the Comms is freed. A poll may come later.
+func TestRelease(t *testing.T) {
+	given := 0
+	shared := make([]byte, Bytes(1))
+	c, err := New(shared, 0, 1, func() { given++ })
+	require.NoError(t, err)
+	d, err := c.Dup(nil)
+	require.NoError(t, err)
+	require.NoError(t, c.Free())
+	assert.Equal(t, 0, given)
+	require.NoError(t, d.Free())
+	assert.Equal(t, 1, given)
+	assert.Equal(t, 0, c.Poller().Poll(nil))
 }

@@ -3,9 +3,10 @@
 //
 // Each ordered pair of ranks has a ring of bytes (ring.go), in which packets lie (packet.go). A
 // short message is one packet, which its receiver keeps if nobody waits for it. Of a long message
-// there is only a question until a receive has room for it; then its pieces follow. So a message
-// that nobody takes stops no other one, and what a receiver keeps is bounded: beyond mostKept bytes
-// it reads no further, and its senders wait.
+// there is only a question until a receive has room for it; then the receiver reads it in the memory
+// of its sender (read.go), or its pieces follow. So a message that nobody takes stops no other one,
+// and what a receiver keeps is bounded: beyond mostKept bytes it reads no further, and its senders
+// wait.
 //
 // Nothing moves but in calls: every call of a Poller takes all messages of this process further.
 //
@@ -14,6 +15,7 @@
 package memory
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -33,25 +35,32 @@ const (
 )
 
 // Bytes returns how much memory the processes of a world share.
-func Bytes(size int) int64 { return int64(size) * int64(size) * stride }
+func Bytes(size int) int64 { return bellsOf(size) + int64(size)*int64(size)*stride }
 
 // office has the messages of this process.
 type office struct {
 	rank, size int
 
-	mu       sync.Mutex
-	out      []outbox // by rank
-	in       []inbox  // by rank
-	contexts map[uint64]*context
-	asked    map[uint64]*sending   // by number: long messages that wait for their receiver's answer
-	filling  map[uint64]*receiving // by number: long messages whose pieces come
-	matched  map[uint64]*message   // by number: those that Match has taken out
-	numbers  uint64
-	kept     int64
-	rounds   []*round
+	mu        sync.Mutex
+	bells     []bell   // by rank; nil in a small world
+	rung      uint64   // this rank's bell, when it was read last
+	stalled   bool     // something was left in a ring
+	out       []outbox // by rank
+	in        []inbox  // by rank
+	contexts  map[uint64]*context
+	asked     map[uint64]*sending   // by number: long messages that wait for their receiver's answer
+	filling   map[uint64]*receiving // by number: long messages whose pieces come
+	pulls     []*receiving          // of long messages that this process reads, in the order in which it does
+	nonce     unsafe.Pointer        // see proof
+	matched   map[uint64]*message   // by number: those that Match has taken out
+	numbers   uint64
+	kept      int64
+	streaming int // long messages whose pieces go
+	rounds    []*round
 
-	comms   int  // that are not freed
-	closed  bool // none is: the memory is not this process's any more
+	moving  atomic.Bool // bytes of long messages are moving
+	comms   int         // that are not freed
+	closed  bool        // none is: the memory is not this process's any more
 	release func()
 }
 
@@ -66,6 +75,8 @@ type outbox struct {
 type inbox struct {
 	ring
 	broken bool
+	reads  verdict // whether this process may read that rank's memory
+	pid    uint64  // of that rank, if it may
 }
 
 // outgoing is a packet that has to be written, or the pieces of a long message.
@@ -73,7 +84,6 @@ type outgoing struct {
 	head packet
 	from []byte   // payload, or what is left of a long message
 	of   *sending // ends when the payload was written; nil: nothing does
-	own  unsafe.Pointer
 }
 
 // sending is a Send that is not done.
@@ -89,9 +99,11 @@ type receiving struct {
 	data      []byte
 	from, tag int32 // of the context, or a wildcard
 
-	peer  int // rank of the office
-	bytes int64
-	got   int64
+	peer   int // rank of the office
+	bytes  int64
+	got    int64
+	number uint64 // by which its sender knows the message that this process reads
+	at     uint64 // where the message is in its sender
 }
 
 // context is what belongs to one Comm.
@@ -108,15 +120,21 @@ type message struct {
 	peer   int
 	short  unsafe.Pointer // its bytes
 	number uint64         // of a long one
+	at     uint64         // of a long one: where it is in its sender
 	local  *sending       // of a long one from this process
 }
 
 func newOffice(shared []byte, rank, size int) *office {
 	o := &office{rank: rank, size: size, out: make([]outbox, size), in: make([]inbox, size), contexts: map[uint64]*context{},
 		asked: map[uint64]*sending{}, filling: map[uint64]*receiving{}, matched: map[uint64]*message{}}
+	if bellsOf(size) > 0 {
+		o.bells = unsafe.Slice((*bell)(unsafe.Pointer(unsafe.SliceData(shared))), size)
+		shared = shared[bellsOf(size):]
+	}
 	for r := range size {
 		o.out[r].ring, o.in[r].ring = ringAt(shared, size, rank, r), ringAt(shared, size, r, rank)
 	}
+	o.prove()
 	return o
 }
 
@@ -139,9 +157,17 @@ func (o *office) Poll(requests []uintptr) (done int) {
 
 // progress moves what can be moved. The caller holds mu, also of all methods below.
 func (o *office) progress() {
+	if o.mustLook() {
+		for r := range o.size {
+			o.collect(r)
+		}
+	}
+	o.pull()
 	for r := range o.size {
-		o.collect(r)
 		o.deliver(r)
+	}
+	if moving := len(o.filling) > 0 || len(o.pulls) > 0 || o.streaming > 0; moving != o.moving.Load() {
+		o.moving.Store(moving)
 	}
 	for i := 0; i < len(o.rounds); {
 		if o.rounds[i].step() {
@@ -184,13 +210,34 @@ func (o *office) deliver(to int) {
 			out.queue = append(out.queue, one) // others have their turn between two pieces
 			continue
 		}
-		if one.of != nil {
-			o.end(one.of.r, 0)
-		}
-		mem.Free(one.own)
+		o.gone(one, 0)
 	}
 	if wrote {
 		out.show()
+		if o.bells != nil {
+			o.bells[to].count.Add(1)
+		}
+	}
+}
+
+// mustLook tells whether something may have come. The bell is read before what it rings for.
+func (o *office) mustLook() bool {
+	if o.bells == nil {
+		return true
+	}
+	count := o.bells[o.rank].count.Load()
+	look := count != o.rung || o.stalled
+	o.rung, o.stalled = count, false
+	return look
+}
+
+// gone ends what had to be written.
+func (o *office) gone(one *outgoing, code int32) {
+	if one.of != nil {
+		o.end(one.of.r, code)
+	}
+	if one.head.kind == data {
+		o.streaming--
 	}
 }
 
@@ -201,7 +248,11 @@ func (o *office) collect(from int) {
 		return
 	}
 	read := false
-	for o.kept < mostKept {
+	for {
+		if o.kept >= mostKept {
+			o.stalled = true
+			break
+		}
 		there, sound := in.come()
 		if sound && there == 0 {
 			break
@@ -233,7 +284,7 @@ func (o *office) handle(from int, p *packet) bool {
 		if c == nil { // this rank has not made the Comm yet, or has freed it
 			c = o.context(p.context)
 		}
-		m := &message{Status: transport.Status{Tag: p.tag, Bytes: p.bytes}, peer: from, number: p.number}
+		m := &message{Status: transport.Status{Tag: p.tag, Bytes: p.bytes}, peer: from, number: p.number, at: p.answer}
 		if r := c.match(m); r != nil {
 			o.receive(r, m, func(b []byte) { in.take(b, len(b)); skip(p.payload() - len(b)) })
 		} else {
@@ -254,7 +305,15 @@ func (o *office) handle(from int, p *packet) bool {
 			return false
 		}
 		delete(o.asked, p.number)
+		o.streaming++
 		o.out[from].queue = append(o.out[from].queue, &outgoing{head: packet{kind: data, number: p.answer}, from: s.data, of: s})
+	case took:
+		s := o.asked[p.number]
+		if s == nil || s.to != from {
+			return false
+		}
+		delete(o.asked, p.number)
+		o.end(s.r, 0)
 	case data:
 		r := o.filling[p.number]
 		if r == nil || r.peer != from || r.got+p.bytes > r.bytes {
@@ -283,6 +342,9 @@ func (o *office) receive(r *receiving, m *message, take func(b []byte)) {
 		copy(r.data, m.local.data)
 		o.end(m.local.r, 0)
 		o.received(r)
+	case m.Bytes > short && o.mayRead(m.peer):
+		r.number, r.at = m.number, m.at
+		o.pulls = append(o.pulls, r)
 	case m.Bytes > short:
 		o.numbers++
 		o.filling[o.numbers] = r
@@ -327,10 +389,7 @@ func (o *office) end(r *transport.Request, code int32) {
 func (o *office) breakOff(peer int) {
 	o.in[peer].broken, o.out[peer].broken = true, true
 	for _, one := range o.out[peer].queue {
-		if one.of != nil {
-			o.end(one.of.r, codeDamaged)
-		}
-		mem.Free(one.own)
+		o.gone(one, codeDamaged)
 	}
 	o.out[peer].queue = nil
 	for number, s := range o.asked {
@@ -345,6 +404,13 @@ func (o *office) breakOff(peer int) {
 			o.end(r.r, codeDamaged)
 		}
 	}
+	o.pulls = slices.DeleteFunc(o.pulls, func(r *receiving) bool {
+		if r.peer != peer {
+			return false
+		}
+		o.end(r.r, codeDamaged)
+		return true
+	})
 	for _, c := range o.contexts {
 		kept := c.waiting[:0]
 		for _, r := range c.waiting {

@@ -6,8 +6,9 @@ import "encoding/binary"
 const (
 	whole = 1 + iota // a short message
 	ask              // a long message: its receiver says go when it has room for it
-	goOn             // the answer
+	goOn             // the answer of a receiver that cannot read the sender's memory
 	data             // a piece of a long message
+	took             // the receiver has read all of a long message
 )
 
 // packet is the head of what lies in a ring. Its payload follows, filled up to a multiple of align.
@@ -17,7 +18,7 @@ type packet struct {
 	context uint64 // of the Comm
 	bytes   int64  // of the whole message; of data: of this piece
 	number  uint64 // of the message, by its sender; of data: by its receiver
-	answer  uint64 // of goOn: the number by which the receiver knows the message
+	answer  uint64 // of ask: where the message is in its sender; of goOn: the number by which the receiver knows it
 }
 
 const (
@@ -52,7 +53,7 @@ func (p *packet) read(b *[packetBytes]byte) bool {
 		return 0 <= p.bytes && p.bytes <= short
 	case ask:
 		return p.bytes > short
-	case goOn:
+	case goOn, took:
 		return p.bytes == 0
 	case data:
 		return 0 < p.bytes && p.bytes <= piece

@@ -5,9 +5,9 @@ import (
 	"unsafe"
 )
 
-// A ring carries bytes from one rank to another one. The sender writes head and data, the receiver
-// writes tail. Both count bytes from the beginning of the world, and lie on cache lines of their
-// own.
+// A ring carries bytes from one rank to another one. The sender writes head, proof and data, the
+// receiver writes tail. Head and tail count bytes from the beginning of the world, and lie on cache
+// lines of their own.
 const (
 	ringBytes = 64 << 10 // of data; a power of two
 	ringHead  = 256
@@ -16,17 +16,37 @@ const (
 
 type ring struct {
 	head, tail *atomic.Uint64
+	proof      *proof // valid once a packet has come
 	data       []byte
 	mine       uint64 // what this side has written or read: the other side may damage the shared word
+}
+
+// bell counts what was written to one rank, so that it need not look at the rings of all others. In a small world that
+// costs more than it saves.
+type bell struct {
+	count atomic.Uint64
+	_     [128 - 8]byte // a pair of cache lines of its own
+}
+
+// smallWorld is the most ranks that look at all rings.
+var smallWorld = 8
+
+// bellsOf returns the bytes of the bells, which lie before the rings.
+func bellsOf(size int) int64 {
+	if size <= smallWorld {
+		return 0
+	}
+	return int64(size) * int64(unsafe.Sizeof(bell{}))
 }
 
 // ringAt returns the ring of a sender and a receiver in the memory of a world.
 func ringAt(shared []byte, size, from, to int) ring {
 	at := shared[(from*size+to)*stride:]
 	return ring{
-		head: (*atomic.Uint64)(unsafe.Pointer(&at[0])),
-		tail: (*atomic.Uint64)(unsafe.Pointer(&at[128])),
-		data: at[ringHead:stride:stride],
+		head:  (*atomic.Uint64)(unsafe.Pointer(&at[0])),
+		proof: (*proof)(unsafe.Pointer(&at[64])),
+		tail:  (*atomic.Uint64)(unsafe.Pointer(&at[128])),
+		data:  at[ringHead:stride:stride],
 	}
 }
 

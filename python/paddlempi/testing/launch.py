@@ -42,7 +42,7 @@ class Command:
     argv: list[str]
     env: dict[str, str]
     kind: str
-    """"openmpi", "mpich" or "impi"."""
+    """"openmpi", "mpich", "impi", or "node": no MPI."""
 
 
 @dataclass(frozen=True)
@@ -99,13 +99,16 @@ def command(
     Args:
         np: number of ranks. It may be greater than the number of cores.
         argv: the command that every rank runs.
-        mpi, prefix: which mpirun, as in ``mpirun_path``.
+        mpi, prefix: which mpirun, as in ``mpirun_path``. "node": ``python -m paddlempi run -np``,
+            without MPI, for an ``argv`` that begins with a Python.
         env: the environment of the job. Default: the environment of this process. Variables that
             a launcher has set for a rank are left out, so that a rank can start a job.
         options: more options for this mpirun.
     """
     if np < 1:
         raise ValueError(f"np={np}: it must be at least 1")
+    if mpi == "node":
+        return _without_mpi(np, argv, os.environ if env is None else env)
     mpirun = mpirun_path(mpi, prefix)
     kind, major = _kind(mpirun)
     full = _environment(mpirun, os.environ if env is None else env)
@@ -180,6 +183,17 @@ def run(
         return Result(job.argv, process.returncode, texts[0], texts[1], seconds, timed_out)
 
 
+def _without_mpi(np: int, argv: Sequence[str], env: Mapping[str, str]) -> Command:
+    python, *words = argv
+    if not Path(python).name.startswith("python"):
+        raise ValueError(f"mpi='node': the ranks run Python, and {python!r} is no Python")
+    path = shutil.which(python)
+    if path is None:
+        raise FileNotFoundError(f"there is no {python}")
+    full = {k: v for k, v in env.items() if not k.startswith(_RANK_PREFIXES)}
+    return Command([path, "-m", "paddlempi", "run", "-np", str(np), *words], full, "node")
+
+
 def _argv(target: Target, scratch: Path, prefix: str | os.PathLike[str] | None) -> list[str]:
     python = str(Path(prefix, "bin", "python")) if prefix else sys.executable
     if callable(target):
@@ -236,7 +250,7 @@ def parser() -> argparse.ArgumentParser:
         description="Run a command under mpirun with the flags that this MPI wants.",
     )
     whole.add_argument("-np", type=int, required=True, help="number of ranks")
-    whole.add_argument("--mpi", help="openmpi, mpich, impi, or the path of an mpirun")
+    whole.add_argument("--mpi", help="openmpi, mpich, impi, the path of an mpirun, or node: without MPI")
     whole.add_argument("--prefix", help="root of the environment with the MPI (default: ours)")
     whole.add_argument("--option", action="append", default=[], help="one more word for mpirun")
     whole.add_argument("command", nargs=argparse.REMAINDER, help="-- and the ranks' command")

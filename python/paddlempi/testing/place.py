@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 import paddlempi_place
+import paddlempi_starts
 import pytest
 
 
@@ -32,11 +33,22 @@ ALONE = Place(0, 1, "none", None)
 
 def find() -> Place:
     """Return this process's place: rank 0 of 1 if there is no launcher."""
+    start = paddlempi_starts.nearest()[1]
+    if start is not None:
+        return _started(start)
     found = _launcher()
     if found is None:
         return ALONE
     on_this_host = found.local_size == found.size and found.job
     return Place(found.rank, found.size, found.kind, on_this_host or None)
+
+
+def _started(start: paddlempi_starts.Start) -> Place:
+    """Return the place of a rank that no MPI's launcher has started."""
+    rank, size = int(os.environ[start.rank]), int(os.environ[start.size])
+    here = os.environ.get("LOCAL_WORLD_SIZE") == os.environ[start.size]
+    words = [os.environ.get(name, "") for name in (start.sign, *start.address, *start.endpoints)]
+    return Place(rank, size, start.name, "/".join(words) if here else None)
 
 
 def launcher_stderr() -> int:
@@ -71,7 +83,7 @@ def initialise(place: Place) -> ModuleType:
     rank, size = dist.get_rank(), dist.get_world_size()
     if (rank, size) != (place.rank, place.size):
         raise pytest.UsageError(
-            f"MPI says rank {rank} of {size}, but the launcher ({place.launcher}) says rank "
+            f"the world says rank {rank} of {size}, but the launcher ({place.launcher}) says rank "
             f"{place.rank} of {place.size}: use the mpirun of this MPI, and pytest --mpi"
         )
     return dist

@@ -1,0 +1,387 @@
+package coll
+
+import (
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/coll/bounce"
+	"github.com/paddlempi/paddlempi/gocore/heap"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/reduce"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// The algorithm bounce serves groups on one node whose tensors lie in ordinary memory, which the other ranks cannot map.
+// They go through a block in each rank's heap, window by window (package bounce), without MPI.
+
+// Bounce is what a member of a group on one node has for the algorithm bounce. The zero values of its private fields say that
+// no collective has needed it yet.
+type Bounce struct {
+	Rank, Size int
+	YieldEvery int            // pauses after which a wait yields the core; 0: never
+	Told       unsafe.Pointer // BounceWords(Size) bytes of zeros, which all members map: each tells there where its block is
+	Heap       func() (*heap.Heap, error)
+	Hold       func(member int, l heap.Location, bytes int64) (heap.Ref, error)
+
+	mu    sync.Mutex
+	block unsafe.Pointer // this rank's, in its heap; nil: it has none yet
+
+	// The collective that is under way owns these. They are nil before the first one.
+	team *bounce.Team
+	refs []heap.Ref // the blocks of the others
+}
+
+// wordsApart is how far the words of two members are from each other, in bytes.
+const wordsApart = 64
+
+// BounceWords returns the length of Bounce.Told for a group of n.
+func BounceWords(n int) int64 { return int64(n) * wordsApart }
+
+func (b *Bounce) told(member int) *heap.Location {
+	return (*heap.Location)(unsafe.Add(b.Told, member*wordsApart))
+}
+
+// Ready takes this rank's block from its heap, and tells the others where it is, unless that was done. It is called before
+// this rank announces ForBounce.
+func (b *Bounce) Ready() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.block != nil {
+		return nil
+	}
+	own, err := b.Heap()
+	if err != nil {
+		return err
+	}
+	bytes := bounce.BlockBytes(b.Size)
+	block, err := own.AllocShort(bytes)
+	if err != nil {
+		return err
+	}
+	at, ok := own.Find(block, bytes)
+	if !ok {
+		_ = own.Free(block)
+		return status.New(status.NoMemory, "the heap does not know its own block of %d bytes", bytes)
+	}
+	bounce.Clear(block)
+	word := b.told(b.Rank)
+	atomic.StoreInt64(&word.Offset, at.Offset)
+	atomic.StoreUint64(&word.Generation, at.Generation)
+	b.block = block
+	return nil
+}
+
+// open maps the blocks of the others, when all have announced ForBounce for the first time.
+func (b *Bounce) open(code op.Code) error {
+	if b.team != nil {
+		return nil
+	}
+	blocks := make([]unsafe.Pointer, b.Size)
+	for i := range blocks {
+		if i == b.Rank {
+			blocks[i] = b.block
+			continue
+		}
+		ref, err := b.Hold(i, placeOf(b.told(i)), bounce.BlockBytes(b.Size))
+		if err != nil {
+			b.release()
+			return status.New(status.NoMemory, "%s: this rank cannot map the memory through which member %d of the group sends its tensors (ulimit -v?): %v", code, i, err)
+		}
+		b.refs = append(b.refs, ref)
+		blocks[i] = ref.Data()
+	}
+	team, err := bounce.NewTeam(blocks, b.Rank, b.YieldEvery)
+	if err != nil {
+		b.release()
+		return err
+	}
+	b.team = team
+	return nil
+}
+
+func (b *Bounce) release() {
+	for _, ref := range b.refs {
+		ref.Release()
+	}
+	b.refs = nil
+}
+
+// Free gives back what Ready and open took. A block from which another member may still copy stays in use. No collective of
+// the group is under way.
+func (b *Bounce) Free() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	idle := b.team == nil || b.team.Idle()
+	if b.team != nil {
+		b.team.Free()
+		b.team = nil
+	}
+	b.release()
+	if b.block != nil && idle {
+		_ = heap.IfMade().Free(b.block) // it fails only for memory that is not the heap's
+	}
+	b.block = nil
+}
+
+// Run takes the operation that is under way further, with up to most steps, and pauses up to spin times in a row until it can do
+// one.
+func (b *Bounce) Run(most, spin int) (state bounce.State, err error) {
+	if state = b.team.Run(most, spin); state == bounce.Damaged {
+		err = &DamagedBlock{b.team.DamagedBy()}
+	}
+	return state, err
+}
+
+// Awaited returns the member for which the operation waits; -1: none.
+func (b *Bounce) Awaited() int {
+	if b.team == nil {
+		return -1
+	}
+	return b.team.Awaited()
+}
+
+// DamagedBlock is the error that the block of a member holds what no member writes there.
+type DamagedBlock struct{ Member int }
+
+func (e *DamagedBlock) Error() string { return "a block of the algorithm bounce is damaged" }
+
+// WantsBounce tells whether this rank has to announce ForBounce with a call, which announces flags, because the call may be
+// carried out by bounce. All members have the same answer, unless their tensors are in memory of different kinds or they exchange shares of different
+// lengths.
+func WantsBounce(a *Args, flags arrive.Flags) bool {
+	if a.Bounce == nil || !hasAlgorithm("bounce", a.Code) {
+		return false
+	}
+	if alg := a.Forced.of(a.Code); a.NoMPI || alg != nil && alg.Name == "bounce" {
+		return true
+	}
+	sig := a.Sig
+	sig.Agreed, sig.Any = flags, flags
+	return bounceWins(&sig)
+}
+
+// bounced serves every collective whose rounds all ranks know by what they have announced. Bytes moved: package
+// bounce.
+var bounced = Algorithm{Name: "bounce", Memory: hostMemory, Enabled: func(s *Sig) bool {
+	return byBounce(s) && !unevenPairs(s)
+}, wins: bounceWins, polls: always, scratch: (*Args).apartScratch, rounds: (*Args).beginRounds, build: (*Args).addRounds}
+
+// allToAllUnevenBounce first tells all ranks the lengths of all shares, as a table: so all know how many rounds there are, and lengths
+// that do not match are the same error on all ranks. Bytes moved by each rank: those of the shares, as by bounce, and 8n squared for the
+// lengths.
+var allToAllUnevenBounce = Algorithm{Name: "bounce", Memory: hostMemory, Enabled: func(s *Sig) bool {
+	return byBounce(s) && unevenPairs(s)
+}, wins: bounceWins, polls: always, scratch: func(a *Args) int64 {
+	return a.apartScratch() + a.pairsScratch()
+}, build: func(a *Args, p *Program) error {
+	table, err := a.addPairs(p, a.perRank(a.Send), a.perRank(a.Recv))
+	if err != nil {
+		return err
+	}
+	a.addRoundsOf(p, func() error {
+		given, err := a.givenApart(p)
+		if err == nil {
+			a.beginPairs(a.perRank(given), a.perRank(a.Recv), table)
+		}
+		return err
+	})
+	return nil
+}}
+
+func byBounce(s *Sig) bool { return s.Local && s.Agreed&ForBounce != 0 }
+
+// unevenPairs tells whether the ranks know the lengths of all shares only when they have told each other.
+func unevenPairs(s *Sig) bool { return s.Trait().Shares == op.Pairwise && s.Agreed&Even == 0 }
+
+// bounceWins tells whether bounce is faster than the MPIs (docs/benchmarks.md).
+func bounceWins(s *Sig) bool { return true }
+
+// stepsAtOnce is how many steps a poll does, some 100 us.
+const stepsAtOnce = 16
+
+// addRounds appends the rounds of a call.
+func (a *Args) addRounds(p *Program) error {
+	a.addRoundsOf(p, func() error { return a.beginRounds(p) })
+	return nil
+}
+
+// addRoundsOf appends an operation that begin begins.
+func (a *Args) addRoundsOf(p *Program, begin func() error) {
+	begun := false
+	p.untilLeft(func() (bool, error) {
+		if !begun {
+			if err := begin(); err != nil {
+				return false, err
+			}
+			begun = true
+		}
+		state, err := a.Bounce.Run(stepsAtOnce, 0)
+		return state == bounce.Done, err
+	})
+}
+
+// beginRounds begins the rounds of a call at which all members have arrived.
+func (a *Args) beginRounds(p *Program) error {
+	b := a.Bounce
+	if err := b.open(a.Code); err != nil {
+		return err
+	}
+	given, err := a.givenApart(p)
+	if err != nil {
+		return err
+	}
+	t, elem := a.Trait(), a.elem()
+	c := bounce.Call{Kind: bounce.Copy, Apart: t.Send.PerRank(), Last: a.Size, Gives: Gives(a), Gets: a.WritesRecv(), Elem: elem}
+	if t.Gives == op.Root {
+		c.First, c.Last = a.Root, a.Root+1
+	}
+	if t.Shares == op.NoShares {
+		c.Longest = a.Count * elem
+	} else {
+		for r := range a.Size {
+			c.Longest = max(c.Longest, a.shareCount(r)*elem)
+		}
+	}
+	if a.Code == op.Gather {
+		c.Gives = a.Rank != a.Root
+	}
+	if t.Reduces {
+		c.Fold = reduce.NewFold(a.DType, a.Reduce, a.Size, a.Scale)
+		a.shareOut(&c)
+	}
+	switch {
+	case !Gives(a):
+	case c.Apart:
+		for i, part := range a.perRank(given) {
+			b.team.Give(i, part.Data, part.Count*elem)
+		}
+	default:
+		b.team.Give(0, given[0].Data, given[0].Count*elem)
+	}
+	switch {
+	case !c.Gets:
+	case t.Recv.PerRank():
+		for i, part := range a.perRank(a.Recv) {
+			b.team.Get(i, part.Data, part.Count*elem)
+		}
+	case c.Kind == bounce.Copy:
+		b.team.Get(a.Root, a.Recv[0].Data, a.Recv[0].Count*elem)
+	default:
+		b.team.Get(0, a.Recv[0].Data, a.Recv[0].Count*elem)
+	}
+	b.team.Begin(&c)
+	return nil
+}
+
+// shareOut says who reduces what.
+func (a *Args) shareOut(c *bounce.Call) {
+	c.Kind = bounce.Reduce
+	switch {
+	case a.Code == op.Scan:
+		c.Last = a.Rank + 1
+		c.Gives = a.Rank < a.Size-1
+	case a.Code == op.Exscan:
+		c.Last = a.Rank
+		c.Gives = a.Rank < a.Size-1
+	case a.Code == op.Reduce && a.Size == 2:
+		c.Gives = a.Rank != a.Root
+	case a.Code == op.AllReduce && a.Size == 2 && bounce.Direct:
+	case a.Code != op.ReduceScatter:
+		c.Kind = bounce.Sliced
+	}
+}
+
+// givenApart returns what this rank gives: a copy if it shares memory with a part of the result in another way than in place.
+func (a *Args) givenApart(p *Program) ([]Part, error) {
+	given := Input(a)
+	if a.separate() {
+		return given, nil
+	}
+	whole, err := a.alloc(p, totalCount(given))
+	if err != nil {
+		return nil, err
+	}
+	copied := a.apart(Part{Data: whole}, given)
+	a.copyParts(copied, given)
+	return copied, nil
+}
+
+// pairs has the lengths of the shares of an all_to_all: a row for each rank, with what it sends to each rank, and then what it expects from
+// each.
+type pairs struct {
+	rows []int64
+	n    int
+}
+
+func (t *pairs) row(r int) []int64           { return t.rows[r*2*t.n : (r+1)*2*t.n] }
+func (t *pairs) sent(from, to int) int64     { return t.row(from)[to] }
+func (t *pairs) expected(to, from int) int64 { return t.row(to)[t.n+from] }
+
+// pairsScratch returns what addPairs takes.
+func (a *Args) pairsScratch() int64 { return pad(16 * int64(a.Size) * int64(a.Size)) }
+
+// addPairs appends rounds in which all ranks tell each other the lengths of their shares, and compare them.
+func (a *Args) addPairs(p *Program, sends, recvs []Part) (*pairs, error) {
+	n := a.Size
+	block, err := p.Alloc(16 * int64(n) * int64(n))
+	if err != nil {
+		return nil, err
+	}
+	table := &pairs{unsafe.Slice((*int64)(block), 2*n*n), n}
+	mine := table.row(a.Rank)
+	for i := range n {
+		mine[i], mine[n+i] = sends[i].Count, recvs[i].Count
+	}
+	a.addRoundsOf(p, func() error {
+		if err := a.Bounce.open(a.Code); err != nil {
+			return err
+		}
+		team, bytes := a.Bounce.team, 16*int64(n)
+		for r := range n {
+			team.Get(r, unsafe.Pointer(&table.row(r)[0]), bytes)
+		}
+		team.Give(0, unsafe.Pointer(&mine[0]), bytes)
+		team.Begin(&bounce.Call{Kind: bounce.Copy, Last: n, Gives: true, Gets: true, Longest: bytes, Elem: 1})
+		return nil
+	})
+	p.Do(func() error { return a.compare(table) })
+	return table, nil
+}
+
+// compare returns an error, the same on all ranks, if a rank expects another length than is sent to it. A row may be anything, because it
+// comes from another process.
+func (a *Args) compare(table *pairs) error {
+	left := mostBytes / a.elem()
+	for from := range a.Size {
+		for to := range a.Size {
+			sent := table.sent(from, to)
+			if sent < 0 || sent > left {
+				return a.notAsAgreed(from)
+			}
+			left -= sent
+		}
+	}
+	for from := a.Size - 1; from >= 0; from-- {
+		for to := a.Size - 1; to >= 0; to-- {
+			if sent, expected := table.sent(from, to), table.expected(to, from); sent != expected {
+				return a.lengthsDiffer(from, to, sent, expected)
+			}
+		}
+	}
+	return nil
+}
+
+// beginPairs begins the rounds of an all_to_all with these lengths. What is sent lies apart from what is received.
+func (a *Args) beginPairs(sends, recvs []Part, table *pairs) {
+	c := bounce.Call{Kind: bounce.Copy, Apart: true, Last: a.Size, Gives: true, Gets: true, Elem: a.elem()}
+	for r := range a.Size {
+		for to := range a.Size {
+			c.Longest = max(c.Longest, table.sent(r, to)*a.elem())
+		}
+		a.Bounce.team.Give(r, sends[r].Data, sends[r].Count*a.elem())
+		a.Bounce.team.Get(r, recvs[r].Data, recvs[r].Count*a.elem())
+	}
+	a.Bounce.team.Begin(&c)
+}

@@ -1,0 +1,196 @@
+// Package bounce carries out collectives whose tensors the other ranks of the node cannot map. They go, window by
+// window, through blocks of memory that all these ranks map. The comment of rounds.h has the protocol, and why it is safe.
+//
+// Bytes moved, for a tensor of S bytes: a rank that gives it copies S into its slots, and a rank that gets it copies S out of
+// them. A window stays in the processor's cache between the two. An all_reduce on n ranks copies 2(1-1/n)S on each rank,
+// and reads 2S and writes 2S/n for the sums.
+package bounce
+
+/*
+#cgo CFLAGS: -std=c11 -O3
+#include "rounds.h"
+#cgo noescape pb_run
+#cgo nocallback pb_run
+*/
+import "C"
+
+import (
+	"os"
+	"strconv"
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/reduce"
+)
+
+// State is the state of this rank's part in an operation.
+type State int
+
+const (
+	Pending State = C.PB_PENDING // this rank waits for another one, and has done nothing
+	Moving  State = C.PB_MOVING  // it has done something, and is not done
+	Done    State = C.PB_DONE    // its part is done
+	Damaged State = C.PB_DAMAGED // a block holds what no rank writes
+)
+
+// Kind is what a rank does with the windows of a round.
+type Kind int32
+
+const (
+	Copy   Kind = C.PB_COPY   // it copies what each giver has for it
+	Reduce Kind = C.PB_REDUCE // it reduces what the givers have for it
+	Sliced Kind = C.PB_SLICED // it reduces its slice of what all have, and copies the slices of the others
+)
+
+const (
+	// windowBytes is the length of a slot. A window of each of two ranks stays in the caches of their cores.
+	windowBytesX = 128 << 10
+	// shortest is the least length of a lane for which windows are cut shorter, so that two ranks copy at once.
+	shortestX = 16 << 10
+	// cutInto is how many windows a tensor has that would fit into one.
+	cutIntoX = 2
+	// line is what lanes and slices are multiples of.
+	line = 64
+)
+
+// window returns the length of a slot in a group of n ranks. There is a line for each rank.
+func window(n int) int64 { return max(windowBytes, int64(n)*line) }
+
+func slots(n int) int { return int(max(4, min(32, knob("BR", 4<<20)/(int64(n)*window(n))))) }
+
+// BlockBytes returns the length of the block of a rank, in a group of n ranks.
+func BlockBytes(n int) int64 {
+	return int64(C.pb_block_bytes(C.int(n), C.int(slots(n)), C.int64_t(window(n))))
+}
+
+// Clear makes a block ready for use, before another rank maps it.
+func Clear(block unsafe.Pointer) { *(*C.pb_head)(block) = C.pb_head{} }
+
+// folder is the C function that does the arithmetic.
+var folder = C.pmpi_folder(reduce.Folder())
+
+// Team is the blocks of a group as one rank sees them, and the operation that is under way there. One goroutine at a time
+// calls its methods.
+type Team struct {
+	c         *C.pb_op
+	n         int
+	yield     C.int
+	rounds    uint64 // of the operations that were begun
+	give, get []C.pb_row
+}
+
+// Call says what an operation is. All ranks have the same, but for Gives and Gets.
+type Call struct {
+	Kind        Kind
+	Apart       bool  // what a rank gives has a row for each rank; else there is one row, of which all get everything
+	First, Last int   // the ranks from First on, before Last, give something
+	Gives       bool  // this rank gives something to others
+	Gets        bool  // this rank has a result
+	Longest     int64 // bytes of the longest row that any rank gives
+	Elem        int64 // bytes of an element
+	Fold        reduce.Fold
+}
+
+// NewTeam makes the team of rank me. blocks has where the block of each rank is in this process. yieldEvery is after how many
+// pauses a wait yields the core; 0: never.
+func NewTeam(blocks []unsafe.Pointer, me, yieldEvery int) (*Team, error) {
+	n := len(blocks)
+	size := int64(unsafe.Sizeof(C.pb_op{})) + int64(n)*(2*int64(unsafe.Sizeof(C.pb_row{}))+2*int64(unsafe.Sizeof(unsafe.Pointer(nil))))
+	room, err := mem.Alloc(size)
+	if err != nil {
+		return nil, err
+	}
+	t := &Team{n: n, yield: C.int(yieldEvery)}
+	t.c = carve[C.pb_op](&room, 1)
+	t.give, t.get = unsafe.Slice(carve[C.pb_row](&room, n), n), unsafe.Slice(carve[C.pb_row](&room, n), n)
+	list, src := carve[unsafe.Pointer](&room, n), carve[unsafe.Pointer](&room, n)
+	copy(unsafe.Slice(list, n), blocks)
+	*t.c = C.pb_op{n: C.int32_t(n), me: C.int32_t(me), window: C.int64_t(window(n)), slots: C.int32_t(slots(n)), ahead: C.int32_t(knob("BA", 2)), give: &t.give[0], get: &t.get[0],
+		block: (**C.pb_head)(unsafe.Pointer(list)), src: src, run: folder}
+	return t, nil
+}
+
+// carve takes room for n values of T out of a block.
+func carve[T any](room *unsafe.Pointer, n int) *T {
+	p := (*T)(*room)
+	*room = unsafe.Add(*room, n*int(unsafe.Sizeof(*p)))
+	return p
+}
+
+// Free frees the team. No operation is under way, or its rank takes no part in it any more.
+func (t *Team) Free() { mem.Free(unsafe.Pointer(t.c)) }
+
+// Give says where this rank's row for rank i is, and Get where what rank i gives goes. They are called before Begin. Where
+// there is one row, or one result, i is 0.
+func (t *Team) Give(i int, data unsafe.Pointer, bytes int64) { t.give[i] = row(data, bytes) }
+
+// Get is described at Give.
+func (t *Team) Get(i int, data unsafe.Pointer, bytes int64) { t.get[i] = row(data, bytes) }
+
+func row(data unsafe.Pointer, bytes int64) C.pb_row {
+	return C.pb_row{at: (*C.char)(data), bytes: C.int64_t(bytes)}
+}
+
+// Begin begins an operation, when the one before is over.
+func (t *Team) Begin(c *Call) {
+	lanes := 1
+	if c.Apart {
+		lanes = t.n
+	}
+	o := t.c
+	step, rounds := cut(c.Longest, int64(o.window)/int64(lanes))
+	o.before, o.rounds = C.uint64_t(t.rounds), C.uint64_t(rounds)
+	o.kind, o.lanes, o.step = C.int32_t(c.Kind), C.int32_t(lanes), C.int64_t(step)
+	o.first, o.last, o.gives, o.gets = C.int32_t(c.First), C.int32_t(c.Last), number(c.Gives), number(c.Gets)
+	o.elem, o.fold = C.int64_t(c.Elem), *(*C.pmpi_fold)(unsafe.Pointer(&c.Fold))
+	t.rounds += uint64(rounds)
+	C.pb_begin(o)
+}
+
+// cut returns how long the lanes of a round are, and how many rounds there are.
+func cut(longest, lane int64) (step, rounds int64) {
+	if longest == 0 {
+		return 0, 0
+	}
+	lane &^= line - 1
+	rounds = (longest + lane - 1) / lane
+	if rounds < cutInto && longest >= cutInto*shortest {
+		rounds = cutInto
+	}
+	step = ((longest+rounds-1)/rounds + line - 1) &^ (line - 1)
+	return step, (longest + step - 1) / step
+}
+
+func number(b bool) C.int32_t {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// Run takes the operation further by up to most steps, each a window or less. It pauses spin times in a row at most until it
+// can do one.
+func (t *Team) Run(most, spin int) State {
+	return State(C.pb_run(t.c, C.int(most), C.int(spin), t.yield))
+}
+
+// Awaited returns the rank for which this one waits, -1 if there is none.
+func (t *Team) Awaited() int { return int(C.pb_awaited(t.c)) }
+
+// DamagedBy returns the rank whose block holds what no rank writes there, after Run has returned Damaged.
+func (t *Team) DamagedBy() int { return int(t.c.damaged) - 1 }
+
+// Idle tells whether all other ranks have ended their part in every operation that this one has begun.
+func (t *Team) Idle() bool {
+	return C.pb_idle(t.c.block, t.c.n, t.c.me, C.uint64_t(t.rounds)) != 0
+}
+
+func knob(name string, v int64) int64 {
+	if s := os.Getenv(name); s != "" {
+		v, _ = strconv.ParseInt(s, 10, 64)
+	}
+	return v
+}
+
+var windowBytes, shortest, cutInto = knob("BW", 64<<10), knob("BS", 16<<10), knob("BC", 2)
+var Direct = knob("BD", 0) == 1

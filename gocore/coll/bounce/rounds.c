@@ -1,0 +1,326 @@
+#define _GNU_SOURCE
+#include "rounds.h"
+
+#include <sched.h>
+#include <stddef.h>
+#include <string.h>
+
+static void pause_once(void) {
+#if defined(__x86_64__)
+	__builtin_ia32_pause();
+#elif defined(__aarch64__)
+	__asm__ volatile("yield");
+#endif
+}
+
+static uint64_t load(const uint64_t *at) {
+	return __atomic_load_n(at, __ATOMIC_ACQUIRE);
+}
+
+static void store(const uint64_t *at, uint64_t round) {
+	__atomic_store_n((uint64_t *)at, round, __ATOMIC_RELEASE);
+}
+
+static int64_t least(int64_t a, int64_t b) {
+	return a < b ? a : b;
+}
+
+static int64_t lines(int64_t bytes) {
+	return (bytes + 63) & ~(int64_t)63;
+}
+
+/* slice_bytes returns how much of `bytes` bytes a rank reduces, but the last ones less. */
+static int64_t slice_bytes(int n, int64_t bytes) {
+	return lines((bytes + n - 1) / n);
+}
+
+int64_t pb_block_bytes(int n, int slots, int64_t window) {
+	return (int64_t)sizeof(pb_head) + slots * (window + slice_bytes(n, window));
+}
+
+/* window_of returns the slot of a round in a block, and result_of the slot for the slice that its
+ * owner has reduced. */
+static char *window_of(const pb_op *op, int rank, uint64_t round) {
+	return (char *)op->block[rank] + sizeof(pb_head) + round % (uint64_t)op->slots * op->window;
+}
+
+static char *result_of(const pb_op *op, int rank, uint64_t round) {
+	return (char *)op->block[rank] + sizeof(pb_head) + op->slots * op->window +
+		   round % (uint64_t)op->slots * slice_bytes(op->n, op->window);
+}
+
+/* now returns the part of a row that is in round k of this operation, counted from 0. */
+static pb_row now(const pb_op *op, const pb_row *row, uint64_t k) {
+	int64_t from = (int64_t)k * op->step, left = row->bytes - from;
+	if (left <= 0)
+		return (pb_row){0, 0};
+	return (pb_row){row->at + from, least(left, op->step)};
+}
+
+/* slice returns where the slice of a rank begins in a window of `bytes` bytes, and sets *n to its
+ * length. */
+static int64_t slice(const pb_op *op, int rank, int64_t bytes, int64_t *n) {
+	int64_t length = slice_bytes(op->n, bytes), from = least(rank * length, bytes);
+	*n = least(length, bytes - from);
+	return from;
+}
+
+static void copy(char *to, const char *from, int64_t n) {
+	if (n > 0 && to != from)
+		memcpy(to, from, (size_t)n);
+}
+
+/* has tells whether a rank has come to `round` by its counter. No rank can be further than the
+ * slots let it, because this one has not finished with the rounds behind `finished`. */
+static int has(pb_op *op, int rank, const pb_counter *counter, uint64_t round) {
+	uint64_t at = load(&counter->round);
+	if (at < round)
+		return 0;
+	if (at > op->before + op->finished + (uint64_t)op->slots) {
+		op->damaged = rank + 1;
+		return 0;
+	}
+	return 1;
+}
+
+/* slot_is_free tells whether all others have finished with the round that had the slot of `round`.
+ */
+static int slot_is_free(pb_op *op, uint64_t round) {
+	uint64_t passed = ~(uint64_t)0;
+	if (round <= (uint64_t)op->slots || op->passed >= round - (uint64_t)op->slots)
+		return 1;
+	for (int i = 0; i < op->n; i++) {
+		uint64_t finished;
+		if (i == op->me)
+			continue;
+		finished = load(&op->block[i]->finished.round);
+		if (finished < passed)
+			passed = finished;
+	}
+	op->passed = passed;
+	return passed >= round - (uint64_t)op->slots;
+}
+
+/* publish copies the next window of this rank's rows into its slot. */
+static int publish(pb_op *op) {
+	uint64_t round = op->before + op->published + 1;
+	char *to;
+	if (op->published == op->rounds || op->published >= op->finished + (uint64_t)op->ahead ||
+		!slot_is_free(op, round))
+		return 0;
+	to = window_of(op, op->me, round);
+	for (int i = 0; i < op->lanes; i++) {
+		pb_row row = now(op, &op->give[i], op->published);
+		if (op->kind == PB_SLICED) {
+			int64_t n, from = slice(op, op->me, row.bytes, &n);
+			copy(to, row.at, from);
+			copy(to + from + n, row.at + from + n, row.bytes - from - n);
+		} else if (op->lanes == 1 || i != op->me) {
+			copy(to + i * op->step, row.at, row.bytes);
+		}
+	}
+	op->published++;
+	store(&op->block[op->me]->published.round, round);
+	return 1;
+}
+
+/* sources sets op->src to where the givers have `from` bytes into what they have for this rank in
+ * round k. Returns 0 if some giver has not come so far. */
+static int sources(pb_op *op, uint64_t k, int lane, int64_t from) {
+	uint64_t round = op->before + k + 1;
+	for (; op->seen < op->last - op->first; op->seen++) {
+		int i = op->first + op->seen;
+		if (i != op->me && !has(op, i, &op->block[i]->published, round))
+			return 0;
+	}
+	for (int i = op->first; i < op->last; i++)
+		op->src[i - op->first] = i == op->me ? now(op, &op->give[lane], k).at + from
+											 : window_of(op, i, round) + lane * op->step + from;
+	return 1;
+}
+
+/* reduce_slice reduces this rank's slice of a window into its slot, and into its result. */
+static int reduce_slice(pb_op *op) {
+	uint64_t k = op->reduced;
+	pb_row row = now(op, &op->give[0], k);
+	int64_t n, from = slice(op, op->me, row.bytes, &n);
+	void *to[2];
+	if (k >= op->published || !sources(op, k, 0, from))
+		return 0;
+	to[0] = result_of(op, op->me, op->before + k + 1);
+	if (op->gets)
+		to[1] = now(op, &op->get[0], k).at + from;
+	if (n > 0)
+		op->run(&op->fold, to, op->gets ? 2 : 1, op->src, op->last - op->first, n / op->elem);
+	op->reduced++;
+	op->seen = 0;
+	store(&op->block[op->me]->reduced.round, op->before + k + 1);
+	return 1;
+}
+
+/* finish says that this rank has finished with its next round. */
+static void finish(pb_op *op) {
+	op->finished++;
+	op->taken = op->seen = 0;
+	store(&op->block[op->me]->finished.round, op->before + op->finished);
+}
+
+/* fetch copies the slice of another rank. */
+static int fetch(pb_op *op) {
+	uint64_t k = op->finished, round = op->before + k + 1;
+	if (k >= op->reduced)
+		return 0;
+	if (op->gets && op->taken < op->n - 1) {
+		pb_row row = now(op, &op->get[0], k);
+		int64_t n, from;
+		int i = (op->me + 1 + op->taken) % op->n;
+		if (!has(op, i, &op->block[i]->reduced, round))
+			return 0;
+		from = slice(op, i, row.bytes, &n);
+		copy(row.at + from, result_of(op, i, round), n);
+		op->taken++;
+	}
+	if (!op->gets || op->taken == op->n - 1) {
+		op->finished++;
+		op->taken = 0;
+		store(&op->block[op->me]->finished.round, round);
+	}
+	return 1;
+}
+
+/* lane_of returns the lane that has what others give this rank. */
+static int lane_of(const pb_op *op) {
+	return op->lanes > 1 ? op->me : 0;
+}
+
+static int is_giver(const pb_op *op, int rank) {
+	return rank >= op->first && rank < op->last;
+}
+
+/* take copies what another rank has for this one, beginning with this rank's own part. In that
+ * order no tensor is overwritten that is not published yet. */
+static int take(pb_op *op) {
+	uint64_t k = op->finished, round = op->before + k + 1;
+	int lane = lane_of(op);
+	if (op->gives && k >= op->published)
+		return 0;
+	while (op->taken < op->n) {
+		int i = (op->me + op->taken) % op->n;
+		pb_row to;
+		if (is_giver(op, i)) {
+			if (i != op->me && !has(op, i, &op->block[i]->published, round))
+				return 0;
+			to = now(op, &op->get[i], k);
+			copy(to.at,
+				 i == op->me ? now(op, &op->give[lane], k).at
+							 : window_of(op, i, round) + lane * op->step,
+				 to.bytes);
+			op->taken++;
+			break;
+		}
+		op->taken++;
+	}
+	if (op->taken == op->n)
+		finish(op);
+	return 1;
+}
+
+/* reduce reduces a window of what all givers have for this rank. */
+static int reduce(pb_op *op) {
+	uint64_t k = op->finished;
+	pb_row to;
+	void *at;
+	if ((op->gives && k >= op->published) || !sources(op, k, lane_of(op), 0))
+		return 0;
+	to = now(op, &op->get[0], k);
+	at = to.at;
+	if (to.bytes > 0)
+		op->run(&op->fold, &at, 1, op->src, op->last - op->first, to.bytes / op->elem);
+	finish(op);
+	return 1;
+}
+
+/* step does one thing, if it can. What others wait for comes first. */
+static int step(pb_op *op) {
+	if (op->gives && publish(op))
+		return 1;
+	if (op->finished == op->rounds)
+		return 0;
+	switch (op->kind) {
+	case PB_SLICED:
+		return (op->reduced < op->rounds && reduce_slice(op)) || fetch(op);
+	case PB_REDUCE:
+		return reduce(op);
+	}
+	return take(op);
+}
+
+static int is_over(const pb_op *op) {
+	return op->finished == op->rounds && (!op->gives || op->published == op->rounds);
+}
+
+void pb_begin(pb_op *op) {
+	op->published = op->reduced = op->finished = op->passed = 0;
+	op->seen = op->taken = op->damaged = 0;
+	if (!op->gets && op->kind != PB_SLICED) { /* it looks at no slot */
+		op->finished = op->rounds;
+		store(&op->block[op->me]->finished.round, op->before + op->rounds);
+	}
+}
+
+int pb_run(pb_op *op, int most, int spin, int yield_every) {
+	int left = most;
+	for (int paused = 0;;) {
+		if (is_over(op)) {
+			store(&op->block[op->me]->ended.round, op->before + op->rounds);
+			return PB_DONE;
+		}
+		if (left <= 0)
+			return PB_MOVING;
+		if (step(op)) {
+			left--;
+			paused = 0;
+			continue;
+		}
+		if (op->damaged)
+			return PB_DAMAGED;
+		if (paused++ >= spin)
+			return left < most ? PB_MOVING : PB_PENDING;
+		pause_once();
+		if (yield_every > 0 && paused % yield_every == 0)
+			sched_yield();
+	}
+}
+
+/* behind returns a rank of [first, last) whose counter is behind `round`, -1 if there is none.
+ * which is the offset of the counter in a block. */
+static int behind(const pb_op *op, int first, int last, size_t which, uint64_t round) {
+	for (int i = first; i < last; i++) {
+		const pb_counter *counter = (const pb_counter *)((const char *)op->block[i] + which);
+		if (i != op->me && load(&counter->round) < round)
+			return i;
+	}
+	return -1;
+}
+
+int pb_awaited(const pb_op *op) {
+	uint64_t round = op->before + op->finished + 1;
+	int who = -1;
+	if (op->finished < op->rounds) {
+		if (op->kind == PB_SLICED && op->reduced > op->finished)
+			who = op->gets ? behind(op, 0, op->n, offsetof(pb_head, reduced), round) : -1;
+		else
+			who = behind(op, op->first, op->last, offsetof(pb_head, published), round);
+	}
+	round = op->before + op->published + 1;
+	if (who < 0 && op->gives && op->published < op->rounds && round > (uint64_t)op->slots)
+		who = behind(op, 0, op->n, offsetof(pb_head, finished), round - (uint64_t)op->slots);
+	return who;
+}
+
+int pb_idle(const pb_head *const *block, int n, int me, uint64_t round) {
+	for (int i = 0; i < n; i++)
+		if (i != me && load(&block[i]->ended.round) < round)
+			return 0;
+	return 1;
+}

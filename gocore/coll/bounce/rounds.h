@@ -1,0 +1,109 @@
+/* Collectives in rounds, through blocks of memory that all ranks of a node map.
+ *
+ * Every rank owns a block, which it alone writes: counters, and slots of one window each. What a
+ * rank gives is cut in windows. In round k it copies a window into slot k % slots and says so; the
+ * others copy, or reduce, what they need from there into their own tensors, and say that they have
+ * finished with the round. Where all ranks share out a reduction (PB_SLICED), each reduces its
+ * slice of the window into a second slot, from which the others copy it.
+ *
+ * The rounds are numbered from 1 on over all collectives of a group. All ranks know how many rounds
+ * a collective has, because that follows from what they have agreed on.
+ *
+ * Why this is safe
+ *   - A slot is written for round k when every other rank has finished with round k - slots
+ *     (acquire order). A rank says so (release order) after its last look at that slot. A rank that
+ *     reads nothing in a collective has finished with all its rounds when it begins.
+ *   - What lies in a slot is read after its owner has published the round (release and acquire).
+ *   - No rank writes to memory of another one. So a rank that gives a collective up may end its
+ * call at once, and its caller may change its tensors: what it has published stays in its slots.
+ *   - A rank whose tensor was read out of its slots need not wait for anybody: its call may end
+ * before the others have read the last slots, which the counters keep from being written again.
+ *   - The process of a rank may be damaged and write anything into its block. No length comes from
+ *     there. A number that is further than this rank lets others come counts as damage. A rank that
+ * says too early that it has finished with a round spoils what it reads itself. */
+#ifndef PMPI_BOUNCE_ROUNDS_H
+#define PMPI_BOUNCE_ROUNDS_H
+
+#include "../../reduce/fold.h"
+
+#include <stdint.h>
+
+/* The counters of a block. Each lies in a pair of cache lines of its own, which processors fetch
+ * together. */
+typedef struct pb_counter {
+	uint64_t round;
+	uint64_t spare[15];
+} pb_counter;
+
+typedef struct pb_head {
+	pb_counter published; /* the newest round whose window lies in its slot */
+	pb_counter reduced;   /* the newest round whose slice lies in its slot */
+	pb_counter finished;  /* the newest round with which this rank has finished */
+	pb_counter ended;     /* this rank looks at no block for the rounds up to this one any more */
+} pb_head;
+
+/* What a rank does with the windows of a round. */
+enum {
+	PB_COPY,   /* copies what each giver has for it */
+	PB_REDUCE, /* reduces what the givers have for it */
+	PB_SLICED  /* reduces its slice of what all have, and copies the slices of the others */
+};
+
+typedef struct pb_row {
+	char *at;      /* in a tensor of this rank */
+	int64_t bytes; /* 0: there is nothing, whatever at is */
+} pb_row;
+
+/* The operation of one rank. A window has `lanes` lanes of `step` bytes: one, or one for each rank.
+ * The window of a round has the next `step` bytes of each row that the rank gives. */
+typedef struct pb_op {
+	uint64_t before;                       /* rounds of all collectives before this one */
+	uint64_t rounds;                       /* of this one */
+	uint64_t published, reduced, finished; /* how far this rank has come with them */
+	uint64_t passed; /* all others have finished with this round, as was last seen */
+	int32_t n, me, kind, lanes;
+	int32_t first, last; /* the ranks that give something: from first on, before last */
+	int32_t gives, gets; /* whether this rank does, for others, and whether it has a result */
+	int32_t seen;        /* givers that have published the round that this rank is to reduce */
+	int32_t taken;       /* ranks from which this one has copied in the round it is at */
+	int32_t damaged;     /* 1 more than a rank in whose block was what no rank writes; 0: none */
+	int32_t slots,
+		ahead; /* of a block, and how many windows this rank publishes before it goes on */
+	int64_t step, window; /* bytes of a lane in a round, and of a slot */
+	int64_t elem;         /* bytes of an element, for a reduction */
+	const pb_row *give; /* `lanes` rows: what this rank gives. Where lanes is 1, all get the same */
+	const pb_row *get;  /* the results: a row from each rank if kind is PB_COPY, else one */
+	const pb_head *const *block; /* n, by rank, in this process; that of this rank is its own */
+	pmpi_fold fold;
+	pmpi_folder run;
+	const void **src; /* n, for a reduction */
+} pb_op;
+
+/* The states of an operation. */
+enum {
+	PB_PENDING = 0, /* this rank waits for another one, and has done nothing */
+	PB_MOVING = 1,  /* it has done something, and is not done */
+	PB_DONE = 2,    /* its part is done */
+	PB_DAMAGED = 3  /* some block holds what no rank writes */
+};
+
+/* pb_block_bytes returns the bytes of a block with so many slots of that length, for n ranks. */
+int64_t pb_block_bytes(int n, int slots, int64_t window);
+
+/* pb_begin begins the part of this rank in an operation whose fields are set. The one before is
+ * over. */
+void pb_begin(pb_op *op);
+
+/* pb_run does up to `most` steps, and pauses at most `spin` times in a row until it can do one;
+ * with yield_every, every so many pauses yield the core. A step is a copy or a reduction of a
+ * window or less. Returns the state. */
+int pb_run(pb_op *op, int most, int spin, int yield_every);
+
+/* pb_awaited returns a rank for which this one waits, -1 if there is none. */
+int pb_awaited(const pb_op *op);
+
+/* pb_idle returns 1 if all other ranks have ended their part in the rounds up to that one: then
+ * nobody reads the block of rank me any more. */
+int pb_idle(const pb_head *const *block, int n, int me, uint64_t round);
+
+#endif

@@ -1,0 +1,100 @@
+package group
+
+import (
+	"time"
+
+	"github.com/paddlempi/paddlempi/gocore/coll"
+	"github.com/paddlempi/paddlempi/gocore/coll/bounce"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/work"
+	"github.com/paddlempi/paddlempi/gocore/world"
+)
+
+// This file carries out collectives whose tensors go through blocks that all members map (package bounce), on the thread of
+// their caller. Nobody works in the tensors of another member. So a member that gives up ends its call at once, and says in the lines
+// that it takes no part; the others see that within a look.
+
+const (
+	// roundsSpin is how many pauses a call waits for another member before it waits adaptively: some 20 us.
+	roundsSpin = 1000
+	// roundsSteps is how many steps a call does between two looks at the clock, its deadline and the members: some ms.
+	roundsSteps = 256
+)
+
+// runRounds carries out c on this thread. All members have arrived.
+func (c *collective) runRounds(alg *coll.Algorithm) error {
+	g := c.g
+	if err := alg.Begin(&c.args, &c.prog); err != nil {
+		return err
+	}
+	spin := roundsSpin
+	if g.Env.Node.Crowded() {
+		spin = 0
+	}
+	deadline := time.Time{}
+	for looks := 0; ; looks++ {
+		state, err := g.bounce.Run(roundsSteps, spin)
+		switch {
+		case state == bounce.Done || err != nil:
+			return err
+		case deadline.IsZero():
+			deadline = time.Now().Add(c.timeout)
+		case state == bounce.Moving && looks%lookEvery != 0:
+		default:
+			if err := c.awaitRounds(deadline); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// awaitRounds waits until this member can go on with the rounds of c. Each wait begins with short pauses, because another member works on
+// what this one waits for.
+func (c *collective) awaitRounds(deadline time.Time) error {
+	g := c.g
+	var out error
+	var slow world.Slowness
+	looks := 0
+	err := g.Wait(func() bool {
+		state, _ := g.bounce.Run(1, 0)
+		if looks++; looks%lookEvery == 0 {
+			out = c.outOfRounds()
+			c.reportIfSlow(&slow, true, g.bounce.Awaited())
+		}
+		return state != bounce.Pending || out != nil
+	}, deadline)
+	switch {
+	case err == nil || out != nil:
+		return out
+	case err == work.ErrDeadline:
+		return c.roundsTimeout()
+	case g.Ending() != nil:
+		return g.EndingError(world.Describe(c.sig))
+	}
+	return err
+}
+
+// outOfRounds returns an error if the member for which this one waits has died, or a member has given c up.
+func (c *collective) outOfRounds() error {
+	g := c.g
+	who := g.bounce.Awaited()
+	if who >= 0 && g.Env.Roster.Died(g.Ranks[who]) && g.bounce.Awaited() == who { // what it did before it died counts
+		return c.lost([]int{who})
+	}
+	if len(g.arrival.Closers(c.args.Seq)) > 0 {
+		return c.closedError()
+	}
+	return nil
+}
+
+// roundsTimeout is timeoutError for a call whose rounds are not over. It names the member for which this one waits.
+func (c *collective) roundsTimeout() error {
+	g := c.g
+	who := g.bounce.Awaited()
+	if who < 0 {
+		return c.timeoutError()
+	}
+	slow := g.Ranks[who]
+	return status.New(status.Timeout, "%s timed out after %v: all members had come, the transfer did not end: rank %d has not done its part (is it stopped?); the group is broken",
+		c.of(), c.timeout, slow).WithRanks(slow)
+}

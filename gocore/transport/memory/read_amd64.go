@@ -1,0 +1,3 @@
+package memory
+
+const sysReadv = 310 // process_vm_readv

@@ -1,0 +1,3 @@
+package memory
+
+const sysReadv = 270 // process_vm_readv
