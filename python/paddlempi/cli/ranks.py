@@ -19,6 +19,7 @@ from types import FrameType
 from paddlempi_starts import MEET
 
 from .._exit import PREEMPTED
+from .forward import Forwarder
 
 __all__ = ["run"]
 
@@ -64,24 +65,32 @@ class _Ranks:
             if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
                 signal.signal(number, self._on_signal)
         signal.signal(signal.SIGALRM, self._on_alarm)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # it ends a wait, by the descriptor
+        woken, wakes = os.pipe()
+        os.set_blocking(wakes, False)
+        signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+        forwarder = Forwarder(woken)
         meeting = os.memfd_create("paddlempi-run")
         try:
-            self._start(command, meeting)
+            self._start(command, meeting, forwarder)
             while self._running:
-                pid, waited = os.wait()
-                process = self._running.pop(pid, None)
-                if process is not None:
-                    process.returncode = os.waitstatus_to_exitcode(waited)
-                    self._ended(process)
+                for pid, process in list(self._running.items()):
+                    if process.poll() is not None:
+                        del self._running[pid]
+                        self._ended(process)
+                if self._running:
+                    forwarder.wait()
+            forwarder.close()
         except BaseException:
             self._send(signal.SIGKILL)
             raise
         finally:
             os.close(meeting)
             signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.set_wakeup_fd(-1)
         return self._status
 
-    def _start(self, command: Sequence[str], meeting: int) -> None:
+    def _start(self, command: Sequence[str], meeting: int, forwarder: Forwarder) -> None:
         variables = {
             **os.environ,
             "WORLD_SIZE": str(self._number),
@@ -101,11 +110,17 @@ class _Ranks:
                 command,
                 env=variables | {name: str(value) for name, value in one.items()},
                 stdin=None if rank == 0 else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
                 pass_fds=[meeting],
                 start_new_session=True,
                 preexec_fn=_end_with(os.getpid()),
             )
             self._running[process.pid] = process
+            for pipe, to in ((process.stdout, 1), (process.stderr, 2)):
+                assert pipe is not None
+                forwarder.add(os.dup(pipe.fileno()), to)
+                pipe.close()
             if self._told:  # by a signal that came meanwhile
                 self._send(signal.SIGTERM)
                 return

@@ -246,7 +246,9 @@ def parser() -> argparse.ArgumentParser:
         description="Run a command under mpirun with the flags that this MPI wants.",
     )
     whole.add_argument("-np", type=int, required=True, help="number of ranks")
-    whole.add_argument("--mpi", help="openmpi, mpich, impi, the path of an mpirun, or node: without MPI")
+    whole.add_argument(
+        "--mpi", help="openmpi, mpich, impi, the path of an mpirun, or node: without MPI"
+    )
     whole.add_argument("--prefix", help="root of the environment with the MPI (default: ours)")
     whole.add_argument("--option", action="append", default=[], help="one more word for mpirun")
     whole.add_argument("command", nargs=argparse.REMAINDER, help="-- and the ranks' command")

@@ -85,13 +85,17 @@ def children(found: dict[str, str | None], rank: int) -> None:
 
 
 def below() -> None:
-    assert not dist.is_mpi_available()
+    assert dist.is_mpi_available()
     dist.init_process_group("gloo")
     x = torch.full((1,), 1.0 + dist.get_rank())
     dist.all_reduce(x)
     assert (x.item(), dist.get_world_size()) == (3, 2)
     dist.destroy_process_group()
     assert loaded() == []
+    dist.init_process_group("mpi")  # torchrun is nearer than the mpirun above it
+    dist.all_reduce(x)
+    assert (x.item(), dist.get_world_size()) == (6, 2)
+    dist.destroy_process_group()
     print("below fine", flush=True)
 
 

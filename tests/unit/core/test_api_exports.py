@@ -62,6 +62,7 @@ NAMES = [
     "is_initialized",
     "isend",
     "latest_checkpoint",
+    "launch",
     "new_group",
     "new_subgroups",
     "preempted",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 SCRIPT = """
@@ -99,3 +101,68 @@ def test_roles_are_for_ps_init(tmp_path: Path) -> None:
     assert done.stdout == "trainer:2,pserver:1 True ['--roles', 'x']\n", done.stderr
     done = run(tmp_path, "--roles", "trainer:1", "--", "mpirun", "plain.py")
     assert done.returncode == 2 and "before the SCRIPT" in done.stderr
+
+
+RANK = """
+import os, sys, time
+
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PADDLE_TRAINER_ID")
+rank = os.environ["RANK"]
+with open(f"rank-{rank}", "w") as file:
+    file.write(" ".join(os.environ[name] for name in names))
+    file.write(f" {os.path.exists(os.environ['PADDLEMPI_MEET'].removeprefix('file://'))}")
+way, who, status = sys.argv[1:4]
+if who in (rank, "all"):
+    sys.exit(int(status))
+if way == "wait":
+    time.sleep(60)
+"""
+
+
+def start(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    (folder / "rank.py").write_text(RANK)
+    return run(folder, *words)
+
+
+def test_ranks_without_mpi(tmp_path: Path) -> None:
+    done = start(tmp_path, "-np", "3", "rank.py", "go", "none", "0")
+    assert done.returncode == 0, done.stderr
+    for rank in range(3):
+        assert (tmp_path / f"rank-{rank}").read_text() == f"{rank} 3 {rank} 3 {rank} True"
+
+
+def test_the_first_status_counts_and_ends_the_others(tmp_path: Path) -> None:
+    began = time.monotonic()
+    done = start(tmp_path, "-np", "3", "rank.py", "wait", "1", "5")
+    assert done.returncode == 5, done.stderr
+    assert time.monotonic() - began < 30, "the others were ended"
+
+
+def test_preempted_ranks_are_no_failure(tmp_path: Path) -> None:
+    done = start(tmp_path, "-np", "2", "rank.py", "go", "all", "75")
+    assert done.returncode == 75, done.stderr
+
+
+def test_a_signal_comes_to_all_ranks(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(RANK)
+    words = ["run", "-np", "2", "script.py", "wait", "none", "0"]
+    command = [sys.executable, "-m", "paddlempi", *words]
+    with subprocess.Popen(command, cwd=tmp_path) as process:
+        end = time.monotonic() + 30
+        while not all((tmp_path / f"rank-{rank}").exists() for rank in range(2)):
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        process.terminate()
+        assert process.wait(30) == 128 + signal.SIGTERM
+
+
+def test_options_that_do_not_go_together(tmp_path: Path) -> None:
+    for words, text in (
+        (["-np", "0", "script.py"], "above 0"),
+        (["-np", "2", "--roles", "trainer:2", "script.py"], "give --mpi too"),
+        (["--mpi", "script.py"], "give -np N too"),
+        (["-np", "2", "--", "mpirun"], "-np and --mpi are for a SCRIPT"),
+        (["-np", "2"], "name a SCRIPT"),
+    ):
+        done = run(tmp_path, *words)
+        assert done.returncode == 2 and text in done.stderr, done.stderr

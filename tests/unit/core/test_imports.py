@@ -50,7 +50,8 @@ PYTHON = (
     ("ps",),
     ("__init__",),
     ("torch", "paddle"),
-    ("cli", "testing", "__main__"),
+    ("testing",),
+    ("cli", "__main__"),
 )
 
 # Every front, and the frameworks that it may import.

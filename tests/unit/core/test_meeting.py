@@ -16,13 +16,7 @@ from paddlempi.start.exchange import Exchange
 from paddlempi.start.file_store import FileStore
 from paddlempi.start.stores import MemoryStore, Store, adapt
 from paddlempi.start.tcp_store import TCPStore
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+from ports import unused
 
 
 @pytest.fixture(params=["memory", "file", "tcp"])
@@ -31,7 +25,7 @@ def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     if request.param == "file":
         return lambda rank, deadline: FileStore(str(tmp_path / "meeting"))
     if request.param == "tcp":
-        port = free_port()
+        port = unused()
         return lambda rank, deadline: TCPStore("127.0.0.1", port, rank == 0, deadline)
     shared = MemoryStore()
     return lambda rank, deadline: shared
@@ -237,12 +231,12 @@ def test_a_port_that_is_taken() -> None:
 
 def test_a_port_that_nobody_serves() -> None:
     with pytest.raises(TimeoutError, match="cannot be reached") as caught:
-        TCPStore("127.0.0.1", free_port(), False, time.monotonic() + 0.2)
+        TCPStore("127.0.0.1", unused(), False, time.monotonic() + 0.2)
     assert caught.value.ranks == (0,)
 
 
 def test_damaged_requests_end_the_client_only() -> None:
-    port = free_port()
+    port = unused()
     store = TCPStore("127.0.0.1", port, True, time.monotonic() + 5)
     for damage in (b"\xff" * 64, b"\x01\x00\x00\xff\xff\xff\xff\x00\x00\x00\x00"):
         with socket.create_connection(("127.0.0.1", port), 5) as other:

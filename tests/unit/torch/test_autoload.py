@@ -237,22 +237,28 @@ def test_our_backends_come_here_also_from_functions_imported_before(
     assert split_group()[0] == "our split_group"
 
 
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "x",
+    "RANK": "1",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+}
+
+
 @pytest.mark.parametrize(
     ("given", "started", "answer"),
     [
         ({}, None, True),
         ({}, JOB, True),
-        # torchrun, or a user who sets the same variables.
-        (
-            {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"},
-            None,
-            False,
-        ),
+        # torchrun on one node, which needs no MPI, and on two, which need one that is not there.
+        ({**TORCHRUN, "WORLD_SIZE": "2"}, None, True),
+        ({**TORCHRUN, "WORLD_SIZE": "4"}, None, False),
+        ({**TORCHRUN, "WORLD_SIZE": "4", "PADDLEMPI_MPI": "/x/libmpi.so"}, None, True),
+        # It is nearer than the launcher of an MPI above it.
+        ({**TORCHRUN, "WORLD_SIZE": "2"}, JOB, True),
+        # A user who sets the same variables.
         ({"RANK": "1", "WORLD_SIZE": "2"}, None, False),
         ({"LOCAL_RANK": "0"}, None, False),
-        ({"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "x"}, None, False),
-        # The same under the launcher of an MPI, with the same answer on all ranks.
-        ({"TORCHELASTIC_RUN_ID": "x", "RANK": "2", "WORLD_SIZE": "4"}, JOB, False),
         ({"RANK": "7", "WORLD_SIZE": "8"}, JOB, False),
         # The launcher's numbers, in torchrun's variables.
         ({"RANK": "2", "WORLD_SIZE": "4"}, JOB, True),
@@ -274,6 +280,7 @@ def test_is_mpi_available(
     assert not is_mpi_available()
     variables.update(given)
     monkeypatch.setattr(paddlempi_place, "find", lambda: started)
+    monkeypatch.setattr(sys, "prefix", "/nowhere")  # this environment may have an MPI
     paddlempi_autoload.torch()
     assert paddlempi_autoload.error is None
     assert is_mpi_available() is answer

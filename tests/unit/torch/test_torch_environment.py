@@ -209,26 +209,3 @@ def test_contradictions(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> 
     # Variables that paddlempi set follow MPI, whose world may be a part of the launcher's.
     assert environment.contradiction(3, 4) is None
     assert shown()["WORLD_SIZE"] == "4"
-
-
-@pytest.mark.parametrize(
-    ("started", "variables", "size"),
-    [
-        (None, {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "4"}, 4),
-        (None, {"WORLD_SIZE": "4"}, 0),
-        (None, {"TORCHELASTIC_RUN_ID": "x"}, 0),
-        (PRTERUN, {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "8"}, 0),
-        # mpirun starts 8 torchruns, and each of them starts 4 processes.
-        (PRTERUN, {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "32"}, 32),
-    ],
-)
-def test_torchrun(
-    launched: Launched,
-    monkeypatch: pytest.MonkeyPatch,
-    started: Place | None,
-    variables: dict[str, str],
-    size: int,
-) -> None:
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert launched(started).torchrun_size() == size

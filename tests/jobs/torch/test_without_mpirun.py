@@ -1,0 +1,175 @@
+"""torch's groups over ranks that torchrun, spawn or the program has started, without an MPI."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ports import unused
+
+TRAIN = """
+import os, sys
+import torch
+import torch.distributed as dist
+
+torch.set_num_threads(1)
+backend = sys.argv[1]
+assert dist.is_mpi_available() and dist.is_backend_available("mpi")
+dist.init_process_group(backend)
+rank, attempt = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+assert dist.get_world_size() == 2 and rank == int(os.environ["RANK"])
+x = torch.tensor([1.0 + rank])
+dist.all_reduce(x)
+assert x.item() == 3
+names = [None, None]
+dist.all_gather_object(names, rank)
+assert names == [0, 1]
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+model(torch.full((2, 4), 1.0 + rank)).sum().backward()
+assert model.module.weight.grad.eq(3).all()
+gloo = dist.new_group(backend="gloo")
+dist.all_reduce(x, group=gloo)
+assert x.item() == 6
+if len(sys.argv) > 2 and attempt < int(sys.argv[2]) and rank == attempt % 2:
+    os.kill(os.getpid(), 9)
+dist.barrier()
+dist.destroy_process_group()
+assert not any("libmpi" in line for line in open("/proc/self/maps")), "it has loaded an MPI"
+dist.init_process_group("gloo")
+dist.all_reduce(x)
+assert x.item() == 12
+assert type(dist.new_group(backend="mpi")).__name__ == "ProcessGroupMPI"
+dist.destroy_process_group()
+print(f"done in attempt {attempt}", flush=True)
+"""
+
+
+def run(*command: str, **variables: str) -> str:
+    """Run a Python program; return its output. Fail unless it succeeds."""
+    done = subprocess.run(
+        [sys.executable, *command],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def torchrun(*words: str) -> str:
+    options = ["--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
+    return run("-m", "torch.distributed.run", *options, *words)
+
+
+@pytest.mark.parametrize("backend", ["mpi", "paddlempi", "cpu:mpi"])
+def test_torchrun(tmp_path: Path, backend: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    assert torchrun(str(script), backend).count("done") == 2
+
+
+def test_torchrun_restarts(tmp_path: Path) -> None:
+    """The store, its port and all keys stay, and another rank dies in each attempt."""
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    output = torchrun("--max-restarts=2", str(script), "mpi", "2")
+    assert output.count("done in attempt 2") == 2, output
+
+
+def test_run_np(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    variables = {"TORCHELASTIC_RESTART_COUNT": "0"}
+    output = run("-m", "paddlempi", "run", "-np", "2", str(script), "mpi", **variables)
+    assert output.count("done") == 2
+
+
+SPAWN = """
+import os, sys
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+PORTS = [int(word) for word in sys.argv[2:]]
+FILE = "file://" + sys.argv[1]
+
+def train(rank, way):
+    torch.set_num_threads(1)
+    numbers = {"rank": rank, "world_size": 2}
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(PORTS[0])}
+    if way == "variables":
+        os.environ.update(variables, RANK=str(rank), WORLD_SIZE="2")
+        dist.init_process_group("mpi")
+    elif way == "address":
+        os.environ.update(variables)
+        dist.init_process_group("mpi", **numbers)
+    elif way == "file":
+        dist.init_process_group("mpi", init_method=FILE, **numbers)
+    elif way == "tcp":
+        dist.init_process_group("mpi", init_method=f"tcp://127.0.0.1:{PORTS[1]}", **numbers)
+    elif way == "torch's tcp":
+        dist.init_process_group("paddlempi", init_method=f"tcp://127.0.0.1:{PORTS[2]}", **numbers)
+    elif way == "store":
+        store = dist.TCPStore("127.0.0.1", PORTS[3], 2, rank == 0)
+        dist.init_process_group("mpi", store=store, **numbers)
+    elif way == "gloo":
+        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{PORTS[4]}", **numbers)
+    group = dist.new_group(backend="mpi") if way == "gloo" else None
+    x = torch.tensor([1.0 + rank])
+    dist.all_reduce(x, group=group)
+    assert x.item() == 3
+    dist.destroy_process_group()
+    print("done", way, flush=True)
+
+if __name__ == "__main__":
+    for way in ("variables", "address", "file", "tcp", "torch's tcp", "store", "gloo"):
+        mp.spawn(train, (way,), nprocs=2)
+    assert not os.path.exists(sys.argv[1])
+"""
+
+
+def test_spawn(tmp_path: Path) -> None:
+    script = tmp_path / "spawn.py"
+    script.write_text(SPAWN)
+    ports = [str(unused()) for _ in range(5)]
+    assert run(str(script), str(tmp_path / "meeting"), *ports).count("done") == 14
+
+
+WRONG = """
+import sys
+import torch.distributed as dist
+from paddlempi.errors import ArgumentError, Error, TimeoutError
+from datetime import timedelta
+
+for given, kind, text in (
+    ({"rank": 0, "world_size": 2}, ArgumentError, "MASTER_ADDR and MASTER_PORT not set"),
+    ({"rank": 2, "world_size": 2, "init_method": "file://" + sys.argv[1]}, ArgumentError, "from 0"),
+    (
+        {"rank": 0, "world_size": 2, "init_method": "file://" + sys.argv[1],
+         "timeout": timedelta(seconds=1)},
+        TimeoutError,
+        "rank(s) [1] of 2 had not come",
+    ),
+):
+    try:
+        dist.init_process_group("mpi", **given)
+    except Error as error:
+        assert isinstance(error, kind) and text in str(error), error
+    else:
+        raise AssertionError("no error")
+    assert not dist.is_initialized()
+print("done")
+"""
+
+
+def test_what_is_wrong(tmp_path: Path) -> None:
+    script = tmp_path / "wrong.py"
+    script.write_text(WRONG)
+    assert "done" in run(str(script), str(tmp_path / "meeting"))
+    assert not (tmp_path / "meeting").exists()
