@@ -285,10 +285,10 @@ func (a *Args) shareOut(c *bounce.Call) {
 	case a.Code == op.Exscan:
 		c.Last = a.Rank
 		c.Gives = a.Rank < a.Size-1
+	case a.Code == op.ReduceScatter || a.Code == op.AllReduce && a.Size == 2:
 	case a.Code == op.Reduce && a.Size == 2:
 		c.Gives = a.Rank != a.Root
-	case a.Code == op.AllReduce && a.Size == 2 && bounce.Direct:
-	case a.Code != op.ReduceScatter:
+	default:
 		c.Kind = bounce.Sliced
 	}
 }

@@ -24,6 +24,9 @@ const (
 // runRounds carries out c on this thread. All members have arrived.
 func (c *collective) runRounds(alg *coll.Algorithm) error {
 	g := c.g
+	if err := c.pack(); err != nil {
+		return err
+	}
 	if err := alg.Begin(&c.args, &c.prog); err != nil {
 		return err
 	}
@@ -31,21 +34,42 @@ func (c *collective) runRounds(alg *coll.Algorithm) error {
 	if g.Env.Node.Crowded() {
 		spin = 0
 	}
-	deadline := time.Time{}
-	for looks := 0; ; looks++ {
+	var deadline, asked time.Time
+	for {
 		state, err := g.bounce.Run(roundsSteps, spin)
-		switch {
-		case state == bounce.Done || err != nil:
+		if state == bounce.Done || err != nil {
 			return err
-		case deadline.IsZero():
-			deadline = time.Now().Add(c.timeout)
-		case state == bounce.Moving && looks%lookEvery != 0:
-		default:
-			if err := c.awaitRounds(deadline); err != nil {
-				return err
-			}
+		}
+		now := time.Now()
+		if deadline.IsZero() {
+			deadline, asked = now.Add(c.timeout), now
+		}
+		switch {
+		case state == bounce.Pending:
+			err = c.awaitRounds(deadline)
+		case now.Sub(asked) >= work.InterruptEvery: // a long tensor may keep this member from ever waiting
+			asked = now
+			err = c.whyStop(deadline)
+		}
+		if err != nil {
+			return err
 		}
 	}
+}
+
+// whyStop returns why this member must not go on with the rounds of c, nil if it may.
+func (c *collective) whyStop(deadline time.Time) error {
+	g := c.g
+	if time.Now().After(deadline) {
+		return c.roundsTimeout()
+	}
+	if err := g.EndingError(world.Describe(c.sig)); err != nil {
+		return err
+	}
+	if err := c.outOfRounds(); err != nil || g.Env.Interrupt == nil {
+		return err
+	}
+	return g.Env.Interrupt()
 }
 
 // awaitRounds waits until this member can go on with the rounds of c. Each wait begins with short pauses, because another member works on

@@ -15,8 +15,6 @@ package bounce
 import "C"
 
 import (
-	"os"
-	"strconv"
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/mem"
@@ -43,20 +41,29 @@ const (
 )
 
 const (
-	// windowBytes is the length of a slot. A window of each of two ranks stays in the caches of their cores.
-	windowBytesX = 128 << 10
-	// shortest is the least length of a lane for which windows are cut shorter, so that two ranks copy at once.
-	shortestX = 16 << 10
-	// cutInto is how many windows a tensor has that would fit into one.
-	cutIntoX = 2
+	// windowBytes is the length of a slot in a group of few ranks. Windows of 32 KiB have more rounds; of longer ones, what a rank
+	// reads again is no more in the first cache of its core.
+	windowBytes = 64 << 10
+	// laneBytes and longestWindow are for larger groups, where a window has a lane for each rank.
+	laneBytes     = 4 << 10
+	longestWindow = 256 << 10
+	// ringBytes is the length of the slots of all ranks together. A slot is used again when the caches of the cores that have read it
+	// have lost it to others: to write to a line that another core still holds takes six times as long (measured).
+	ringBytes = 4 << 20
+	// aheadOf is how many windows a rank publishes before it takes those of the others. It is few, because a reduction reads its own
+	// tensor again.
+	aheadOf = 2
 	// line is what lanes and slices are multiples of.
 	line = 64
 )
 
 // window returns the length of a slot in a group of n ranks. There is a line for each rank.
-func window(n int) int64 { return max(windowBytes, int64(n)*line) }
+func window(n int) int64 {
+	return max(windowBytes, min(int64(n)*laneBytes, longestWindow), int64(n)*line)
+}
 
-func slots(n int) int { return int(max(4, min(32, knob("BR", 4<<20)/(int64(n)*window(n))))) }
+// slots returns how many slots a block has.
+func slots(n int) int { return int(max(2*aheadOf, ringBytes/(int64(n)*window(n)))) }
 
 // BlockBytes returns the length of the block of a rank, in a group of n ranks.
 func BlockBytes(n int) int64 {
@@ -105,7 +112,7 @@ func NewTeam(blocks []unsafe.Pointer, me, yieldEvery int) (*Team, error) {
 	t.give, t.get = unsafe.Slice(carve[C.pb_row](&room, n), n), unsafe.Slice(carve[C.pb_row](&room, n), n)
 	list, src := carve[unsafe.Pointer](&room, n), carve[unsafe.Pointer](&room, n)
 	copy(unsafe.Slice(list, n), blocks)
-	*t.c = C.pb_op{n: C.int32_t(n), me: C.int32_t(me), window: C.int64_t(window(n)), slots: C.int32_t(slots(n)), ahead: C.int32_t(knob("BA", 2)), give: &t.give[0], get: &t.get[0],
+	*t.c = C.pb_op{n: C.int32_t(n), me: C.int32_t(me), window: C.int64_t(window(n)), slots: C.int32_t(slots(n)), ahead: aheadOf, give: &t.give[0], get: &t.get[0],
 		block: (**C.pb_head)(unsafe.Pointer(list)), src: src, run: folder}
 	return t, nil
 }
@@ -154,9 +161,6 @@ func cut(longest, lane int64) (step, rounds int64) {
 	}
 	lane &^= line - 1
 	rounds = (longest + lane - 1) / lane
-	if rounds < cutInto && longest >= cutInto*shortest {
-		rounds = cutInto
-	}
 	step = ((longest+rounds-1)/rounds + line - 1) &^ (line - 1)
 	return step, (longest + step - 1) / step
 }
@@ -184,13 +188,3 @@ func (t *Team) DamagedBy() int { return int(t.c.damaged) - 1 }
 func (t *Team) Idle() bool {
 	return C.pb_idle(t.c.block, t.c.n, t.c.me, C.uint64_t(t.rounds)) != 0
 }
-
-func knob(name string, v int64) int64 {
-	if s := os.Getenv(name); s != "" {
-		v, _ = strconv.ParseInt(s, 10, 64)
-	}
-	return v
-}
-
-var windowBytes, shortest, cutInto = knob("BW", 64<<10), knob("BS", 16<<10), knob("BC", 2)
-var Direct = knob("BD", 0) == 1

@@ -35,13 +35,16 @@ const (
 )
 
 // Bytes returns how much memory the processes of a world share.
-func Bytes(size int) int64 { return int64(size) * int64(size) * stride }
+func Bytes(size int) int64 { return bellsOf(size) + int64(size)*int64(size)*stride }
 
 // office has the messages of this process.
 type office struct {
 	rank, size int
 
 	mu        sync.Mutex
+	bells     []bell   // by rank; nil in a small world
+	rung      uint64   // this rank's bell, when it was read last
+	stalled   bool     // something was left in a ring
 	out       []outbox // by rank
 	in        []inbox  // by rank
 	contexts  map[uint64]*context
@@ -124,6 +127,10 @@ type message struct {
 func newOffice(shared []byte, rank, size int) *office {
 	o := &office{rank: rank, size: size, out: make([]outbox, size), in: make([]inbox, size), contexts: map[uint64]*context{},
 		asked: map[uint64]*sending{}, filling: map[uint64]*receiving{}, matched: map[uint64]*message{}}
+	if bellsOf(size) > 0 {
+		o.bells = unsafe.Slice((*bell)(unsafe.Pointer(unsafe.SliceData(shared))), size)
+		shared = shared[bellsOf(size):]
+	}
 	for r := range size {
 		o.out[r].ring, o.in[r].ring = ringAt(shared, size, rank, r), ringAt(shared, size, r, rank)
 	}
@@ -150,8 +157,10 @@ func (o *office) Poll(requests []uintptr) (done int) {
 
 // progress moves what can be moved. The caller holds mu, also of all methods below.
 func (o *office) progress() {
-	for r := range o.size {
-		o.collect(r)
+	if o.mustLook() {
+		for r := range o.size {
+			o.collect(r)
+		}
 	}
 	o.pull()
 	for r := range o.size {
@@ -205,7 +214,21 @@ func (o *office) deliver(to int) {
 	}
 	if wrote {
 		out.show()
+		if o.bells != nil {
+			o.bells[to].count.Add(1)
+		}
 	}
+}
+
+// mustLook tells whether something may have come. The bell is read before what it rings for.
+func (o *office) mustLook() bool {
+	if o.bells == nil {
+		return true
+	}
+	count := o.bells[o.rank].count.Load()
+	look := count != o.rung || o.stalled
+	o.rung, o.stalled = count, false
+	return look
 }
 
 // gone ends what had to be written.
@@ -225,7 +248,11 @@ func (o *office) collect(from int) {
 		return
 	}
 	read := false
-	for o.kept < mostKept {
+	for {
+		if o.kept >= mostKept {
+			o.stalled = true
+			break
+		}
 		there, sound := in.come()
 		if sound && there == 0 {
 			break

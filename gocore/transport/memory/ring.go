@@ -21,6 +21,24 @@ type ring struct {
 	mine       uint64 // what this side has written or read: the other side may damage the shared word
 }
 
+// bell counts what was written to one rank, so that it need not look at the rings of all others. In a small world that
+// costs more than it saves.
+type bell struct {
+	count atomic.Uint64
+	_     [128 - 8]byte // a pair of cache lines of its own
+}
+
+// smallWorld is the most ranks that look at all rings.
+var smallWorld = 8
+
+// bellsOf returns the bytes of the bells, which lie before the rings.
+func bellsOf(size int) int64 {
+	if size <= smallWorld {
+		return 0
+	}
+	return int64(size) * int64(unsafe.Sizeof(bell{}))
+}
+
 // ringAt returns the ring of a sender and a receiver in the memory of a world.
 func ringAt(shared []byte, size, from, to int) ring {
 	at := shared[(from*size+to)*stride:]
