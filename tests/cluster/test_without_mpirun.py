@@ -10,8 +10,9 @@ from pathlib import Path
 import expectations
 import pytest
 import reports
+from conftest import installed
 from hosts import Hosts, Result
-from mpis import MPI, ROOT
+from mpis import MPI
 from test_torch import has_torch
 
 TWO_BY_TWO = (("h1", 2), ("h2", 2))
@@ -22,10 +23,13 @@ PORTS = itertools.count(29500)  # of rank 0's store; each job has its own
 @pytest.fixture(params=["mpich", "impi"])
 def startable(request: pytest.FixtureRequest) -> MPI:
     """The MPIs that start without mpirun."""
-    found = MPI(request.param, ROOT / f".venv-{request.param}")
-    if not found.python.exists():
-        pytest.skip(f"no {found.python}: make .venv-{found.name}/.package makes it")
-    return found
+    return installed(request.param)
+
+
+@pytest.fixture
+def mpich() -> MPI:
+    """One of them, where they do not differ."""
+    return installed("mpich")
 
 
 def start(hosts: Hosts, commands: Sequence[tuple[str, str]], env: dict[str, str]) -> Result:
@@ -82,9 +86,9 @@ def test_hosts_with_unequal_numbers_of_ranks(startable: MPI, hosts: Hosts) -> No
 
 
 @pytest.mark.parametrize("how", ["exits", "is killed"])
-def test_a_rank_that_dies_is_named_on_every_host(startable: MPI, hosts: Hosts, how: str) -> None:
+def test_a_rank_that_dies_is_named_on_every_host(mpich: MPI, hosts: Hosts, how: str) -> None:
     with reports.directory(hosts) as place:
-        result = run(hosts, startable, TWO_BY_TWO, [reports.HERE / "ranks_start.py", place, how])
+        result = run(hosts, mpich, TWO_BY_TWO, [reports.HERE / "ranks_start.py", place, how])
         found = reports.read(place)
     assert not result.timed_out and not result.strays, str(result)
     assert [r["rank"] for r in found] == [0, 2, 3], str(result)
@@ -102,13 +106,10 @@ def test_open_mpi_says_what_to_install(openmpi: MPI, hosts: Hosts) -> None:
         assert "pip install mpich, or pip install impi-rt" in report["message"]
 
 
-def test_an_mpi_that_was_started_alone_before(hosts: Hosts) -> None:
-    mpi = MPI("mpich", ROOT / ".venv-mpich")
-    if not mpi.python.exists():
-        pytest.skip(f"no {mpi.python}: make .venv-mpich/.package makes it")
+def test_an_mpi_that_was_started_alone_before(mpich: MPI, hosts: Hosts) -> None:
     with reports.directory(hosts) as place:
         program = [reports.HERE / "ranks_start.py", place, "alone before"]
-        result = run(hosts, mpi, (("h1", 1), ("h2", 1)), program)
+        result = run(hosts, mpich, (("h1", 1), ("h2", 1)), program)
         found = reports.read(place)
     assert not result.timed_out and not result.strays, str(result)
     assert [r["error"] for r in found] == ["LauncherError"] * 2, str(result)
@@ -118,23 +119,21 @@ def test_an_mpi_that_was_started_alone_before(hosts: Hosts) -> None:
     assert there.startswith("rank 1 cannot start MPI"), "rank 0 is told"
 
 
-@pytest.mark.parametrize("backend", ["mpi", "paddlempi"])
-def test_torchrun_on_two_hosts(hosts: Hosts, backend: str) -> None:
-    mpi, torch = MPI("mpich", ROOT / ".venv-mpich"), MPI("openmpi", ROOT / ".venv-openmpi")
-    library = mpi.prefix / "lib" / "libmpi.so.12"
-    if not library.exists() or not torch.python.exists() or not has_torch(torch):
-        pytest.skip("torch or MPICH is not installed")
+def test_torchrun_on_two_hosts(mpich: MPI, openmpi: MPI, hosts: Hosts) -> None:
+    if not has_torch(openmpi):
+        pytest.skip("torch is not installed")
+    library = mpich.prefix / "lib" / "libmpi.so.12"
     port = next(PORTS)
     with reports.directory(hosts) as place:
-        program = [reports.HERE / "ranks_torchrun.py", place, backend]
+        program = [reports.HERE / "ranks_torchrun.py", place]
         commands = []
         for number, host in enumerate(("h1", "h2")):
-            words = [torch.python, "-m", "torch.distributed.run", "--nnodes=2"]
+            words = [openmpi.python, "-m", "torch.distributed.run", "--nnodes=2"]
             words += ["--nproc-per-node=2", f"--node-rank={number}"]
             words += ["--master-addr=h1", f"--master-port={port}", *program]
             told = f"PADDLEMPI_MPI={library} OMP_NUM_THREADS=1"
             commands.append((host, f"{told} {shlex.join(map(str, words))}"))
-        result = start(hosts, commands, torch.environment())
+        result = start(hosts, commands, openmpi.environment())
         found = reports.read(place)
     assert result.code == 0 and not result.timed_out and not result.strays, str(result)
     assert [r["rank"] for r in found] == [0, 1, 2, 3], str(result)
