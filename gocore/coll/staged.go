@@ -462,7 +462,7 @@ func (s *stager) onHost(ln *lane, lo, hi int64) error {
 	switch {
 	case pairwise:
 		return exchange(&host, s.p, host.Send, host.Recv)
-	case uneven && host.Code == op.AllGather: // Intel MPI's nonblocking allgatherv hangs if a rank gives nothing (measured)
+	case uneven && host.Code == op.AllGather && !host.NoMPI: // Intel MPI's nonblocking allgatherv hangs if a rank gives nothing (measured)
 		return exchange(&host, s.p, slices.Repeat(host.Send, host.Size), host.Recv)
 	}
 	host.Count = hi - lo
