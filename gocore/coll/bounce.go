@@ -235,7 +235,7 @@ func (a *Args) beginRounds(p *Program) error {
 		return err
 	}
 	t, elem := a.Trait(), a.elem()
-	c := bounce.Call{Kind: bounce.Copy, Apart: t.Send.PerRank(), Last: a.Size, Gives: Gives(a), Gets: a.WritesRecv(), Elem: elem}
+	c := bounce.Call{Kind: bounce.Copy, Apart: t.Send.PerRank(), Last: a.Size, Gives: Gives(a), Gets: a.WritesRecv(), Result: totalCount(a.Recv) * elem, Elem: elem}
 	if t.Gives == op.Root {
 		c.First, c.Last = a.Root, a.Root+1
 	}
@@ -369,6 +369,7 @@ func (a *Args) compare(table *pairs) error {
 func (a *Args) beginPairs(sends, recvs []Part, table *pairs) {
 	c := bounce.Call{Kind: bounce.Copy, Apart: true, Last: a.Size, Gives: true, Gets: true, Elem: a.elem()}
 	for r := range a.Size {
+		c.Result += recvs[r].Count * a.elem()
 		for to := range a.Size {
 			c.Longest = max(c.Longest, table.sent(r, to)*a.elem())
 		}

@@ -396,7 +396,7 @@ func (w *fakeWorld) everyAlgorithm(t *testing.T, what string, sig *Sig, make fun
 		some.Any = sig.Any | Piecewise
 		w.everyEnabled(t, what+", in pieces", &some, make)
 		if sig.Size > 1 {
-			some.NoMPI, some.Agreed = true, sig.Agreed|ForBounce
+			some.NoMPI, some.Nodes, some.Rails, some.Agreed = true, 0, 0, sig.Agreed|ForBounce
 			w.everyEnabled(t, what+", in pieces and without MPI", &some, make)
 			some.Any = sig.Any | Device
 			w.everyEnabled(t, what+", a rank's on a device and without MPI", &some, make)
