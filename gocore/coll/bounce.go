@@ -1,6 +1,7 @@
 package coll
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -321,6 +322,14 @@ func (t *pairs) row(r int) []int64           { return t.rows[r*2*t.n : (r+1)*2*t
 func (t *pairs) sent(from, to int) int64     { return t.row(from)[to] }
 func (t *pairs) expected(to, from int) int64 { return t.row(to)[t.n+from] }
 
+// longest returns the length of the longest share.
+func (t *pairs) longest() (most int64) {
+	for from := range t.n {
+		most = max(most, slices.Max(t.row(from)[:t.n]))
+	}
+	return most
+}
+
 // pairsScratch returns what addPairs takes.
 func (a *Args) pairsScratch() int64 { return pad(16 * int64(a.Size) * int64(a.Size)) }
 
@@ -367,12 +376,9 @@ func (a *Args) compare(table *pairs) error {
 
 // beginPairs begins the rounds of an all_to_all with these lengths. What is sent lies apart from what is received.
 func (a *Args) beginPairs(sends, recvs []Part, table *pairs) {
-	c := bounce.Call{Kind: bounce.Copy, Apart: true, Last: a.Size, Gives: true, Gets: true, Elem: a.elem()}
+	c := bounce.Call{Kind: bounce.Copy, Apart: true, Last: a.Size, Gives: true, Gets: true, Longest: table.longest() * a.elem(), Elem: a.elem()}
 	for r := range a.Size {
 		c.Result += recvs[r].Count * a.elem()
-		for to := range a.Size {
-			c.Longest = max(c.Longest, table.sent(r, to)*a.elem())
-		}
 		a.Bounce.team.Give(r, sends[r].Data, sends[r].Count*a.elem())
 		a.Bounce.team.Get(r, recvs[r].Data, recvs[r].Count*a.elem())
 	}
