@@ -11,7 +11,7 @@ import expectations
 import pytest
 import reports
 from conftest import installed
-from hosts import Hosts, Result
+from hosts import NETWORK, Hosts, Result
 from mpis import MPI
 from test_torch import has_torch
 
@@ -117,7 +117,7 @@ def test_torchrun_on_two_hosts(mpich: MPI, openmpi: MPI, hosts: Hosts) -> None:
         for number, host in enumerate(("h1", "h2")):
             words = [openmpi.python, "-m", "torch.distributed.run", "--nnodes=2"]
             words += ["--nproc-per-node=2", f"--node-rank={number}"]
-            words += ["--master-addr=h1", f"--master-port={port}", *program]
+            words += [f"--master-addr={NETWORK}.1", f"--master-port={port}", *program]
             told = f"PADDLEMPI_MPI={library} OMP_NUM_THREADS=1"
             commands.append((host, f"{told} {shlex.join(map(str, words))}"))
         result = start(hosts, commands, openmpi.environment())

@@ -26,6 +26,7 @@ def total():
     dist.all_reduce(x)
     return x[4999]
 
+library = None
 if what == "alone before" and rank == 1:
     library = ctypes.CDLL(_native.control("info", sys_prefix=sys.prefix)["mpi"]["path"])
     library.MPI_Init_thread(None, None, 3, ctypes.byref(ctypes.c_int()))
@@ -48,6 +49,8 @@ try:
     print("right", flush=True)
 except dist.Error as error:
     print(type(error).__name__, error, flush=True)
+    if library:
+        library.MPI_Finalize()
     sys.exit(3)
 """
 
