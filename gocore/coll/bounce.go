@@ -154,7 +154,7 @@ func (e *DamagedBlock) Error() string { return "a block of the algorithm bounce 
 // carried out by bounce. All members have the same answer, unless their tensors are in memory of different kinds or they exchange shares of different
 // lengths.
 func WantsBounce(a *Args, flags arrive.Flags) bool {
-	if a.Bounce == nil || !hasAlgorithm("bounce", a.Code) {
+	if a.Bounce == nil || !hasAlgorithm("bounce", a.Code) && a.Code != op.AllReduceCoalesced { // that packs its tensors for an all_reduce
 		return false
 	}
 	if alg := a.Forced.of(a.Code); a.NoMPI || alg != nil && alg.Name == "bounce" {

@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import paddlempi_starts
+
 from . import _exit, _marks, _native, memory
 from ._ops import Op
 from .errors import (
@@ -316,8 +318,16 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
 
 
 def is_available() -> bool:
-    """Whether there is an MPI library and the core can be loaded. Does not start MPI."""
+    """Whether :func:`init_process_group` can work here. Does not start MPI.
+
+    There is an MPI library, or this process was started as a rank that needs none; and the core
+    can be loaded.
+    """
+    start = paddlempi_starts.nearest()[1]
     try:
+        if is_initialized() or start is not None and paddlempi_starts.possible(start):
+            _native.load()
+            return True
         return _native.control("info", sys_prefix=sys.prefix, mpi=None)["mpi"] is not None
     except Error:
         return False

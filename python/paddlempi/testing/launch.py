@@ -187,6 +187,8 @@ def _without_mpi(np: int, argv: Sequence[str], env: Mapping[str, str]) -> Comman
     code = "import sys; from paddlempi.cli import ranks; "
     code += "sys.exit(ranks.run(int(sys.argv[1]), sys.argv[2:]))"
     full = {k: v for k, v in env.items() if not k.startswith(_RANK_PREFIXES)}
+    folder = os.path.dirname(sys.executable)
+    full["PATH"] = os.pathsep.join([folder, full.get("PATH", os.defpath)])
     return Command([sys.executable, "-c", code, str(np), *argv], full, "node")
 
 

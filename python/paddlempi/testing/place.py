@@ -47,7 +47,9 @@ def _started(start: paddlempi_starts.Start) -> Place:
     """Return the place of a rank that no MPI's launcher has started."""
     rank, size = int(os.environ[start.rank]), int(os.environ[start.size])
     here = os.environ.get("LOCAL_WORLD_SIZE") == os.environ[start.size]
-    words = [os.environ.get(name, "") for name in (start.sign, *start.address, *start.endpoints)]
+    # A sign may be the same in two jobs. The port is not, while both run.
+    names = (start.sign, *start.address, *start.endpoints, "MASTER_PORT")
+    words = [os.environ.get(name, "") for name in names]
     return Place(rank, size, start.name, "/".join(words) if here else None)
 
 

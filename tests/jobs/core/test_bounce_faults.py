@@ -75,7 +75,9 @@ def stopped_in_a_transfer() -> None:
         began = time.monotonic()
         try:
             while time.monotonic() < began + 2.5:
-                work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group, async_op=asynchronous)
+                work = dist.all_reduce(
+                    tensor, op=dist.ReduceOp.MAX, group=group, async_op=asynchronous
+                )
                 if asynchronous:
                     work.wait()
         except errors.TimeoutError as error:
@@ -148,7 +150,9 @@ def interrupted_in_a_transfer() -> None:
 
 @pytest.mark.one_mpi
 def test_killed_in_a_transfer() -> None:
-    ended = job.run(3, killed_in_a_transfer, options=("--with-ft", "ulfm"))  # only Open MPI's launcher lets the others live
+    ended = job.run(
+        3, killed_in_a_transfer, options=("--with-ft", "ulfm")
+    )  # only Open MPI's launcher lets the others live
     for rank in (0, 1):
         ended.stamp(f"raised-{rank}")
     assert not [name for name in os.listdir("/dev/shm") if "paddlempi" in name]

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from paddlempi import _native
+from ranks_tools import needs_mpi
 from tensors import Kind, Layout, noise
 
 # On a node these make no calls of MPI. tests/cluster/test_halos.py has several nodes.

@@ -281,12 +281,14 @@ def test_several_indexes_in_flight(dist: ModuleType, rank: int, size: int) -> No
 @pytest.mark.mpi(min=2)
 def test_an_index_of_a_call_that_fails(dist: ModuleType, rank: int, size: int, run: Any) -> None:
     tensors = many(dist, rank)
-    before = used(dist)
+    group = dist.new_group(timeout=0.4)
+    for one in (None, group):
+        run(dist.all_reduce_coalesced, many(dist, rank), ReduceOp.SUM, one)
+    before = used(dist)  # with what a group takes once
     mine = tensors[:-1] if rank == 0 else tensors
     with pytest.raises(MismatchError):
         run(dist.all_reduce_coalesced, mine)
     assert used(dist) == before
-    group = dist.new_group(timeout=0.4)
     if rank == 0:  # the others never come
         with pytest.raises(TimeoutError, match="never came"):
             run(dist.all_reduce_coalesced, tensors, ReduceOp.SUM, group)
