@@ -244,7 +244,8 @@ def _begin(world: World, store: Any, arguments: dict[str, Any]) -> dict[str, Any
             world = world._replace(way="alone")
     from .start.joining import Joining  # only where no launcher's MPI knows the ranks
 
-    joining = Joining(world, store, arguments["timeout"], _version())
+    named = arguments["mpi"] is not None
+    joining = Joining(world, store, arguments["timeout"], _version(), named)
     try:
         answer = _native.control("init", **arguments, world=joining.arguments)
     except BaseException as error:
@@ -325,7 +326,7 @@ def is_available() -> bool:
     """
     start = paddlempi_starts.nearest()[1]
     try:
-        if is_initialized() or start is not None and paddlempi_starts.possible(start):
+        if is_initialized() or (start is not None and paddlempi_starts.possible(start)):
             _native.load()
             return True
         return _native.control("info", sys_prefix=sys.prefix, mpi=None)["mpi"] is not None

@@ -25,6 +25,7 @@ class Joining:
         store: the ``store`` of the init, or None.
         seconds: the deadline of the init.
         version: of this package; it must be the same on all ranks.
+        by_mpi: the init names an MPI, which carries the messages then.
 
     Raises:
         TimeoutError: some ranks did not come; ``ranks`` are those.
@@ -34,9 +35,14 @@ class Joining:
             is gone.
     """
 
-    def __init__(self, world: World, store: Any, seconds: float, version: str) -> None:
+    def __init__(
+        self, world: World, store: Any, seconds: float, version: str, by_mpi: bool = False
+    ) -> None:
         deadline = time.monotonic() + seconds
-        same = {worlds.TRANSPORT: worlds.transport(), "the version of paddlempi": version}
+        transport = "node" if world.way == "alone" else worlds.transport()
+        if by_mpi:
+            transport = "mpi"
+        same = {worlds.TRANSPORT: transport, "the version of paddlempi": version}
         rank, size = world.rank, world.size
         opened: Store | None = None
         try:
@@ -63,7 +69,7 @@ class Joining:
             "size": size,
             "id": number,
             "exchange": self._server.descriptor,
-            "transport": "node" if world.way == "alone" else worlds.transport(),
+            "transport": transport,
         }
         """The argument ``world`` of the core's method ``init``, which closes the descriptor."""
 
