@@ -99,13 +99,20 @@ import torch.multiprocessing as mp
 PORTS = [int(word) for word in sys.argv[2:]]
 FILE = "file://" + sys.argv[1]
 
-def train(rank, way):
+def train(rank):
     torch.set_num_threads(1)
+    for way in ("variables", "address", "file", "tcp", "torch's tcp", "store", "gloo"):
+        one(rank, way)
+
+def one(rank, way):
     numbers = {"rank": rank, "world_size": 2}
     variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(PORTS[0])}
     if way == "variables":
-        os.environ.update(variables, RANK=str(rank), WORLD_SIZE="2")
+        told = dict(variables, RANK=str(rank), WORLD_SIZE="2")
+        os.environ.update(told)
         dist.init_process_group("mpi")
+        for name in told:
+            del os.environ[name]
     elif way == "address":
         os.environ.update(variables)
         dist.init_process_group("mpi", **numbers)
@@ -128,8 +135,7 @@ def train(rank, way):
     print("done", way, flush=True)
 
 if __name__ == "__main__":
-    for way in ("variables", "address", "file", "tcp", "torch's tcp", "store", "gloo"):
-        mp.spawn(train, (way,), nprocs=2)
+    mp.spawn(train, nprocs=2)
     assert not os.path.exists(sys.argv[1])
 """
 
