@@ -316,9 +316,18 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
 
 
 def is_available() -> bool:
-    """Whether there is an MPI library and the core can be loaded. Does not start MPI."""
+    """Whether :func:`init_process_group` may succeed here. Does not start MPI.
+
+    The core can be loaded, and there is an MPI library, or no MPI's launcher has started this
+    process and others: then the ranks of one node need no MPI.
+    """
+    from .start import worlds
+
     try:
-        return _native.control("info", sys_prefix=sys.prefix, mpi=None)["mpi"] is not None
+        if _native.control("info", sys_prefix=sys.prefix, mpi=None)["mpi"] is not None:
+            return True
+        world = worlds.find()
+        return world.way != "mpi" or world.size == 1
     except Error:
         return False
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 import os
 from typing import Any, NamedTuple
 
+import paddlempi_place
 import paddlempi_starts
 from paddlempi_starts import MEET, TRANSPORT, Start
 
@@ -40,6 +41,7 @@ class World(NamedTuple):
     """What was found, in words."""
     rank: int = 0
     size: int = 1
+    """The number of ranks; 1 also if MPI shall say it."""
     method: str = ""
     """Where they meet, an ``init_method``; "": in the store that was given."""
 
@@ -78,7 +80,8 @@ def find(rank: int = -1, size: int = -1, method: str | None = None, store: Any =
                 f"as one of {place.size}: start them with python -m paddlempi run -np {place.size}"
                 f", or with torchrun; or unset {TRANSPORT}"
             )
-        return World("mpi", f"{place.name} (process {place.pid}) has started this process")
+        why = f"{place.name} (process {place.pid}) has started this process"
+        return World("mpi", why, max(place.rank, 0), place.size)
     if start is not None:
         return _of_start(start, rank, size, method, store)
     if method is not None or store is not None or size > 1:
@@ -94,7 +97,12 @@ def find(rank: int = -1, size: int = -1, method: str | None = None, store: Any =
         return World(
             "store", "RANK and WORLD_SIZE are set", _number("RANK"), _number("WORLD_SIZE"), method
         )
-    return World("alone" if asked == "node" else "mpi", "no launcher has started this process")
+    if asked == "node":
+        return World("alone", "no launcher has started this process")
+    # A container may hide a launcher, and then its variables tell only that there are others.
+    hidden = paddlempi_place.find(hidden=True)
+    size = 1 if hidden is None else hidden.size
+    return World("mpi", "no launcher has started this process", size=size)
 
 
 def _tells(rank: int, size: int, method: str | None, store: Any) -> bool:
