@@ -110,6 +110,12 @@ func (a *Args) reduceGathered(dst, gathered unsafe.Pointer, n int64, ranks int) 
 
 // gatherSlices gives all slices to all ranks. Each rank has its slice in buf, in its place.
 func (a *Args) gatherSlices(p *Program, buf unsafe.Pointer, sl []slice) error {
+	if a.NoMPI {
+		a.gatherByBounce(p, sl[0].count*a.elem(), func(r int) (unsafe.Pointer, int64) {
+			return a.at(buf, sl[r].from), sl[r].count * a.elem()
+		})
+		return nil
+	}
 	last := sl[len(sl)-1]
 	if total := (last.from + last.count) * a.elem(); total > mpi.MaxCount {
 		for i, s := range sl {

@@ -56,12 +56,21 @@ var allToAllUnevenMPI = Algorithm{Name: "pairwise", callsMPI: true, Memory: host
 	return exchange(a, p, sends, recvs)
 }}
 
-// lengthsScratch returns the scratch memory of agreeOnLengths.
-func (a *Args) lengthsScratch() int64 { return pad(int64(8 * (2*a.Size + 2))) }
+// lengthsScratch returns the scratch memory of agreeOnLengths, and what exchange takes of the same kind without MPI.
+func (a *Args) lengthsScratch() int64 {
+	if a.NoMPI {
+		return 2 * a.pairsScratch()
+	}
+	return pad(int64(8 * (2*a.Size + 2)))
+}
 
 // agreeOnLengths tells every rank how much the others send it. If a rank expects another length,
 // all ranks fail.
 func agreeOnLengths(a *Args, p *Program, sends, recvs []Part) error {
+	if a.NoMPI {
+		_, err := a.addPairs(p, sends, recvs)
+		return err
+	}
 	block, err := p.Alloc(int64(8 * (2*a.Size + 2)))
 	if err != nil {
 		return err

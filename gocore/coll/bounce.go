@@ -1,6 +1,7 @@
 package coll
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -27,6 +28,7 @@ type Bounce struct {
 
 	mu    sync.Mutex
 	block unsafe.Pointer // this rank's, in its heap; nil: it has none yet
+	freed bool           // Free was called: Told is not there any more
 
 	// The collective that is under way owns these. They are nil before the first one.
 	team *bounce.Team
@@ -48,7 +50,7 @@ func (b *Bounce) told(member int) *heap.Location {
 func (b *Bounce) Ready() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.block != nil {
+	if b.block != nil || b.freed { // what is called then learns that the group was destroyed
 		return nil
 	}
 	own, err := b.Heap()
@@ -113,6 +115,7 @@ func (b *Bounce) release() {
 func (b *Bounce) Free() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.freed = true
 	idle := b.team == nil || b.team.Idle()
 	if b.team != nil {
 		b.team.Free()
@@ -190,7 +193,7 @@ var allToAllUnevenBounce = Algorithm{Name: "bounce", Memory: hostMemory, Enabled
 	return nil
 }}
 
-func byBounce(s *Sig) bool { return s.Local && s.Agreed&ForBounce != 0 }
+func byBounce(s *Sig) bool { return s.Local && s.Size > 1 && s.Agreed&ForBounce != 0 }
 
 // unevenPairs tells whether the ranks know the lengths of all shares only when they have told each other.
 func unevenPairs(s *Sig) bool { return s.Trait().Shares == op.Pairwise && s.Agreed&Even == 0 }
@@ -233,7 +236,7 @@ func (a *Args) beginRounds(p *Program) error {
 		return err
 	}
 	t, elem := a.Trait(), a.elem()
-	c := bounce.Call{Kind: bounce.Copy, Apart: t.Send.PerRank(), Last: a.Size, Gives: Gives(a), Gets: a.WritesRecv(), Elem: elem}
+	c := bounce.Call{Kind: bounce.Copy, Apart: t.Send.PerRank(), Last: a.Size, Gives: Gives(a), Gets: a.WritesRecv(), Result: totalCount(a.Recv) * elem, Elem: elem}
 	if t.Gives == op.Root {
 		c.First, c.Last = a.Root, a.Root+1
 	}
@@ -319,6 +322,14 @@ func (t *pairs) row(r int) []int64           { return t.rows[r*2*t.n : (r+1)*2*t
 func (t *pairs) sent(from, to int) int64     { return t.row(from)[to] }
 func (t *pairs) expected(to, from int) int64 { return t.row(to)[t.n+from] }
 
+// longest returns the length of the longest share.
+func (t *pairs) longest() (most int64) {
+	for from := range t.n {
+		most = max(most, slices.Max(t.row(from)[:t.n]))
+	}
+	return most
+}
+
 // pairsScratch returns what addPairs takes.
 func (a *Args) pairsScratch() int64 { return pad(16 * int64(a.Size) * int64(a.Size)) }
 
@@ -334,18 +345,8 @@ func (a *Args) addPairs(p *Program, sends, recvs []Part) (*pairs, error) {
 	for i := range n {
 		mine[i], mine[n+i] = sends[i].Count, recvs[i].Count
 	}
-	a.addRoundsOf(p, func() error {
-		if err := a.Bounce.open(a.Code); err != nil {
-			return err
-		}
-		team, bytes := a.Bounce.team, 16*int64(n)
-		for r := range n {
-			team.Get(r, unsafe.Pointer(&table.row(r)[0]), bytes)
-		}
-		team.Give(0, unsafe.Pointer(&mine[0]), bytes)
-		team.Begin(&bounce.Call{Kind: bounce.Copy, Last: n, Gives: true, Gets: true, Longest: bytes, Elem: 1})
-		return nil
-	})
+	bytes := 16 * int64(n)
+	a.gatherByBounce(p, bytes, func(r int) (unsafe.Pointer, int64) { return unsafe.Pointer(&table.row(r)[0]), bytes })
 	p.Do(func() error { return a.compare(table) })
 	return table, nil
 }
@@ -375,13 +376,61 @@ func (a *Args) compare(table *pairs) error {
 
 // beginPairs begins the rounds of an all_to_all with these lengths. What is sent lies apart from what is received.
 func (a *Args) beginPairs(sends, recvs []Part, table *pairs) {
-	c := bounce.Call{Kind: bounce.Copy, Apart: true, Last: a.Size, Gives: true, Gets: true, Elem: a.elem()}
+	c := bounce.Call{Kind: bounce.Copy, Apart: true, Last: a.Size, Gives: true, Gets: true, Longest: table.longest() * a.elem(), Elem: a.elem()}
 	for r := range a.Size {
-		for to := range a.Size {
-			c.Longest = max(c.Longest, table.sent(r, to)*a.elem())
-		}
+		c.Result += recvs[r].Count * a.elem()
 		a.Bounce.team.Give(r, sends[r].Data, sends[r].Count*a.elem())
 		a.Bounce.team.Get(r, recvs[r].Data, recvs[r].Count*a.elem())
 	}
 	a.Bounce.team.Begin(&c)
+}
+
+// What follows is for parts of other algorithms in a group without MPI.
+
+// gatherByBounce appends rounds in which all ranks get what each has, of longest bytes at most. place says where what rank r has lies here, or
+// goes.
+func (a *Args) gatherByBounce(p *Program, longest int64, place func(r int) (unsafe.Pointer, int64)) {
+	a.addRoundsOf(p, func() error {
+		if err := a.Bounce.open(a.Code); err != nil {
+			return err
+		}
+		team := a.Bounce.team
+		for r := range a.Size {
+			data, bytes := place(r)
+			team.Get(r, data, bytes)
+			if r == a.Rank {
+				team.Give(0, data, bytes)
+			}
+		}
+		team.Begin(&bounce.Call{Kind: bounce.Copy, Last: a.Size, Gives: true, Gets: true, Longest: longest, Elem: 1})
+		return nil
+	})
+}
+
+// exchangeByBounce is exchange without messages.
+func (a *Args) exchangeByBounce(p *Program, sends, recvs []Part) error {
+	table, err := a.addPairs(p, sends, recvs)
+	if err != nil {
+		return err
+	}
+	a.addRoundsOf(p, func() error {
+		a.beginPairs(sends, recvs, table)
+		return nil
+	})
+	return nil
+}
+
+// leastByBounce appends rounds in which all ranks get the least of what each has in words[0], in words[1].
+func (a *Args) leastByBounce(p *Program, words []int32) {
+	a.addRoundsOf(p, func() error {
+		if err := a.Bounce.open(a.Code); err != nil {
+			return err
+		}
+		team, bytes := a.Bounce.team, int64(op.Int32.Size())
+		team.Give(0, unsafe.Pointer(&words[0]), bytes)
+		team.Get(0, unsafe.Pointer(&words[1]), bytes)
+		team.Begin(&bounce.Call{Kind: bounce.Reduce, Last: a.Size, Gives: true, Gets: true, Longest: bytes, Elem: bytes,
+			Fold: reduce.NewFold(op.Int32, op.Min, a.Size, 0)})
+		return nil
+	})
 }

@@ -16,6 +16,10 @@ func (a *Args) minOverRanks(p *Program, words []int32, ok bool, word int32) *int
 	if ok {
 		words[0] = 1<<31 - 1
 	}
+	if a.NoMPI {
+		a.leastByBounce(p, words)
+		return &words[1]
+	}
 	t, _ := a.Lib.TypeOf(op.Int32)
 	o, _ := a.Lib.OpOf(op.Min, op.Int32)
 	c := p.Call()

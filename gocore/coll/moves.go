@@ -80,6 +80,9 @@ func (t *messageBatch) flush() {
 // exchange sends sends[i] to rank i and fills recvs[i] from it. The part for this rank itself is
 // copied. Bytes moved by each rank: the length of the parts.
 func exchange(a *Args, p *Program, sends, recvs []Part) error {
+	if a.NoMPI {
+		return a.exchangeByBounce(p, sends, recvs)
+	}
 	t := messageBatch{a: a, p: p}
 	for d := 1; d < a.Size; d++ {
 		to, from := (a.Rank+d)%a.Size, (a.Rank-d+a.Size)%a.Size

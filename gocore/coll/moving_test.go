@@ -236,6 +236,7 @@ func TestAllToAll(t *testing.T) {
 
 func TestAllToAllOfLengthsThatDoNotMatch(t *testing.T) {
 	lengthsThatDoNotMatch(t, &allToAllUnevenMPI, false)
+	lengthsThatDoNotMatch(t, &allToAllUnevenBounce, false)
 }
 
 // lengthsThatDoNotMatch has one rank send another length than its peer expects. All ranks return an

@@ -88,6 +88,8 @@ func flagOf(alg *Algorithm) arrive.Flags {
 		return Inline
 	case &mapped:
 		return Mapped
+	case &bounced, &allToAllUnevenBounce:
+		return ForBounce
 	}
 	return 0
 }

@@ -201,6 +201,9 @@ func (s *stager) blockScratch(sd *side) int64 {
 
 // lanesUsed returns how many lanes the pieces use.
 func (s *stager) lanesUsed() int {
+	if s.args.NoMPI && unevenPairs(&s.args.Sig) { // the other ranks may have more pieces
+		return s.mostLanes()
+	}
 	return int(min(int64(s.mostLanes()), max(1, (s.count+s.piece-1)/s.piece)))
 }
 
@@ -225,7 +228,7 @@ func (s *stager) begin() error {
 		}
 	}
 	if a.Trait().Shares == op.Pairwise && unevenShares(&a.Sig) {
-		if err := agreeOnLengths(a, s.p, s.send.lengths(), s.recv.lengths()); err != nil {
+		if err := s.agreeOnLengths(); err != nil {
 			return err
 		}
 	}
@@ -235,6 +238,24 @@ func (s *stager) begin() error {
 		s.p.Do(s.start)
 	}
 	return nil
+}
+
+// agreeOnLengths appends the exchange of the lengths of all shares. Without MPI all ranks take part in the transfer of every piece, so
+// that all have as many as the rank with the longest share.
+func (s *stager) agreeOnLengths() error {
+	a := s.args
+	if !a.NoMPI {
+		return agreeOnLengths(a, s.p, s.send.lengths(), s.recv.lengths())
+	}
+	table, err := a.addPairs(s.p, s.send.lengths(), s.recv.lengths())
+	if err == nil {
+		s.p.Do(func() error {
+			s.count = table.longest()
+			s.piece = a.pieceOf(s.count, a.pieceBytes())
+			return nil
+		})
+	}
+	return err
 }
 
 // copySend copies all that is sent before the first result is written, because a tensor that
@@ -462,7 +483,7 @@ func (s *stager) onHost(ln *lane, lo, hi int64) error {
 	switch {
 	case pairwise:
 		return exchange(&host, s.p, host.Send, host.Recv)
-	case uneven && host.Code == op.AllGather: // Intel MPI's nonblocking allgatherv hangs if a rank gives nothing (measured)
+	case uneven && host.Code == op.AllGather && !host.NoMPI: // Intel MPI's nonblocking allgatherv hangs if a rank gives nothing (measured)
 		return exchange(&host, s.p, slices.Repeat(host.Send, host.Size), host.Recv)
 	}
 	host.Count = hi - lo

@@ -77,9 +77,13 @@ func (m *ipcCall) build() error {
 		}
 		return nil
 	})
-	c := p.Call()
-	c.Fn, c.Comm, c.InPlace = mpi.FnAllgather, a.Comm, true
-	c.RecvBuf, c.RecvCount, c.RecvType = block, ipc.Bytes, a.Lib.Byte()
+	if a.NoMPI {
+		a.gatherByBounce(p, ipc.Bytes, func(r int) (unsafe.Pointer, int64) { return unsafe.Pointer(&m.records[r]), ipc.Bytes })
+	} else {
+		c := p.Call()
+		c.Fn, c.Comm, c.InPlace = mpi.FnAllgather, a.Comm, true
+		c.RecvBuf, c.RecvCount, c.RecvType = block, ipc.Bytes, a.Lib.Byte()
+	}
 	p.Do(m.agree)
 	return nil
 }

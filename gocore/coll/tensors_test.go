@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/paddlempi/paddlempi/gocore/coll/bounce"
 	"github.com/paddlempi/paddlempi/gocore/heap"
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
@@ -102,6 +103,7 @@ type fakeWorld struct {
 	stages  []unsafe.Pointer // of levels
 	libs    []mpi.Library
 	engines []*work.Engine
+	bounces []*Bounce
 	node    *fakeNode // nil until a test needs it
 	inHeap  bool      // calls places tensors in the heaps of the ranks
 }
@@ -130,6 +132,29 @@ func (w *fakeWorld) levels(rank int) *Levels {
 	return l
 }
 
+// bounce returns what a rank needs for bounce. Its block is ready, and stays until the tests end.
+func (w *fakeWorld) bounce(rank int) *Bounce {
+	if w.bounces == nil {
+		n := len(w.libs)
+		told, err := mem.Alloc(BounceWords(n))
+		if err != nil {
+			panic(err)
+		}
+		for i := range n {
+			b := &Bounce{Rank: i, Size: n, YieldEvery: 4, Told: told,
+				Heap: func() (*heap.Heap, error) { return heapOf(i), nil },
+				Hold: func(member int, l heap.Location, bytes int64) (heap.Ref, error) {
+					return fakeHeaps[member%len(fakeHeaps)].view.Acquire(l, bytes)
+				}}
+			if err := b.Ready(); err != nil {
+				panic(err)
+			}
+			w.bounces = append(w.bounces, b)
+		}
+	}
+	return w.bounces[rank]
+}
+
 // calls makes the calls of all ranks. The test fills in the buffers.
 func (w *fakeWorld) calls(like Args) []*rankCall {
 	out := make([]*rankCall, len(w.libs))
@@ -137,7 +162,7 @@ func (w *fakeWorld) calls(like Args) []*rankCall {
 		a := like
 		a.Lib, a.Comm, a.Wire, a.Rank, a.Size = lib, lib.World(), mpifake.World(lib), i, len(w.libs)
 		a.Notes = fakeNotes(a.Size)
-		a.Levels = w.levels(i)
+		a.Levels, a.Bounce = w.levels(i), w.bounce(i)
 		out[i] = &rankCall{args: a}
 		if w.inHeap {
 			out[i].heap = heapOf(i)
@@ -193,8 +218,8 @@ func (w *fakeWorld) carryOut(alg *Algorithm, how form, calls []*rankCall) []erro
 
 func (w *fakeWorld) one(alg *Algorithm, how form, rank int, s *rankCall) (err error) {
 	var p Program
-	p.Reset(w.libs[rank])
 	a := &s.args
+	p.Reset(a.Lib)
 	if alg.scratch != nil {
 		if err := p.Reserve(alg.scratch(a)); err != nil {
 			return err
@@ -210,6 +235,10 @@ func (w *fakeWorld) one(alg *Algorithm, how form, rank int, s *rankCall) (err er
 			}
 			reserved = len(p.scratch)
 		}
+	}
+	if how == blocking && alg.rounds != nil {
+		defer p.Close()
+		return s.inRounds(alg, &p)
 	}
 	s.flip() // until the program starts, the tensors hold wrong data
 	err = alg.build(a, &p)
@@ -244,6 +273,19 @@ func (w *fakeWorld) one(alg *Algorithm, how form, rank int, s *rankCall) (err er
 		err = fmt.Errorf("%s of %s takes more scratch memory than its Scratch tells", alg.Name, a.Code)
 	}
 	return err
+}
+
+// inRounds carries out a call by bounce on this thread, as package group does.
+func (s *rankCall) inRounds(alg *Algorithm, p *Program) error {
+	if err := alg.Begin(&s.args, p); err != nil {
+		return err
+	}
+	for {
+		if state, err := s.args.Bounce.Run(100, 10); state == bounce.Done || err != nil {
+			return err
+		}
+		runtime.Gosched()
+	}
 }
 
 // spreadPart is a part whose elements lie elsewhere, with gaps, while a call is under way.
@@ -353,6 +395,14 @@ func (w *fakeWorld) everyAlgorithm(t *testing.T, what string, sig *Sig, make fun
 		w.everyEnabled(t, what+", a rank's on a device", &some, make)
 		some.Any = sig.Any | Piecewise
 		w.everyEnabled(t, what+", in pieces", &some, make)
+		if sig.Size > 1 {
+			some.NoMPI, some.Nodes, some.Rails, some.Agreed = true, 0, 0, sig.Agreed|ForBounce
+			w.everyEnabled(t, what+", in pieces and without MPI", &some, make)
+			some.Any = sig.Any | Device
+			w.everyEnabled(t, what+", a rank's on a device and without MPI", &some, make)
+			some.Any = sig.Any
+			w.everyEnabled(t, what+", without MPI", &some, make)
+		}
 	}
 }
 
@@ -386,6 +436,9 @@ func (w *fakeWorld) check(t *testing.T, what string, alg *Algorithm, how form, s
 	allowed := true
 	for _, s := range calls {
 		s.args.Sig = *sig
+		if sig.NoMPI {
+			s.args.MPI = MPI{}
+		}
 		if sig.Any&(Device|Piecewise) != 0 {
 			s.args.DeviceArgs = &DeviceArgs{PieceBytes: 8 << 10}
 		}

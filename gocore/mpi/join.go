@@ -69,6 +69,9 @@ func overOldUCX(version, device string) error {
 
 // CanSpawn is about Intel MPI 2021.18, too: MPI_Comm_spawn is a segmentation fault without one of these settings (measured).
 func (l *library) CanSpawn() error {
+	if l.alone {
+		return status.New(status.Unsupported, "it is mpirun that starts processes for MPI, and no mpirun has started this job: start it with %s", host().mpirunOf(l.info))
+	}
 	if l.info.Name == "Intel MPI" && !l.intel.on() && !strings.EqualFold(l.intel.fabrics, "ofi") {
 		return status.New(status.Unsupported, "Intel MPI can start processes only if I_MPI_SPAWN=1 is set before it is initialised (mpirun -genv I_MPI_SPAWN 1 ...)")
 	}

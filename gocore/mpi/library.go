@@ -27,6 +27,7 @@ type library struct {
 	user     []Op
 	requests requests
 	intel    intelSetting
+	alone    bool // no launcher has started this process (Start)
 	stuck    bool // MPI_Init has not returned: another thread waits in it for good
 }
 
@@ -97,6 +98,7 @@ func (l *library) initialise(s *Start, want C.int, level *C.int) error {
 	if s == nil {
 		return init()
 	}
+	l.alone = true
 	err := s.Init(l.info, init)
 	l.stuck = begun.Load() && !over.Load()
 	return err

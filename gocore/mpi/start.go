@@ -41,8 +41,8 @@ func checkStartable(lib Info) error {
 		return nil
 	}
 	version, _, _ := strings.Cut(lib.Version, ",")
-	return status.New(status.Launcher, "the ranks of this job are on several nodes and were not started by mpirun, "+
-		"but %s (%s; it is %s) can be started by its mpirun only: %s, or start the job with Open MPI's mpirun",
+	return status.New(status.Launcher, "no mpirun has started the ranks of this job, and the MPI that is to connect them, "+
+		"%s (%s; it is %s), can be started by its mpirun only: %s, or start the job with Open MPI's mpirun",
 		lib.Path, version, lib.Why, installStartable)
 }
 
@@ -52,7 +52,7 @@ func (s *system) noneStarts(o Options, looked []string) error {
 	if found, _, err := s.discover(o); err == nil {
 		return checkStartable(Info{Path: found.Path, Why: found.Why, Name: "Open MPI", Version: "Open MPI"})
 	}
-	return status.New(status.MPINotFound, "the ranks of this job are on several nodes, and no MPI library was found that could connect them: %s, "+
+	return status.New(status.MPINotFound, "no MPI library was found that could connect the ranks of this job, which no mpirun has started: %s, "+
 		"or name one with %s=/path/libmpi.so or init_process_group(mpi=...). Looked at:\n  %s", installStartable, EnvLibrary, strings.Join(looked, "\n  "))
 }
 

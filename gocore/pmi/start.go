@@ -175,7 +175,12 @@ func (a *attempt) agree(mine standing) (standing, error) {
 			return standing{}, status.New(status.Launcher, "rank %d has told the others no standing before MPI's start: %.80q", r, row).WithRanks(r)
 		}
 	}
-	return all[0], compare(all)
+	if err := compare(all); err != nil {
+		// The store may end with rank 0's process. So no rank goes before all have read why.
+		_, _ = a.gather(nil)
+		return standing{}, err
+	}
+	return all[0], nil
 }
 
 // compare returns an error if the ranks do not all stand as rank 0 does.

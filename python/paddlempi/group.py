@@ -247,8 +247,8 @@ def _begin(world: World, store: Any, arguments: dict[str, Any]) -> dict[str, Any
         answer = _native.control("init", **arguments, world=joining.arguments)
     except BaseException as error:
         failed = joining.end()
-        if isinstance(failed, Error) and isinstance(error, Exception):
-            raise failed from None  # the core has it as a text
+        if isinstance(failed, Error) and isinstance(error, Exception) and str(failed) in str(error):
+            raise failed from None  # the core has it as a text, if it has no other reason
         raise
     joining.end()
     return answer

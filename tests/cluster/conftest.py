@@ -43,16 +43,17 @@ def slurm(hosts: Hosts) -> Slurm:
 @pytest.fixture(scope="session", params=mpis.NAMES)
 def mpi(request: pytest.FixtureRequest) -> mpis.MPI:
     """Every MPI, one after another."""
-    return _installed(request.param)
+    return installed(request.param)
 
 
 @pytest.fixture(scope="session")
 def openmpi() -> mpis.MPI:
     """Open MPI, for what no other launcher does."""
-    return _installed("openmpi")
+    return installed("openmpi")
 
 
-def _installed(name: str) -> mpis.MPI:
+def installed(name: str) -> mpis.MPI:
+    """Return an MPI; skip the test if it is not installed."""
     found = mpis.MPI(name, mpis.ROOT / f".venv-{name}")
     reason = requirements.venv_missing(found.python)
     if reason:

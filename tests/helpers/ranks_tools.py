@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import paddlempi as dist
+import pytest
+from paddlempi import _native
 from paddlempi import errors as errors
 
 # A busy machine may give a process no core for seconds.
@@ -90,6 +92,12 @@ def works(group: Any = None) -> None:
     dist.all_reduce(x, group=group)
     size = dist.get_world_size(group)
     assert (x == size * (size + 1) / 2).all(), x
+
+
+def needs_mpi() -> None:
+    """Skip the test if no MPI carries this world."""
+    if _native.control("info")["transport"] != "mpi":
+        pytest.skip("no MPI carries this world")
 
 
 def over_nodes() -> bool:

@@ -50,9 +50,11 @@ const (
 	// ringBytes is the length of the slots of all ranks together. A slot is used again when the caches of the cores that have read it
 	// have lost it to others: to write to a line that another core still holds takes six times as long (measured).
 	ringBytes = 4 << 20
-	// aheadOf is how many windows a rank publishes before it takes those of the others. It is few, because a reduction reads its own
-	// tensor again.
+	// aheadOf is how many windows a rank publishes before it reduces those of the others. It is few, because it reads its own tensor
+	// again then. Where nothing is reduced, a rank goes ahead as far as its slots let it.
 	aheadOf = 2
+	// cachedResult is the length of a result from which on it is copied past the caches.
+	cachedResult = 8 << 20
 	// line is what lanes and slices are multiples of.
 	line = 64
 )
@@ -94,6 +96,7 @@ type Call struct {
 	Gives       bool  // this rank gives something to others
 	Gets        bool  // this rank has a result
 	Longest     int64 // bytes of the longest row that any rank gives
+	Result      int64 // bytes of this rank's result
 	Elem        int64 // bytes of an element
 	Fold        reduce.Fold
 }
@@ -112,7 +115,7 @@ func NewTeam(blocks []unsafe.Pointer, me, yieldEvery int) (*Team, error) {
 	t.give, t.get = unsafe.Slice(carve[C.pb_row](&room, n), n), unsafe.Slice(carve[C.pb_row](&room, n), n)
 	list, src := carve[unsafe.Pointer](&room, n), carve[unsafe.Pointer](&room, n)
 	copy(unsafe.Slice(list, n), blocks)
-	*t.c = C.pb_op{n: C.int32_t(n), me: C.int32_t(me), window: C.int64_t(window(n)), slots: C.int32_t(slots(n)), ahead: aheadOf, give: &t.give[0], get: &t.get[0],
+	*t.c = C.pb_op{n: C.int32_t(n), me: C.int32_t(me), window: C.int64_t(window(n)), slots: C.int32_t(slots(n)), give: &t.give[0], get: &t.get[0],
 		block: (**C.pb_head)(unsafe.Pointer(list)), src: src, run: folder}
 	return t, nil
 }
@@ -149,6 +152,11 @@ func (t *Team) Begin(c *Call) {
 	o.before, o.rounds = C.uint64_t(t.rounds), C.uint64_t(rounds)
 	o.kind, o.lanes, o.step = C.int32_t(c.Kind), C.int32_t(lanes), C.int64_t(step)
 	o.first, o.last, o.gives, o.gets = C.int32_t(c.First), C.int32_t(c.Last), number(c.Gives), number(c.Gets)
+	o.ahead = aheadOf
+	if c.Kind == Copy {
+		o.ahead = o.slots
+	}
+	o.past = number(c.Result >= cachedResult)
 	o.elem, o.fold = C.int64_t(c.Elem), *(*C.pmpi_fold)(unsafe.Pointer(&c.Fold))
 	t.rounds += uint64(rounds)
 	C.pb_begin(o)

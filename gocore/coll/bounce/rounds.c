@@ -4,6 +4,9 @@
 #include <sched.h>
 #include <stddef.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
 
 static void pause_once(void) {
 #if defined(__x86_64__)
@@ -24,6 +27,8 @@ static void store(const uint64_t *at, uint64_t round) {
 static int64_t least(int64_t a, int64_t b) {
 	return a < b ? a : b;
 }
+
+enum { LINE = 64 };
 
 static int64_t lines(int64_t bytes) {
 	return (bytes + 63) & ~(int64_t)63;
@@ -68,6 +73,27 @@ static int64_t slice(const pb_op *op, int rank, int64_t bytes, int64_t *n) {
 static void copy(char *to, const char *from, int64_t n) {
 	if (n > 0 && to != from)
 		memcpy(to, from, (size_t)n);
+}
+
+/* copy_out copies to a result. Of a long one the processor would fetch every line first, only to overwrite it. */
+static void copy_out(const pb_op *op, char *to, const char *from, int64_t n)
+{
+#if defined(__x86_64__)
+	if (op->past && to != from && n >= 4 * LINE) {
+		int64_t head = -(intptr_t)to & (LINE - 1);
+		copy(to, from, head);
+		for (to += head, from += head, n -= head; n >= LINE; to += LINE, from += LINE, n -= LINE) {
+			__m128i a = _mm_loadu_si128((const __m128i *)from), b = _mm_loadu_si128((const __m128i *)from + 1);
+			__m128i c = _mm_loadu_si128((const __m128i *)from + 2), d = _mm_loadu_si128((const __m128i *)from + 3);
+			_mm_stream_si128((__m128i *)to, a);
+			_mm_stream_si128((__m128i *)to + 1, b);
+			_mm_stream_si128((__m128i *)to + 2, c);
+			_mm_stream_si128((__m128i *)to + 3, d);
+		}
+		_mm_sfence();
+	}
+#endif
+	copy(to, from, n);
 }
 
 /* has tells whether a rank has come to `round` by its counter. No rank can be further than the
@@ -177,7 +203,7 @@ static int fetch(pb_op *op) {
 		if (!has(op, i, &op->block[i]->reduced, round))
 			return 0;
 		from = slice(op, i, row.bytes, &n);
-		copy(row.at + from, result_of(op, i, round), n);
+		copy_out(op, row.at + from, result_of(op, i, round), n);
 		op->taken++;
 	}
 	if (!op->gets || op->taken == op->n - 1) {
@@ -211,7 +237,7 @@ static int take(pb_op *op) {
 			if (i != op->me && !has(op, i, &op->block[i]->published, round))
 				return 0;
 			to = now(op, &op->get[i], k);
-			copy(to.at,
+			copy_out(op, to.at,
 				 i == op->me ? now(op, &op->give[lane], k).at
 							 : window_of(op, i, round) + lane * op->step,
 				 to.bytes);

@@ -307,7 +307,7 @@ func (c *Comm) Dup(transport.Wait) (transport.Comm, error) {
 // Node implements transport.Exchange: all ranks are on this node.
 func (c *Comm) Node() (transport.Exchange, error) { return c.Dup(nil) }
 
-// Create implements transport.Comm.
+// Create implements transport.Comm. The keys of Comms of several ranks differ.
 func (c *Comm) Create(ranks []int, key uint64) (transport.Comm, error) {
 	members := make([]int, len(ranks))
 	words := []uint64{key, 0}
@@ -317,6 +317,12 @@ func (c *Comm) Create(ranks []int, key uint64) (transport.Comm, error) {
 		}
 		members[i] = c.members[r]
 		words = append(words, uint64(r))
+	}
+	if len(ranks) == 1 { // nobody else has to know it, and many have the same key
+		c.o.mu.Lock()
+		c.o.numbers++
+		words = append(words, c.o.numbers)
+		c.o.mu.Unlock()
 	}
 	return c.o.comm(c.child(words...), members), nil
 }

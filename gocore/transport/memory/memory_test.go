@@ -513,3 +513,24 @@ func TestRelease(t *testing.T) {
 	assert.Equal(t, 1, given)
 	assert.Equal(t, 0, c.Poller().Poll(nil))
 }
+
+// Comms of this rank alone are apart, although they have one key.
+func TestCommsOfOne(t *testing.T) {
+	all := world(t, 2)
+	first, err := all[1].Create([]int{1}, 0)
+	require.NoError(t, err)
+	second, err := all[1].Create([]int{1}, 0)
+	require.NoError(t, err)
+	p, b := room(t, 8)
+	fill(b, 5)
+	out, err := first.Send(p, 8, 0, 3)
+	require.NoError(t, err)
+	_, found, err := second.Probe(0, 3)
+	require.NoError(t, err)
+	assert.False(t, found)
+	q, got := room(t, 8)
+	in, err := first.Receive(q, 8, 0, 3)
+	require.NoError(t, err)
+	finish(t, all[1], out, in)
+	assert.Equal(t, b, got)
+}

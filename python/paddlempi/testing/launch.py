@@ -99,8 +99,8 @@ def command(
     Args:
         np: number of ranks. It may be greater than the number of cores.
         argv: the command that every rank runs.
-        mpi, prefix: which mpirun, as in ``mpirun_path``. "node": ``python -m paddlempi run -np``,
-            without MPI, for an ``argv`` that begins with a Python.
+        mpi, prefix: which mpirun, as in ``mpirun_path``. "node": ranks without MPI, as of
+            ``python -m paddlempi run -np``.
         env: the environment of the job. Default: the environment of this process. Variables that
             a launcher has set for a rank are left out, so that a rank can start a job.
         options: more options for this mpirun.
@@ -184,14 +184,10 @@ def run(
 
 
 def _without_mpi(np: int, argv: Sequence[str], env: Mapping[str, str]) -> Command:
-    python, *words = argv
-    if not Path(python).name.startswith("python"):
-        raise ValueError(f"mpi='node': the ranks run Python, and {python!r} is no Python")
-    path = shutil.which(python)
-    if path is None:
-        raise FileNotFoundError(f"there is no {python}")
+    code = "import sys; from paddlempi.cli import ranks; "
+    code += "sys.exit(ranks.run(int(sys.argv[1]), sys.argv[2:]))"
     full = {k: v for k, v in env.items() if not k.startswith(_RANK_PREFIXES)}
-    return Command([path, "-m", "paddlempi", "run", "-np", str(np), *words], full, "node")
+    return Command([sys.executable, "-c", code, str(np), *argv], full, "node")
 
 
 def _argv(target: Target, scratch: Path, prefix: str | os.PathLike[str] | None) -> list[str]:

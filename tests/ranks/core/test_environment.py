@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch_environment
-from ranks_tools import over_nodes
+from ranks_tools import needs_mpi, over_nodes
 
 
 def test_variables_are_those_of_mpi(
@@ -17,6 +17,7 @@ def test_variables_are_those_of_mpi(
     for name in (*torch_environment.NAMES, "PADDLEMPI_FILLED"):
         monkeypatch.setenv(name, "")  # so that pytest restores it afterwards
         monkeypatch.delenv(name)
+    needs_mpi()  # else who started the ranks has set them
     environment = torch_environment.load()
     environment.fill()
     found = {name: os.environ[name] for name in torch_environment.NAMES}

@@ -256,6 +256,7 @@ def test_a_group_of_its_own(dist: ModuleType, rank: int, size: int) -> None:
 
 def test_dims_are_those_of_mpi(dist: ModuleType, size: int) -> None:
     """A 0 is chosen as MPI chooses it, here for few ranks; Go's tests have more."""
+    needs_mpi()
     path = _native.control("info", sys_prefix=sys.prefix, mpi=None)["mpi"]["path"]
     create = ctypes.CDLL(path).MPI_Dims_create
     for dims in ([0], [0, 0], [0, 0, 0], [0] * 4, [size, 0], [1, 0, 0]):

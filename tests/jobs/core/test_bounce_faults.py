@@ -1,0 +1,168 @@
+"""Ranks that die, stop or are interrupted in a collective of ordinary tensors, which go through blocks of the node."""
+
+from __future__ import annotations
+
+import os
+
+import job
+import pytest
+
+
+def killed_in_a_transfer() -> None:
+    """Rank 2 is killed in a series of calls, on threads that wait and by works. The others know who it was."""
+    import os
+    import signal
+    import threading
+    import time
+
+    import numpy as np
+    from ranks_tools import dist, errors, leave_together, start
+
+    rank = start()
+    groups = [dist.new_group() for _ in range(2)]
+    tensor = np.ones(4 << 20, np.float32)
+    results = np.empty((3, 4 << 20), np.float32)
+    dist.barrier()
+    if rank == 2:
+        threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+    for asynchronous, group in enumerate(groups):
+        began = time.monotonic()
+        try:
+            while time.monotonic() < began + 20.0:
+                tensor[:] = 1
+                work = dist.all_reduce(tensor, group=group, async_op=bool(asynchronous))
+                if work is not None:
+                    work.wait()
+                assert (tensor == 3).all()
+                dist.all_gather(list(results), tensor, group=group)
+        except errors.PeerDiedError as error:
+            assert list(error.ranks) == [2], error
+            tensor[:] = 7  # nobody writes there any more
+            time.sleep(0.2)
+            assert (tensor == 7).all()
+        else:
+            raise AssertionError("it was not noticed")
+    leave_together(rank)
+
+
+def stopped_in_a_transfer() -> None:
+    """Rank 1 is stopped in the middle of a call. The other one names it at its deadline, and both go on."""
+    import os
+    import signal
+    import time
+
+    import numpy as np
+    from ranks_tools import dist, done, errors, start, works
+
+    rank = start()
+    pids = [None] * 2
+    dist.all_gather_object(pids, os.getpid())
+    tensor = np.ones(16 << 20, np.float32)
+    modes = [False, True]
+    for _ in range(12):
+        asynchronous = modes[0]
+        group = dist.new_group(timeout=1.0)
+        dist.barrier()
+        if rank == 0:
+            child = os.fork()
+            if child == 0:
+                time.sleep(0.05)
+                os.kill(pids[1], signal.SIGSTOP)
+                time.sleep(2.0)
+                os.kill(pids[1], signal.SIGCONT)
+                os._exit(0)
+        outcome = ""
+        began = time.monotonic()
+        try:
+            while time.monotonic() < began + 2.5:
+                work = dist.all_reduce(
+                    tensor, op=dist.ReduceOp.MAX, group=group, async_op=asynchronous
+                )
+                if asynchronous:
+                    work.wait()
+        except errors.TimeoutError as error:
+            outcome = str(error)
+            assert time.monotonic() < began + 2.0 or rank == 1, error
+            assert list(error.ranks) == [1] or rank == 1, error
+        except errors.GroupBrokenError as error:
+            outcome = str(error)
+        if rank == 0:
+            os.waitpid(child, 0)
+        dist.monitored_barrier(timeout=20.0)
+        works()
+        outcomes = [None] * 2
+        dist.all_gather_object(outcomes, outcome)
+        assert outcomes[0], outcomes
+        if "transfer did not end" in outcomes[0]:
+            assert outcomes[1], outcomes
+            modes.pop(0)
+            if not modes:
+                break
+    else:
+        raise AssertionError("it was never stopped in a transfer")
+    done()
+
+
+def interrupted_in_a_transfer() -> None:
+    """Ctrl-C while rank 0 waits for rank 1, which is stopped: the call ends at once."""
+    import os
+    import signal
+    import time
+
+    import numpy as np
+    from ranks_tools import dist, done, errors, start, works
+
+    rank = start()
+    pids = [None] * 2
+    dist.all_gather_object(pids, os.getpid())
+    tensor = np.ones(16 << 20, np.float32)
+    group = dist.new_group()
+    dist.barrier()
+    if rank == 0:
+        child = os.fork()
+        if child == 0:
+            time.sleep(0.1)
+            os.kill(pids[1], signal.SIGSTOP)
+            time.sleep(0.5)
+            os.kill(pids[0], signal.SIGINT)
+            time.sleep(1.0)
+            os.kill(pids[1], signal.SIGCONT)
+            os._exit(0)
+    began = time.monotonic()
+    caught = ""
+    try:
+        while time.monotonic() < began + 4.0:
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
+    except KeyboardInterrupt:
+        caught = "interrupted"
+        assert time.monotonic() < began + 1.4, "not before the rank went on"
+    except errors.GroupBrokenError as error:
+        caught = str(error)
+    if rank == 0:
+        os.waitpid(child, 0)
+        assert caught == "interrupted"
+    else:
+        assert "was interrupted" in caught, caught
+    dist.monitored_barrier(timeout=20.0)
+    works()
+    done()
+
+
+@pytest.mark.one_mpi
+def test_killed_in_a_transfer() -> None:
+    ended = job.run(
+        3, killed_in_a_transfer, options=("--with-ft", "ulfm")
+    )  # only Open MPI's launcher lets the others live
+    for rank in (0, 1):
+        ended.stamp(f"raised-{rank}")
+    assert not [name for name in os.listdir("/dev/shm") if "paddlempi" in name]
+
+
+@pytest.mark.one_mpi
+def test_stopped_in_a_transfer() -> None:
+    job.succeed(2, stopped_in_a_transfer, timeout=100)
+
+
+@pytest.mark.one_mpi
+def test_interrupted_in_a_transfer() -> None:
+    job.succeed(2, interrupted_in_a_transfer, timeout=60)
