@@ -246,7 +246,7 @@ def _begin(world: World, store: Any, arguments: dict[str, Any]) -> dict[str, Any
     try:
         answer = _native.control("init", **arguments, world=joining.arguments)
     except BaseException as error:
-        failed = joining.end()
+        failed = joining.end(failed=True)
         if isinstance(failed, Error) and isinstance(error, Exception) and str(failed) in str(error):
             raise failed from None  # the core has it as a text, if it has no other reason
         raise

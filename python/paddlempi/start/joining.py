@@ -67,8 +67,12 @@ class Joining:
         }
         """The argument ``world`` of the core's method ``init``, which closes the descriptor."""
 
-    def end(self) -> Exception | None:
-        """End the exchange, when the core's init has returned; return why it failed, if it has."""
-        self._server.end()
+    def end(self, failed: bool = False) -> Exception | None:
+        """End the exchange, when the core's init has returned; return why it failed, if it has.
+
+        Args:
+            failed: the core's init has raised an error.
+        """
+        self._server.end(failed)
         self._store.close()
         return self._server.failure

@@ -13,7 +13,7 @@ import paddlempi_place
 import paddlempi_starts
 import pytest
 from api_fake import FakeCore
-from paddlempi.errors import ArgumentError, DtypeError, LauncherError, MPINotFoundError
+from paddlempi.errors import ArgumentError, DtypeError, ForkError, LauncherError, MPINotFoundError
 from paddlempi.start import worlds
 from paddlempi.start.stores import MemoryStore
 from paddlempi_place import Place
@@ -226,6 +226,20 @@ def test_unless_it_asks_for_one(
     without_mpi(fresh_core, monkeypatch)
     set_all(monkeypatch, variables)
     with pytest.raises(MPINotFoundError):
+        dist.init_process_group()
+
+
+def test_an_init_that_fails_early_does_not_wait(
+    fresh_core: FakeCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a fork, where the core does not even look at its arguments."""
+
+    def control(method: str, arguments: str) -> str:
+        raise ForkError("a fork")
+
+    monkeypatch.setenv("PADDLEMPI_TRANSPORT", "node")
+    monkeypatch.setattr(fresh_core, "control", control)
+    with pytest.raises(ForkError):
         dist.init_process_group()
 
 
