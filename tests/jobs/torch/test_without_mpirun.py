@@ -62,9 +62,9 @@ def run(*command: str, **variables: str) -> str:
     return done.stdout
 
 
-def torchrun(*words: str) -> str:
+def torchrun(*words: str, **variables: str) -> str:
     options = ["--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
-    return run("-m", "torch.distributed.run", *options, *words)
+    return run("-m", "torch.distributed.run", *options, *words, **variables)
 
 
 @pytest.mark.parametrize("backend", ["mpi", "paddlempi", "cpu:mpi"])
@@ -80,6 +80,29 @@ def test_torchrun_restarts(tmp_path: Path) -> None:
     script.write_text(TRAIN)
     output = torchrun("--max-restarts=2", str(script), "mpi", "2")
     assert output.count("done in attempt 2") == 2, output
+
+
+DEFAULT = """
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+init_device_mesh("cpu", (2,))
+x = torch.ones(1)
+dist.all_reduce(x)
+assert x.item() == 2
+print("kind", type(dist.group.WORLD).__name__, flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(("default", "kind"), [("", "ProcessGroup"), ("cpu", "ProcessGroupMPI")])
+def test_a_program_that_names_no_backend(tmp_path: Path, default: str, kind: str) -> None:
+    """It keeps gloo, unless the user chooses otherwise."""
+    script = tmp_path / "train.py"
+    script.write_text(DEFAULT)
+    output = torchrun(str(script), PADDLEMPI_TORCH_DEFAULT=default)
+    assert output.count(f"kind {kind}\n") == 2, output
 
 
 def test_run_np(tmp_path: Path) -> None:
