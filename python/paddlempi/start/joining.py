@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from typing import Any
@@ -37,6 +38,8 @@ class Joining:
     def __init__(self, world: World, store: Any, seconds: float, version: str) -> None:
         deadline = time.monotonic() + seconds
         same = {worlds.TRANSPORT: worlds.transport(), "the version of paddlempi": version}
+        if world.method.startswith("file://"):
+            same["the host, of which file:// serves one only,"] = _host()
         rank, size = world.rank, world.size
         opened: Store | None = None
         try:
@@ -76,3 +79,12 @@ class Joining:
         self._server.end(failed)
         self._store.close()
         return self._server.failure
+
+
+def _host() -> str:
+    """Return what tells this host from others: containers of one host have several names."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return os.uname().nodename

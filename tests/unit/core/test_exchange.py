@@ -7,9 +7,11 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from paddlempi.errors import TimeoutError
+from paddlempi.errors import LauncherError, TimeoutError
+from paddlempi.start import joining, worlds
 from paddlempi.start.exchange import Abandoned, Exchange, Server
 from paddlempi.start.stores import MemoryStore
 
@@ -109,3 +111,24 @@ def test_a_request_that_is_too_long() -> None:
     core.socket.sendall(struct.pack("<I", 0xFFFFFFF0))
     assert "a request of 4294967280 bytes" in core.answer()
     assert core.end(failed=True) is not None
+
+
+def test_a_file_serves_one_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = iter(["one", "other"])
+    monkeypatch.setattr(joining, "_host", lambda: next(hosts))
+    errors: list[LauncherError] = []
+
+    def join(rank: int) -> None:
+        world = worlds.World("store", "", rank, 2, f"file://{tmp_path / 'meeting'}")
+        with pytest.raises(LauncherError) as caught:
+            joining.Joining(world, None, 20, "1")
+        errors.append(caught.value)
+
+    ranks = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    for error in errors:
+        assert "of which file:// serves one only" in str(error) and error.ranks == (1,)
+    assert len(errors) == 2
