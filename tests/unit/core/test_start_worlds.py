@@ -130,6 +130,25 @@ def test_what_is_refused(
     assert text in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("variables", "given", "way"),
+    [
+        ({}, {}, "mpi"),
+        ({**SPAWNED, "WORLD_SIZE": "4"}, {}, "mpi"),
+        ({}, {"rank": 2, "size": 4}, "mpi"),
+        (SPAWNED, {}, "store"),
+        ({}, FILE, "store"),
+        (TORCHRUN, {}, "store"),
+    ],
+)
+def test_a_launcher_that_a_container_hides(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], given: dict[str, Any], way: str
+) -> None:
+    set_all(monkeypatch, variables)
+    monkeypatch.setattr(paddlempi_place, "find", lambda **how: MPIRUN if how else None)
+    assert worlds.find(**given).way == way
+
+
 def test_no_mpirun_without_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PADDLEMPI_TRANSPORT", "node")
     monkeypatch.setattr(paddlempi_place, "find", lambda: MPIRUN)
