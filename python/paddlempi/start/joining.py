@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from typing import Any
@@ -43,6 +44,8 @@ class Joining:
         if by_mpi:
             transport = "mpi"
         same = {worlds.TRANSPORT: transport, "the version of paddlempi": version}
+        if world.method.startswith("file://"):
+            same["the host, of which file:// serves one only,"] = _host()
         rank, size = world.rank, world.size
         opened: Store | None = None
         try:
@@ -73,8 +76,21 @@ class Joining:
         }
         """The argument ``world`` of the core's method ``init``, which closes the descriptor."""
 
-    def end(self) -> Exception | None:
-        """End the exchange, when the core's init has returned; return why it failed, if it has."""
-        self._server.end()
+    def end(self, failed: bool = False) -> Exception | None:
+        """End the exchange, when the core's init has returned; return why it failed, if it has.
+
+        Args:
+            failed: the core's init has raised an error.
+        """
+        self._server.end(failed)
         self._store.close()
         return self._server.failure
+
+
+def _host() -> str:
+    """Return what tells this host from others: containers of one host have several names."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return os.uname().nodename
