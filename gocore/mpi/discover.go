@@ -51,7 +51,7 @@ type search struct {
 	looked []string
 	// started is the family of a launcher whose executable this process may not read, for example
 	// because it is in another user namespace. Where its library is remains unknown, but the
-	// launcher cannot start a library of another family. Without a launcher (Options.Start) it is the
+	// launcher cannot start a library of another family. Without a launcher (Options.SelfStart) it is the
 	// family that can be started so.
 	started launcher.Family
 }
@@ -62,7 +62,7 @@ func (s *search) note(format string, args ...any) {
 
 func (s *system) discover(o Options) (Found, []string, error) {
 	q := &search{system: s}
-	if o.Start != nil {
+	if o.SelfStart != nil {
 		q.started = launcher.MPICH
 	}
 	steps := []func(Options) (Found, bool, error){
@@ -77,7 +77,7 @@ func (s *system) discover(o Options) (Found, []string, error) {
 			return f, q.looked, err
 		}
 	}
-	if o.Start != nil {
+	if o.SelfStart != nil {
 		return Found{}, q.looked, s.noneStarts(o, q.looked)
 	}
 	return Found{}, q.looked, status.New(status.MPINotFound,
@@ -182,7 +182,7 @@ func (s *search) launchers(o Options) (Found, bool, error) {
 	case l.Name == "":
 		s.note("launcher: none among the parents of this process")
 		return Found{}, false, nil
-	case o.Start != nil && l.kind.Family == launcher.OpenMPI:
+	case o.SelfStart != nil && l.kind.Family == launcher.OpenMPI:
 		// It has started this process's starter, for instance torchrun, and not this rank.
 		s.note("launcher: %s, whose MPI starts under it only", l.Name)
 		return Found{}, false, nil

@@ -224,7 +224,7 @@ func TestLauncherThatMayNotBeRead(t *testing.T) {
 // Without a launcher of MPI only the MPICH family starts.
 func TestDiscoveryOfAnMPIThatStartsWithoutMpirun(t *testing.T) {
 	const mpich, ompi = "/venv/lib/libmpi.so.12", "/venv/lib/libmpi.so.40"
-	start := Options{SysPrefix: "/venv", Start: &Start{Size: 4}}
+	start := Options{SysPrefix: "/venv", SelfStart: &SelfStart{Size: 4}}
 	found, _, err := fakeHost(t, nil, nil, mpich, ompi).discover(start)
 	require.NoError(t, err)
 	assert.Equal(t, mpich, found.Path)
@@ -251,7 +251,7 @@ func TestDiscoveryOfAnMPIThatStartsWithoutMpirun(t *testing.T) {
 
 func TestAStartKnowsItsPlace(t *testing.T) {
 	s := fakeHost(t, nil, nil)
-	l := s.place(&Start{Rank: 3, Size: 4, LocalRank: 1, LocalSize: 2})
+	l := s.place(&SelfStart{Rank: 3, Size: 4, LocalRank: 1, LocalSize: 2})
 	assert.Equal(t, []int{3, 4, 1, 2}, []int{l.Rank, l.Size, l.LocalRank, l.LocalSize})
 	assert.Equal(t, noLauncher, s.place(nil))
 	err := s.checkShared(Info{Name: "MPICH"}, l, true, func() (int64, bool) { return mib, true })
@@ -263,7 +263,7 @@ func TestAStartKnowsItsPlace(t *testing.T) {
 }
 
 func TestTheWorldMustBeTheJob(t *testing.T) {
-	s := &Start{Rank: 1, Size: 4}
+	s := &SelfStart{Rank: 1, Size: 4}
 	lib := Info{Path: "/m/lib/libmpi.so.12", Version: "MPICH Version: 5.0.2", Owner: "other"}
 	assert.NoError(t, s.check(lib, 1, 4))
 	err := s.check(lib, 0, 1)

@@ -27,13 +27,13 @@ type library struct {
 	user     []Op
 	requests requests
 	intel    intelSetting
-	alone    bool // no launcher has started this process (Start)
+	alone    bool // no launcher has started this process (SelfStart)
 	stuck    bool // MPI_Init has not returned: another thread waits in it for good
 }
 
 // start initialises MPI, or adopts an MPI that is initialised already. It reads what the other
 // methods need. s says how, if no launcher of an MPI has started this process.
-func (l *library) start(s *Start) error {
+func (l *library) start(s *SelfStart) error {
 	l.intel = noteIntelSetting()
 	multiple := C.int(l.abi.Ints[iThreadMultiple])
 	var level C.int
@@ -88,7 +88,7 @@ func (l *library) start(s *Start) error {
 }
 
 // initialise calls MPI_Init_thread. If s.Init returns before that call has, MPI is lost to this process.
-func (l *library) initialise(s *Start, want C.int, level *C.int) error {
+func (l *library) initialise(s *SelfStart, want C.int, level *C.int) error {
 	var begun, over atomic.Bool
 	init := func() error {
 		begun.Store(true)

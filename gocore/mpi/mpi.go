@@ -161,5 +161,5 @@ type Options struct {
 	Named     string        // how the user has named Path, if not with init's mpi=
 	SysPrefix string        // Python's sys.prefix, under which wheels put their libraries
 	Timeout   time.Duration // of init
-	Start     *Start        // how this process starts MPI without a launcher of MPI; nil: a launcher has started it
+	SelfStart *SelfStart    // how this process starts MPI without a launcher of MPI; nil: a launcher has started it
 }

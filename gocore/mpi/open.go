@@ -41,14 +41,14 @@ func Open(o Options) (Library, error) {
 		return nil, finalizedError(l.info.Path)
 	}
 	if !l.initialized() {
-		if err := l.beforeInit(o.Start); err != nil {
+		if err := l.beforeInit(o.SelfStart); err != nil {
 			return nil, err
 		}
 	}
-	if err := l.start(o.Start); err != nil {
+	if err := l.start(o.SelfStart); err != nil {
 		return nil, l.giveUp(err)
 	}
-	if err := l.checkWorld(o.Start); err != nil {
+	if err := l.checkWorld(o.SelfStart); err != nil {
 		return nil, l.giveUp(err)
 	}
 	current = l
@@ -56,7 +56,7 @@ func Open(o Options) (Library, error) {
 }
 
 // beforeInit sets variables that MPI reads in MPI_Init, and returns an error if MPI would not start.
-func (l *library) beforeInit(s *Start) error {
+func (l *library) beforeInit(s *SelfStart) error {
 	place := host().place(s)
 	host().hint(l.info, place)
 	if err := checkAddresses(l.info); err != nil {
@@ -72,7 +72,7 @@ func (l *library) beforeInit(s *Start) error {
 }
 
 // checkWorld returns an error if MPI does not know of the other ranks of the job.
-func (l *library) checkWorld(s *Start) error {
+func (l *library) checkWorld(s *SelfStart) error {
 	size, err := l.Size(l.World())
 	if err != nil {
 		return err
@@ -156,8 +156,8 @@ func reopen(l *library, o Options) (Library, error) {
 	if err := CheckExplicit(o, l.info); err != nil {
 		return nil, err
 	}
-	if o.Start != nil {
-		if err := l.checkWorld(o.Start); err != nil {
+	if o.SelfStart != nil {
+		if err := l.checkWorld(o.SelfStart); err != nil {
 			return nil, err
 		}
 	}

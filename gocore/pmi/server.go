@@ -36,6 +36,7 @@ type server struct {
 	exit    func(code int) // ends this process
 
 	file *os.File // our end
+	ours int      // its number, for descriptors only
 	fd   int      // MPI's end
 }
 
@@ -52,7 +53,7 @@ func serve(j Job, name string, gather Gather) (*server, error) {
 		descriptors.Note(fd)
 	}
 	s := &server{rank: j.Rank, size: len(j.Node), name: name, gather: gather, pairs: map[string]string{},
-		failed: make(chan error, 1), exit: os.Exit, file: os.NewFile(uintptr(ends[0]), "pmi"), fd: ends[1]}
+		failed: make(chan error, 1), exit: os.Exit, file: os.NewFile(uintptr(ends[0]), "pmi"), ours: ends[0], fd: ends[1]}
 	if m := mapping(j.Node); m != "" {
 		s.pairs["PMI_process_mapping"] = m
 	}
@@ -62,9 +63,10 @@ func serve(j Job, name string, gather Gather) (*server, error) {
 
 func (s *server) run() {
 	err := s.talk(s.file, s.file)
-	if err == nil {
-		descriptors.Forget(int(s.file.Fd()))
-		_ = s.file.Close() // MPI has said that it needs no more
+	if err == nil || s.started.Load() {
+		// MPI has said that it needs no more, or has sent what is no command. Closed, it gets an error.
+		descriptors.Forget(s.ours)
+		_ = s.file.Close()
 		return
 	}
 	s.failed <- err
@@ -73,7 +75,8 @@ func (s *server) run() {
 	select {}
 }
 
-// talk answers commands until MPI says that it has finished. An error means that MPI cannot start.
+// talk answers commands until MPI says that it has finished. An error means that MPI cannot start. When it has
+// started, a command that fails is answered, because MPI would wait for the answer in MPI_Finalize.
 func (s *server) talk(from io.Reader, to io.Writer) error {
 	lines := bufio.NewReaderSize(from, maxLine)
 	for {
@@ -86,6 +89,9 @@ func (s *server) talk(from io.Reader, to io.Writer) error {
 			return s.wrap(err)
 		}
 		answer, err := s.answer(c)
+		if err != nil && s.started.Load() {
+			answer, err = fmt.Sprintf("cmd=%.60s_result rc=-1\n", c.name), nil
+		}
 		if err != nil {
 			return s.wrap(err)
 		}
@@ -167,10 +173,7 @@ func (s *server) answer(c command) (string, error) {
 		name := map[string]string{"publish_name": "publish", "unpublish_name": "unpublish", "lookup_name": "lookup", "spawn": "spawn"}[c.name]
 		return fmt.Sprintf("cmd=%s_result rc=-1 msg=not_without_mpirun\n", name), nil
 	}
-	if !s.started.Load() {
-		return "", status.New(status.Launcher, "MPI sent cmd=%.60s, which is no command of PMI-1 that paddlempi answers: start the job with the mpirun of this MPI", c.name)
-	}
-	return fmt.Sprintf("cmd=%.60s_result rc=-1\n", c.name), nil
+	return "", status.New(status.Launcher, "MPI sent cmd=%.60s, which is no command of PMI-1 that paddlempi answers: start the job with the mpirun of this MPI", c.name)
 }
 
 func (s *server) put(key, value string) (string, error) {

@@ -75,9 +75,9 @@ func TestBarriers(t *testing.T) {
 	// After MPI_Init nobody is asked, and nothing fails the start.
 	s.started.Store(true)
 	s.gather = func([]byte) ([][]byte, error) { return nil, errors.New("too late") }
-	answers, err = say(s, "cmd=put key=late value=3", "cmd=barrier_in", "cmd=get key=late", "cmd=what", "cmd=finalize")
+	answers, err = say(s, "cmd=put key=late value=3", "cmd=barrier_in", "cmd=get key=late", "cmd=what", "cmd=put key=late", "cmd=finalize")
 	require.NoError(t, err)
-	assert.Equal(t, "cmd=put_result rc=0\ncmd=barrier_out rc=0\ncmd=get_result rc=0 value=3\ncmd=what_result rc=-1\ncmd=finalize_ack rc=0\n", answers)
+	assert.Equal(t, "cmd=put_result rc=0\ncmd=barrier_out rc=0\ncmd=get_result rc=0 value=3\ncmd=what_result rc=-1\ncmd=put_result rc=-1\ncmd=finalize_ack rc=0\n", answers)
 }
 
 func TestABarrierThatFails(t *testing.T) {

@@ -50,7 +50,7 @@ func (j Job) local() (rank, size int) {
 func Open(o mpi.Options, j Job, gather Gather) (mpi.Library, error) {
 	a := &attempt{job: j, gather: gather, timeout: o.Timeout}
 	localRank, localSize := j.local()
-	o.Start = &mpi.Start{Rank: j.Rank, Size: len(j.Node), LocalRank: localRank, LocalSize: localSize, Init: a.init}
+	o.SelfStart = &mpi.SelfStart{Rank: j.Rank, Size: len(j.Node), LocalRank: localRank, LocalSize: localSize, Init: a.init}
 	lib, err := mpi.Open(o)
 	if a.asked {
 		return lib, err

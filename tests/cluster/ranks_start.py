@@ -1,8 +1,7 @@
-"""A rank that no mpirun has started. argv[2] says what it does after the start, or before."""
+"""A rank that no mpirun has started. argv[2] says what it does after the start."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -35,11 +34,6 @@ def all_reduce_of_a_megabyte(info: dict[str, Any]) -> str:
 
 
 wanted = ("all_reduce", "float32")
-
-if HOW == "alone before" and os.environ["RANK"] == "1":
-    library = ctypes.CDLL(os.path.join(sys.prefix, "lib", "libmpi.so.12"))
-    given = ctypes.c_int()
-    library.MPI_Init_thread(None, None, 3, ctypes.byref(given))  # 3: MPI_THREAD_MULTIPLE
 
 start = ranks_report.error_of(lambda: dist.init_process_group(timeout=timedelta(seconds=30)))
 if start["error"]:

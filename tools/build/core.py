@@ -17,9 +17,10 @@ import toolchain
 
 # Rooms of gocore for which the same holds as for _SMALL.
 _SMALL_ROOMS = (
-    *("cgroup", "cuda", "descriptors", "diagnose", "dl", "heap", "launcher", "liveness", "netif"),
-    *("ps/admin/...", "ps/checkpoint", "ps/client", "ps/link", "ps/request", "ps/route"),
-    *("ps/server", "ps/table", "segment", "status", "topo", "trace"),
+    *("cgroup", "cuda", "descriptors", "diagnose", "dl", "exchange", "heap", "launcher", "liveness"),
+    *("meet", "method", "netif", "pmi", "ps/admin/...", "ps/checkpoint", "ps/client", "ps/link"),
+    *("ps/master", "ps/request", "ps/route", "ps/server", "ps/table", "segment", "status", "topo"),
+    "trace",
 )
 
 # What no operation passes, or only with a call or two: mostly what the administration of parameter

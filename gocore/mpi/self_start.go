@@ -8,9 +8,9 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// Start says that no launcher of an MPI has started this process. It starts MPI itself, as a rank of a
+// SelfStart says that no launcher of an MPI has started this process. It starts MPI itself, as a rank of a
 // job whose ranks know of each other already. Package pmi makes one.
-type Start struct {
+type SelfStart struct {
 	Rank, Size           int
 	LocalRank, LocalSize int // among the ranks of this node
 	// Init calls init, which is MPI_Init_thread of lib, and tells MPI of the other ranks meanwhile. If it
@@ -22,7 +22,7 @@ type Start struct {
 var started = &launcher.Kind{MPI: "MPICH or Intel MPI", Family: launcher.MPICH}
 
 // place says where this process is in its job: what s says, or else its launcher.
-func (s *system) place(start *Start) LauncherInfo {
+func (s *system) place(start *SelfStart) LauncherInfo {
 	if start == nil {
 		return s.launcher()
 	}
@@ -48,7 +48,7 @@ func checkStartable(lib Info) error {
 
 // noneStarts is the error if discovery has found no library that starts without mpirun.
 func (s *system) noneStarts(o Options, looked []string) error {
-	o.Start = nil
+	o.SelfStart = nil
 	if found, _, err := s.discover(o); err == nil {
 		return checkStartable(Info{Path: found.Path, Why: found.Why, Name: "Open MPI", Version: "Open MPI"})
 	}
@@ -57,7 +57,7 @@ func (s *system) noneStarts(o Options, looked []string) error {
 }
 
 // check returns an error if the world that MPI knows is not the job.
-func (s *Start) check(lib Info, rank, size int) error {
+func (s *SelfStart) check(lib Info, rank, size int) error {
 	if rank == s.Rank && size == s.Size {
 		return nil
 	}
