@@ -169,10 +169,14 @@ func (e *DamagedBlock) Error() string { return "a block of the algorithm bounce 
 // carried out by bounce. All members have the same answer, unless their tensors are in memory of different kinds or they exchange shares of different
 // lengths.
 func WantsBounce(a *Args, flags arrive.Flags) bool {
-	if a.Bounce == nil || !hasAlgorithm("bounce", a.Code) {
+	code := a.Code
+	if code == op.AllReduceCoalesced {
+		code = op.AllReduce // of the blocks in which the tensors are packed
+	}
+	if a.Bounce == nil || !hasAlgorithm("bounce", code) {
 		return false
 	}
-	if alg := a.Forced.of(a.Code); a.NoMPI || alg != nil && alg.Name == "bounce" {
+	if alg := a.Forced.of(code); a.NoMPI || alg != nil && alg.Name == "bounce" {
 		return true
 	}
 	sig := a.Sig
@@ -211,8 +215,15 @@ func byBounce(s *Sig) bool { return s.Local && s.Size > 1 && s.Agreed&ForBounce 
 // unevenPairs tells whether the ranks know the lengths of all shares only when they have told each other.
 func unevenPairs(s *Sig) bool { return s.Trait().Shares == op.Pairwise && s.Agreed&Even == 0 }
 
-// bounceWins tells whether bounce is faster than the MPIs (docs/benchmarks.md).
-func bounceWins(s *Sig) bool { return true }
+// bounceWins tells whether bounce is worth a block in a group with MPI. It is faster than the MPIs that were measured, but what fits into an
+// announcement needs neither.
+func bounceWins(s *Sig) bool {
+	elements := s.Count
+	if s.Trait().Send.PerRank() {
+		elements *= int64(s.Size)
+	}
+	return s.Trait().Prefix || s.Agreed&Even == 0 || elements*int64(s.DType.Size()) > arrive.NoteRoom(s.Size)
+}
 
 // stepsAtOnce is how many steps a poll does, some 100 us.
 const stepsAtOnce = 16
