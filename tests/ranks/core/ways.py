@@ -1,7 +1,8 @@
 """The ways that collectives of one node take, by where their tensors lie.
 
 A short input lies in the slots of the arrival ("inline"), tensors in the heaps of all ranks are
-worked on in place ("mapped"), and others go through blocks ("bounce", for several tensors at once "pack").
+worked on in place ("mapped"), and others go through blocks ("bounce"),
+or by MPI if they lie here on one rank and there on another.
 """
 
 from __future__ import annotations
@@ -61,4 +62,4 @@ def check_way(dist: ModuleType, size: int, given: int, mapped: bool, group: Any 
     elif mapped:
         assert way == "mapped"
     else:
-        assert way in ("bounce", "pack")
+        assert way not in ("inline", "mapped", "")
