@@ -86,8 +86,8 @@ ROOMS = (
         "gocore/group",
         "process groups: how they are made and end, the order of their collectives, the life of a "
         "call, checks of arguments, errors that name ranks",
-        "arrive buffer coll coll/bounce coll/ipc coll/shm cuda grid heap mem messages op status trace transport "
-        "work world",
+        "arrive buffer coll coll/bounce coll/ipc coll/shm cuda grid heap mem messages op status "
+        "trace transport work world",
     ),
     Room(
         "gocore/window",
@@ -182,7 +182,8 @@ ROOMS = (
     ),
     Room(
         "gocore/coll/bounce",
-        "collectives through blocks that all ranks of a node map: windows that one rank copies in and the others out",
+        "collectives through blocks that all ranks of a node map: one rank copies windows in, the "
+        "others out",
         "mem reduce",
     ),
     Room(

@@ -1,6 +1,7 @@
-"""Collectives of ordinary tensors on one node: windows of them go through blocks that all ranks map.
+"""Collectives of ordinary tensors on one node, which go through blocks that all ranks map.
 
-Lengths are around whole windows, so that the last one is short, and some ranks or shares have no more when others have.
+Lengths are around whole windows, so that the last one is short, and some ranks or shares have no
+more when others have.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def test_shares_of_different_lengths(dist: ModuleType, run: Any, longest: int) -
 
 
 def test_a_broadcast_returns_before_the_others_have_it(dist: ModuleType) -> None:
-    """Many short broadcasts in a row, from ranks in turn: the giver is ahead by the slots of its block."""
+    """Many short broadcasts in a row, from ranks in turn: the giver is ahead by its slots."""
     rank, size = dist.get_rank(), dist.get_world_size()
     tensor = np.empty(5000, np.int32)
     for turn in range(200):
