@@ -33,8 +33,11 @@ def torch() -> None:
         paddlempi_stubs.load = _load
         paddlempi_stubs.register(replace_native=False)
         if "mpi" in entered:
-            place, _ = paddlempi_starts.nearest()
-            paddlempi_place.fill(place, tell=place is not None and _to_be_told(place))
+            place, start = paddlempi_starts.nearest()
+            if start is None:
+                paddlempi_place.fill(place, tell=place is not None and _to_be_told(place))
+            else:
+                paddlempi_place.forget()
     except Exception as reason:
         error = reason
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from paddlempi_launchers import BY_PROCESS, KINDS, SIGNS, Kind
 
-__all__ = ["FILLED", "Place", "fill", "find", "is_ours", "parents", "set_ours"]
+__all__ = ["FILLED", "Place", "fill", "find", "forget", "is_ours", "parents", "set_ours"]
 
 
 class Place(NamedTuple):
@@ -210,6 +210,14 @@ def fill(started: Place | None, tell: bool, address: str = "") -> None:
         if name not in ours and name not in os.environ:
             os.environ[name] = ours[name] = text
     _record(started.job, ours)
+
+
+def forget() -> None:
+    """Count the variables as those of another program, also where it has set the same values.
+
+    torchrun sets its own in a rank of an MPI's launcher.
+    """
+    os.environ.pop(FILLED, None)
 
 
 def is_ours(name: str) -> bool:

@@ -33,9 +33,11 @@ GROUPS = {
     ("test-programs",): (
         "constraints.txt",
         "python/paddlempi/paddle",
+        "python/paddlempi/start",
         "python/paddlempi/torch",
         "python/paddlempi_autoload.py",
         "python/paddlempi_place.py",
+        "python/paddlempi_starts.py",
         "python/paddlempi_stubs.py",
         "tests/jobs/programs",
         "tests/requirements-programs.txt",

@@ -86,8 +86,8 @@ ROOMS = (
         "gocore/group",
         "process groups: how they are made and end, the order of their collectives, the life of a "
         "call, checks of arguments, errors that name ranks",
-        "arrive buffer coll coll/ipc coll/shm cuda grid mem messages op status trace transport "
-        "work world",
+        "arrive buffer coll coll/bounce coll/ipc coll/shm cuda grid heap mem messages op status "
+        "trace transport work world",
     ),
     Room(
         "gocore/window",
@@ -173,12 +173,18 @@ ROOMS = (
     Room(
         "gocore/coll",
         "the registry of algorithms, and a file for each algorithm",
-        "arrive coll/ipc coll/shm cuda heap mem mpi op reduce status transport work",
+        "arrive coll/bounce coll/ipc coll/shm cuda heap mem mpi op reduce status transport work",
     ),
     Room(
         "gocore/coll/shm",
         "collectives in memory that all ranks of a node map: chunks that the ranks claim",
         "mem op reduce",
+    ),
+    Room(
+        "gocore/coll/bounce",
+        "collectives through blocks that all ranks of a node map: one rank copies windows in, the "
+        "others out",
+        "mem reduce",
     ),
     Room(
         "gocore/coll/ipc",

@@ -41,8 +41,14 @@ const wordsApart = 64
 // BounceWords returns the length of Bounce.Told for a group of n.
 func BounceWords(n int) int64 { return int64(n) * wordsApart }
 
-func (b *Bounce) told(member int) *heap.Location {
-	return (*heap.Location)(unsafe.Add(b.Told, member*wordsApart))
+// toldRing is what a member tells of its block.
+type toldRing struct {
+	heap.Location
+	slots int64
+}
+
+func (b *Bounce) told(member int) *toldRing {
+	return (*toldRing)(unsafe.Add(b.Told, member*wordsApart))
 }
 
 // Ready takes this rank's block from its heap, and tells the others where it is, unless that was done. It is called before
@@ -57,7 +63,8 @@ func (b *Bounce) Ready() error {
 	if err != nil {
 		return err
 	}
-	bytes := bounce.BlockBytes(b.Size)
+	slots := bounce.Slots(b.Size, b.YieldEvery > 0)
+	bytes := bounce.BlockBytes(b.Size, slots)
 	block, err := own.AllocShort(bytes)
 	if err != nil {
 		return err
@@ -69,6 +76,7 @@ func (b *Bounce) Ready() error {
 	}
 	bounce.Clear(block)
 	word := b.told(b.Rank)
+	atomic.StoreInt64(&word.slots, int64(slots))
 	atomic.StoreInt64(&word.Offset, at.Offset)
 	atomic.StoreUint64(&word.Generation, at.Generation)
 	b.block = block
@@ -81,12 +89,19 @@ func (b *Bounce) open(code op.Code) error {
 		return nil
 	}
 	blocks := make([]unsafe.Pointer, b.Size)
+	slots := int64(bounce.Slots(b.Size, b.YieldEvery > 0))
+	for i := range blocks { // ranks may have different numbers of cores
+		slots = min(slots, atomic.LoadInt64(&b.told(i).slots))
+	}
+	if slots < bounce.LeastSlots {
+		return status.New(status.GroupBroken, "%s: a member of the group tells of %d slots, which no member has: its process is damaged", code, slots)
+	}
 	for i := range blocks {
 		if i == b.Rank {
 			blocks[i] = b.block
 			continue
 		}
-		ref, err := b.Hold(i, placeOf(b.told(i)), bounce.BlockBytes(b.Size))
+		ref, err := b.Hold(i, placeOf(&b.told(i).Location), bounce.BlockBytes(b.Size, int(slots)))
 		if err != nil {
 			b.release()
 			return status.New(status.NoMemory, "%s: this rank cannot map the memory through which member %d of the group sends its tensors (ulimit -v?): %v", code, i, err)
@@ -94,7 +109,7 @@ func (b *Bounce) open(code op.Code) error {
 		b.refs = append(b.refs, ref)
 		blocks[i] = ref.Data()
 	}
-	team, err := bounce.NewTeam(blocks, b.Rank, b.YieldEvery)
+	team, err := bounce.NewTeam(blocks, b.Rank, int(slots), b.YieldEvery)
 	if err != nil {
 		b.release()
 		return err
@@ -154,10 +169,14 @@ func (e *DamagedBlock) Error() string { return "a block of the algorithm bounce 
 // carried out by bounce. All members have the same answer, unless their tensors are in memory of different kinds or they exchange shares of different
 // lengths.
 func WantsBounce(a *Args, flags arrive.Flags) bool {
-	if a.Bounce == nil || !hasAlgorithm("bounce", a.Code) && a.Code != op.AllReduceCoalesced { // that packs its tensors for an all_reduce
+	code := a.Code
+	if code == op.AllReduceCoalesced {
+		code = op.AllReduce // of the blocks in which the tensors are packed
+	}
+	if a.Bounce == nil || !hasAlgorithm("bounce", code) {
 		return false
 	}
-	if alg := a.Forced.of(a.Code); a.NoMPI || alg != nil && alg.Name == "bounce" {
+	if alg := a.Forced.of(code); a.NoMPI || alg != nil && alg.Name == "bounce" {
 		return true
 	}
 	sig := a.Sig
@@ -171,12 +190,10 @@ var bounced = Algorithm{Name: "bounce", Memory: hostMemory, Enabled: func(s *Sig
 	return byBounce(s) && !unevenPairs(s)
 }, wins: bounceWins, polls: always, scratch: (*Args).apartScratch, rounds: (*Args).beginRounds, build: (*Args).addRounds}
 
-// allToAllUnevenBounce first tells all ranks the lengths of all shares, as a table: so all know how many rounds there are, and lengths
+// allToAllUnevenBounce, behind bounced in the registry, first tells all ranks the lengths of all shares, as a table: so all know how many rounds there are, and lengths
 // that do not match are the same error on all ranks. Bytes moved by each rank: those of the shares, as by bounce, and 8n squared for the
 // lengths.
-var allToAllUnevenBounce = Algorithm{Name: "bounce", Memory: hostMemory, Enabled: func(s *Sig) bool {
-	return byBounce(s) && unevenPairs(s)
-}, wins: bounceWins, polls: always, scratch: func(a *Args) int64 {
+var allToAllUnevenBounce = Algorithm{Name: "bounce", Memory: hostMemory, Enabled: byBounce, wins: bounceWins, polls: always, scratch: func(a *Args) int64 {
 	return a.apartScratch() + a.pairsScratch()
 }, build: func(a *Args, p *Program) error {
 	table, err := a.addPairs(p, a.perRank(a.Send), a.perRank(a.Recv))
@@ -198,8 +215,15 @@ func byBounce(s *Sig) bool { return s.Local && s.Size > 1 && s.Agreed&ForBounce 
 // unevenPairs tells whether the ranks know the lengths of all shares only when they have told each other.
 func unevenPairs(s *Sig) bool { return s.Trait().Shares == op.Pairwise && s.Agreed&Even == 0 }
 
-// bounceWins tells whether bounce is faster than the MPIs (docs/benchmarks.md).
-func bounceWins(s *Sig) bool { return true }
+// bounceWins tells whether bounce is worth a block in a group with MPI. It is faster than the MPIs that were measured, but what fits into an
+// announcement needs neither.
+func bounceWins(s *Sig) bool {
+	elements := s.Count
+	if s.Trait().Send.PerRank() {
+		elements *= int64(s.Size)
+	}
+	return s.Trait().Prefix || s.Agreed&Even == 0 || elements*int64(s.DType.Size()) > arrive.NoteRoom(s.Size)
+}
 
 // stepsAtOnce is how many steps a poll does, some 100 us.
 const stepsAtOnce = 16

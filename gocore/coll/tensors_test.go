@@ -132,6 +132,19 @@ func (w *fakeWorld) levels(rank int) *Levels {
 	return l
 }
 
+// heapOfBlocks returns a heap for the blocks of all ranks, and a view of it. They stay until the tests end.
+var heapOfBlocks = sync.OnceValues(func() (*heap.Heap, *heap.View) {
+	own, err := heap.New()
+	if err != nil {
+		panic(err)
+	}
+	view, err := heap.Open(own.Address())
+	if err != nil {
+		panic(err)
+	}
+	return own, view
+})
+
 // bounce returns what a rank needs for bounce. Its block is ready, and stays until the tests end.
 func (w *fakeWorld) bounce(rank int) *Bounce {
 	if w.bounces == nil {
@@ -142,9 +155,10 @@ func (w *fakeWorld) bounce(rank int) *Bounce {
 		}
 		for i := range n {
 			b := &Bounce{Rank: i, Size: n, YieldEvery: 4, Told: told,
-				Heap: func() (*heap.Heap, error) { return heapOf(i), nil },
+				Heap: func() (*heap.Heap, error) { own, _ := heapOfBlocks(); return own, nil },
 				Hold: func(member int, l heap.Location, bytes int64) (heap.Ref, error) {
-					return fakeHeaps[member%len(fakeHeaps)].view.Acquire(l, bytes)
+					_, view := heapOfBlocks()
+					return view.Acquire(l, bytes)
 				}}
 			if err := b.Ready(); err != nil {
 				panic(err)

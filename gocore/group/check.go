@@ -69,15 +69,11 @@ func (c *collective) check(d *op.Desc, t *op.Trait) error {
 	if err := c.checkCounts(t); err != nil {
 		return err
 	}
-	if coll.WantsBounce(a, c.flags) {
-		if err := g.bounce.Ready(); err == nil {
-			c.flags |= coll.ForBounce
-		} else if a.NoMPI {
-			return status.New(status.CodeOf(err), "%s: this rank needs memory that it shares with the others, for which there is no MPI here: %v", d.Code, err)
-		}
-	}
 	if c.args.DeviceArgs != nil {
 		c.stream = cuda.Stream(d.Stream)
+		if err := c.takeBlock(); err != nil {
+			return err
+		}
 		return c.checkDevice()
 	}
 	if c.inPieces {
@@ -87,8 +83,28 @@ func (c *collective) check(d *op.Desc, t *op.Trait) error {
 		c.flags |= coll.ForLevels
 	}
 	if g.notes != nil && !c.inPieces {
-		c.flags, err = c.offer.Make(a, c.flags, len(c.staged) > 0)
-		return err
+		if c.flags, err = c.offer.Make(a, c.flags, len(c.staged) > 0); err != nil {
+			return err
+		}
+	}
+	if c.flags&coll.Mapped != 0 && !a.NoMPI {
+		return nil // if the tensors of another member lie elsewhere, MPI serves the call
+	}
+	return c.takeBlock()
+}
+
+// takeBlock takes what this member needs for bounce, if c may be carried out by that.
+func (c *collective) takeBlock() error {
+	a := &c.args
+	if !coll.WantsBounce(a, c.flags) {
+		return nil
+	}
+	err := c.g.bounce.Ready()
+	switch {
+	case err == nil:
+		c.flags |= coll.ForBounce
+	case a.NoMPI:
+		return status.New(status.CodeOf(err), "%s: this rank has no memory through which its tensors would go to the others, and there is no MPI: %v", a.Code, err)
 	}
 	return nil
 }

@@ -47,7 +47,7 @@ func TestAGroupForcesWhatTheVariableSaidWhenItWasMade(t *testing.T) {
 		assert.Equal(t, "inline", g.Algorithm())
 		_, err = submit(g, allReduce(halves(4096)))
 		assert.NoError(t, err)
-		assert.Equal(t, "gather16", g.Algorithm())
+		assert.Equal(t, "bounce", g.Algorithm())
 	})
 }
 

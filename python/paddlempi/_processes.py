@@ -11,10 +11,11 @@ import fcntl
 import os
 import random
 import signal
+import socket
 import time
 from pathlib import Path
 
-__all__ = ["GRACE", "MARK", "kill_marked", "marked", "sweep"]
+__all__ = ["GRACE", "MARK", "kill_marked", "marked", "sweep", "unused_port"]
 
 GRACE = 2.0
 """Seconds that the processes of a job have to end by themselves when its launcher has ended."""
@@ -26,6 +27,20 @@ MARK = "PADDLEMPI_LAUNCH_ID"
 """The environment variable that marks the processes of a job."""
 
 _SEGMENTS = ("mpich_shm_", "sm_segment.", "vader_segment.", "Intel_MPI_")
+
+
+def unused_port() -> int:
+    """Return a TCP port of the loopback on which nobody listens, for a rank 0 that starts later.
+
+    It is below the ports that the kernel gives to connections, so that none takes it meanwhile.
+    """
+    while True:
+        with (
+            contextlib.suppress(OSError),
+            socket.create_server(("127.0.0.1", random.randrange(10_000, 30_000))) as probe,
+        ):
+            port: int = probe.getsockname()[1]
+            return port
 
 
 def sweep(began: float, folder: Path = Path("/dev/shm")) -> None:

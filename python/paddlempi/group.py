@@ -18,8 +18,6 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-import paddlempi_starts
-
 from . import _exit, _marks, _native, memory
 from ._ops import Op
 from .errors import (
@@ -244,11 +242,12 @@ def _begin(world: World, store: Any, arguments: dict[str, Any]) -> dict[str, Any
             world = world._replace(way="alone")
     from .start.joining import Joining  # only where no launcher's MPI knows the ranks
 
-    joining = Joining(world, store, arguments["timeout"], _version())
+    named = arguments["mpi"] is not None
+    joining = Joining(world, store, arguments["timeout"], _version(), named)
     try:
         answer = _native.control("init", **arguments, world=joining.arguments)
     except BaseException as error:
-        failed = joining.end()
+        failed = joining.end(failed=True)
         if isinstance(failed, Error) and isinstance(error, Exception) and str(failed) in str(error):
             raise failed from None  # the core has it as a text, if it has no other reason
         raise
@@ -318,17 +317,18 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
 
 
 def is_available() -> bool:
-    """Whether :func:`init_process_group` can work here. Does not start MPI.
+    """Whether :func:`init_process_group` may succeed here. Does not start MPI.
 
-    There is an MPI library, or this process was started as a rank that needs none; and the core
-    can be loaded.
+    The core can be loaded, and there is an MPI library, or no MPI's launcher has started this
+    process and others: then the ranks of one node need no MPI.
     """
-    start = paddlempi_starts.nearest()[1]
+    from .start import worlds
+
     try:
-        if is_initialized() or start is not None and paddlempi_starts.possible(start):
-            _native.load()
+        if _native.control("info", sys_prefix=sys.prefix, mpi=None)["mpi"] is not None:
             return True
-        return _native.control("info", sys_prefix=sys.prefix, mpi=None)["mpi"] is not None
+        world = worlds.find()
+        return world.way != "mpi" or world.size == 1
     except Error:
         return False
 

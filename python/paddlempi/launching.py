@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -18,7 +17,7 @@ from typing import Any
 
 from paddlempi_starts import MEET
 
-from . import _native, group
+from . import _native, _processes, group
 from .errors import ArgumentError, RankFailedError, UnsupportedError
 
 __all__ = ["launch"]
@@ -114,12 +113,9 @@ class _Ranks:
         import multiprocessing  # which few programs need
 
         self._context: Any = multiprocessing.get_context(method)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         self._variables = {
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
+            "MASTER_PORT": str(_processes.unused_port()),
             "GROUP_RANK": "0",
             MEET: f"file:///proc/{os.getpid()}/fd/{meeting}",
         }

@@ -161,7 +161,7 @@ def warn(function: str, why: str, *, stacklevel: int) -> None:
     if not _warned:
         _warned = True
         warnings.warn(
-            f"{function}: no shared memory for tensors, so collectives use MPI: {why}",
+            f"{function}: no shared memory for tensors, so collectives copy them: {why}",
             RuntimeWarning,
             stacklevel=stacklevel + 1,
         )

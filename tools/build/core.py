@@ -17,7 +17,17 @@ import toolchain
 
 # Rooms of gocore for which the same holds as for _SMALL.
 _SMALL_ROOMS = (
-    *("cgroup", "cuda", "descriptors", "diagnose", "dl", "exchange", "heap", "launcher", "liveness"),
+    *(
+        "cgroup",
+        "cuda",
+        "descriptors",
+        "diagnose",
+        "dl",
+        "exchange",
+        "heap",
+        "launcher",
+        "liveness",
+    ),
     *("meet", "method", "netif", "pmi", "ps/admin/...", "ps/checkpoint", "ps/client", "ps/link"),
     *("ps/master", "ps/request", "ps/route", "ps/server", "ps/table", "segment", "status", "topo"),
     "trace",

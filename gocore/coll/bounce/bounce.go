@@ -51,7 +51,7 @@ const (
 	// have lost it to others: to write to a line that another core still holds takes six times as long (measured).
 	ringBytes = 4 << 20
 	// aheadOf is how many windows a rank publishes before it reduces those of the others. It is few, because it reads its own tensor
-	// again then. Where nothing is reduced, a rank goes ahead as far as its slots let it.
+	// again then. Where nothing is reduced, or ranks share cores, a rank goes ahead as far as its slots let it.
 	aheadOf = 2
 	// cachedResult is the length of a result from which on it is copied past the caches.
 	cachedResult = 8 << 20
@@ -64,12 +64,22 @@ func window(n int) int64 {
 	return max(windowBytes, min(int64(n)*laneBytes, longestWindow), int64(n)*line)
 }
 
-// slots returns how many slots a block has.
-func slots(n int) int { return int(max(2*aheadOf, ringBytes/(int64(n)*window(n)))) }
+// Slots returns how many slots a block has in a group of n ranks. If these are more than their cores, a rank does as much as it can in its
+// time: it has more slots.
+func Slots(n int, crowded bool) int {
+	ring := int64(ringBytes)
+	if crowded {
+		ring *= 4
+	}
+	return int(max(LeastSlots, ring/(int64(n)*window(n))))
+}
 
-// BlockBytes returns the length of the block of a rank, in a group of n ranks.
-func BlockBytes(n int) int64 {
-	return int64(C.pb_block_bytes(C.int(n), C.int(slots(n)), C.int64_t(window(n))))
+// LeastSlots is the least number of slots.
+const LeastSlots = 2 * aheadOf
+
+// BlockBytes returns the length of the block of a rank that has so many slots, in a group of n ranks.
+func BlockBytes(n, slots int) int64 {
+	return int64(C.pb_block_bytes(C.int(n), C.int(slots), C.int64_t(window(n))))
 }
 
 // Clear makes a block ready for use, before another rank maps it.
@@ -101,9 +111,9 @@ type Call struct {
 	Fold        reduce.Fold
 }
 
-// NewTeam makes the team of rank me. blocks has where the block of each rank is in this process. yieldEvery is after how many
-// pauses a wait yields the core; 0: never.
-func NewTeam(blocks []unsafe.Pointer, me, yieldEvery int) (*Team, error) {
+// NewTeam makes the team of rank me. blocks has where the block of each rank is in this process; all have that many slots, or more.
+// yieldEvery is after how many pauses a wait yields the core; 0: never.
+func NewTeam(blocks []unsafe.Pointer, me, slots, yieldEvery int) (*Team, error) {
 	n := len(blocks)
 	size := int64(unsafe.Sizeof(C.pb_op{})) + int64(n)*(2*int64(unsafe.Sizeof(C.pb_row{}))+2*int64(unsafe.Sizeof(unsafe.Pointer(nil))))
 	room, err := mem.Alloc(size)
@@ -115,7 +125,7 @@ func NewTeam(blocks []unsafe.Pointer, me, yieldEvery int) (*Team, error) {
 	t.give, t.get = unsafe.Slice(carve[C.pb_row](&room, n), n), unsafe.Slice(carve[C.pb_row](&room, n), n)
 	list, src := carve[unsafe.Pointer](&room, n), carve[unsafe.Pointer](&room, n)
 	copy(unsafe.Slice(list, n), blocks)
-	*t.c = C.pb_op{n: C.int32_t(n), me: C.int32_t(me), window: C.int64_t(window(n)), slots: C.int32_t(slots(n)), give: &t.give[0], get: &t.get[0],
+	*t.c = C.pb_op{n: C.int32_t(n), me: C.int32_t(me), window: C.int64_t(window(n)), slots: C.int32_t(slots), give: &t.give[0], get: &t.get[0],
 		block: (**C.pb_head)(unsafe.Pointer(list)), src: src, run: folder}
 	return t, nil
 }
@@ -153,7 +163,7 @@ func (t *Team) Begin(c *Call) {
 	o.kind, o.lanes, o.step = C.int32_t(c.Kind), C.int32_t(lanes), C.int64_t(step)
 	o.first, o.last, o.gives, o.gets = C.int32_t(c.First), C.int32_t(c.Last), number(c.Gives), number(c.Gets)
 	o.ahead = aheadOf
-	if c.Kind == Copy {
+	if c.Kind == Copy || t.yield > 0 {
 		o.ahead = o.slots
 	}
 	o.past = number(c.Result >= cachedResult)

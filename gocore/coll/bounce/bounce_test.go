@@ -23,13 +23,13 @@ import (
 // newTeams makes the teams of n ranks, which are goroutines here, and returns their blocks.
 func newTeams(t *testing.T, n int) (teams []*Team, blocks []unsafe.Pointer) {
 	for range n {
-		block, err := mem.Alloc(BlockBytes(n))
+		block, err := mem.Alloc(BlockBytes(n, Slots(n, true)))
 		require.NoError(t, err)
 		Clear(block)
 		blocks = append(blocks, block)
 	}
 	for me := range n {
-		team, err := NewTeam(blocks, me, 4)
+		team, err := NewTeam(blocks, me, Slots(n, n > 3), 4*(n%2))
 		require.NoError(t, err)
 		teams = append(teams, team)
 	}
@@ -251,7 +251,7 @@ func TestAGiverIsNotHeldUp(t *testing.T) {
 	const bytes = windowBytes
 	p, b := memory(t, bytes)
 	q, got := memory(t, bytes)
-	for k := range slots(2) {
+	for k := range Slots(2, false) {
 		b[7] = byte(k)
 		begin(0, p, bytes)
 		require.Equal(t, Done, teams[0].Run(100, 0), "operation %d", k)
@@ -260,7 +260,7 @@ func TestAGiverIsNotHeldUp(t *testing.T) {
 	require.Equal(t, Pending, teams[0].Run(100, 0))
 	require.Equal(t, 1, teams[0].Awaited())
 	assert.False(t, teams[0].Idle())
-	for k := range slots(2) {
+	for k := range Slots(2, false) {
 		begin(1, q, bytes)
 		require.Equal(t, Done, teams[1].Run(100, 0))
 		require.Equal(t, byte(k), got[7])
@@ -270,7 +270,7 @@ func TestAGiverIsNotHeldUp(t *testing.T) {
 
 // A counter that no rank writes is damage: it is further than the slots let its owner come.
 func TestDamagedCounters(t *testing.T) {
-	for name, at := range map[string]uint64{"beyond its slots": uint64(slots(2)) + 1, "all bits": ^uint64(0)} {
+	for name, at := range map[string]uint64{"beyond its slots": uint64(Slots(2, false)) + 1, "all bits": ^uint64(0)} {
 		t.Run(name, func(t *testing.T) {
 			teams, blocks := newTeams(t, 2)
 			pair(t, teams, 1<<20)

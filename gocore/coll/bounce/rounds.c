@@ -75,16 +75,18 @@ static void copy(char *to, const char *from, int64_t n) {
 		memcpy(to, from, (size_t)n);
 }
 
-/* copy_out copies to a result. Of a long one the processor would fetch every line first, only to overwrite it. */
-static void copy_out(const pb_op *op, char *to, const char *from, int64_t n)
-{
+/* copy_out copies to a result. Of a long one the processor would fetch every line first, only to
+ * overwrite it. */
+static void copy_out(const pb_op *op, char *to, const char *from, int64_t n) {
 #if defined(__x86_64__)
 	if (op->past && to != from && n >= 4 * LINE) {
 		int64_t head = -(intptr_t)to & (LINE - 1);
 		copy(to, from, head);
 		for (to += head, from += head, n -= head; n >= LINE; to += LINE, from += LINE, n -= LINE) {
-			__m128i a = _mm_loadu_si128((const __m128i *)from), b = _mm_loadu_si128((const __m128i *)from + 1);
-			__m128i c = _mm_loadu_si128((const __m128i *)from + 2), d = _mm_loadu_si128((const __m128i *)from + 3);
+			__m128i a = _mm_loadu_si128((const __m128i *)from),
+					b = _mm_loadu_si128((const __m128i *)from + 1);
+			__m128i c = _mm_loadu_si128((const __m128i *)from + 2),
+					d = _mm_loadu_si128((const __m128i *)from + 3);
 			_mm_stream_si128((__m128i *)to, a);
 			_mm_stream_si128((__m128i *)to + 1, b);
 			_mm_stream_si128((__m128i *)to + 2, c);
@@ -238,9 +240,9 @@ static int take(pb_op *op) {
 				return 0;
 			to = now(op, &op->get[i], k);
 			copy_out(op, to.at,
-				 i == op->me ? now(op, &op->give[lane], k).at
-							 : window_of(op, i, round) + lane * op->step,
-				 to.bytes);
+					 i == op->me ? now(op, &op->give[lane], k).at
+								 : window_of(op, i, round) + lane * op->step,
+					 to.bytes);
 			op->taken++;
 			break;
 		}

@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -19,6 +18,7 @@ from types import FrameType
 from paddlempi_starts import MEET
 
 from .._exit import PREEMPTED
+from .._processes import unused_port
 from .forward import Forwarder
 
 __all__ = ["run"]
@@ -97,7 +97,7 @@ class _Ranks:
             "LOCAL_WORLD_SIZE": str(self._number),
             "GROUP_RANK": "0",
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(_free_port()),
+            "MASTER_PORT": str(unused_port()),
             "PADDLE_TRAINERS_NUM": str(self._number),
             MEET: f"file:///proc/self/fd/{meeting}",
         }
@@ -127,6 +127,9 @@ class _Ranks:
 
     def _ended(self, process: subprocess.Popen[bytes]) -> None:
         status = process.returncode if process.returncode >= 0 else 128 - process.returncode
+        if status not in (0, PREEMPTED):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)  # children that it has left
         if status not in (0, PREEMPTED) and self._status in (0, PREEMPTED):
             self._status = status
             if not self._keep and not self._told:
@@ -158,13 +161,6 @@ class _Ranks:
                     os.kill(pid, number)
                 else:
                     os.killpg(pid, number)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _end_with(parent: int) -> Callable[[], None]:

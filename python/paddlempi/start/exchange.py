@@ -26,7 +26,7 @@ from . import meeting
 from .meeting import PREFIX, Pause
 from .stores import Store
 
-__all__ = ["Exchange", "Server"]
+__all__ = ["Abandoned", "Exchange", "Server"]
 
 _U32 = struct.Struct("<I")
 _FAILED = 0xFFFF_FFFF
@@ -35,6 +35,10 @@ _LARGEST = 64 << 20
 
 _LOOK_EVERY = 0.5
 """Seconds between two looks whether another rank 0 has taken the store over."""
+
+
+class Abandoned(Exception):
+    """Nobody wants the answer any more: the core has an error of its own."""
 
 
 class Exchange:
@@ -67,6 +71,7 @@ class Exchange:
         Raises:
             TimeoutError: some ranks did not come.
             LauncherError: another rank 0 has taken the store over.
+            Abandoned: the answer is not wanted any more.
         """
         self._count += 1
         parts = [mine]
@@ -121,7 +126,7 @@ class Exchange:
                     error.ranks = tuple(ranks[:32])
                     raise error
             if not self._wanted():
-                raise LauncherError("init_process_group: the core has given the exchange up")
+                raise Abandoned
             pause.wait()
 
 
@@ -143,8 +148,15 @@ class Server:
         self._thread = threading.Thread(target=self._serve, name="paddlempi-exchange", daemon=True)
         self._thread.start()
 
-    def end(self) -> None:
-        """Wait until the core has closed its end, and end the use of the store."""
+    def end(self, failed: bool) -> None:
+        """Wait until the core has closed its end.
+
+        Args:
+            failed: the core's init has failed. It may not have come to use its end then.
+        """
+        if failed:
+            with suppress(OSError):  # the core has closed its end
+                self._ours.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._ours.close()
 
@@ -170,7 +182,8 @@ class Server:
             with suppress(OSError):
                 data = text.encode()
                 self._ours.sendall(_U32.pack(_FAILED) + _U32.pack(len(data)) + data)
-            self._ours.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError):
+                self._ours.shutdown(socket.SHUT_RDWR)
         finally:
             with suppress(Exception):
                 self._exchange.end()

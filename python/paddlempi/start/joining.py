@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from typing import Any
@@ -25,6 +26,7 @@ class Joining:
         store: the ``store`` of the init, or None.
         seconds: the deadline of the init.
         version: of this package; it must be the same on all ranks.
+        by_mpi: the init names an MPI, which carries the messages then.
 
     Raises:
         TimeoutError: some ranks did not come; ``ranks`` are those.
@@ -34,9 +36,16 @@ class Joining:
             is gone.
     """
 
-    def __init__(self, world: World, store: Any, seconds: float, version: str) -> None:
+    def __init__(
+        self, world: World, store: Any, seconds: float, version: str, by_mpi: bool = False
+    ) -> None:
         deadline = time.monotonic() + seconds
-        same = {worlds.TRANSPORT: worlds.transport(), "the version of paddlempi": version}
+        transport = "node" if world.way == "alone" else worlds.transport()
+        if by_mpi:
+            transport = "mpi"
+        same = {worlds.TRANSPORT: transport, "the version of paddlempi": version}
+        if world.method.startswith("file://"):
+            same["the host, of which file:// serves one only,"] = _host()
         rank, size = world.rank, world.size
         opened: Store | None = None
         try:
@@ -63,12 +72,25 @@ class Joining:
             "size": size,
             "id": number,
             "exchange": self._server.descriptor,
-            "transport": "node" if world.way == "alone" else worlds.transport(),
+            "transport": transport,
         }
         """The argument ``world`` of the core's method ``init``, which closes the descriptor."""
 
-    def end(self) -> Exception | None:
-        """End the exchange, when the core's init has returned; return why it failed, if it has."""
-        self._server.end()
+    def end(self, failed: bool = False) -> Exception | None:
+        """End the exchange, when the core's init has returned; return why it failed, if it has.
+
+        Args:
+            failed: the core's init has raised an error.
+        """
+        self._server.end(failed)
         self._store.close()
         return self._server.failure
+
+
+def _host() -> str:
+    """Return what tells this host from others: containers of one host have several names."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return os.uname().nodename

@@ -112,6 +112,7 @@ class _Meeting:
         others = range(1, self.size)
         stale = store.get([_hello(rank) for rank in others])
         wanted: list[str] = []
+        came: set[int] = set()  # also in a store that has moved since
         while True:
             moved = store.moved()
             there, *hellos = store.get([_LEAD, *(_hello(rank) for rank in others)])
@@ -126,6 +127,7 @@ class _Meeting:
                 for rank, card, hello in zip(others, cards, hellos, strict=True)
                 if not card or (rank in over and hello == stale[rank - 1])
             ]
+            came.update(set(others) - set(missing))
             # Those that have given up since then have come, but the world will not be.
             missing = missing or over
             if not missing:
@@ -144,7 +146,9 @@ class _Meeting:
                 self._write(written, state)
                 return str(state["world"])
             if time.monotonic() >= self.deadline:
-                error = timeout_error(missing, self.size, time.monotonic() - self.began)
+                never = [rank for rank in missing if rank not in came]
+                seconds = time.monotonic() - self.began
+                error = timeout_error(never or missing, self.size, seconds)
                 self._fail(written, state, error)
             if moved:
                 store.reopen()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from ..errors import DtypeError
@@ -81,18 +82,15 @@ class MemoryStore(Store):
 
 
 class TorchStore(Store):
-    """A store of torch. Its own client, where torch can make one, so no other thread waits for it.
+    """A store of torch.
 
     Args:
-        store: a ``torch.distributed.Store``, such as a TCPStore or a PrefixStore.
+        store: a ``torch.distributed.Store``, such as a TCPStore or a PrefixStore, which nobody else
+            uses meanwhile.
     """
 
     def __init__(self, store: Any) -> None:
-        clone = getattr(store, "clone", None)
-        try:
-            self._store = store if clone is None else clone()
-        except (RuntimeError, NotImplementedError):  # a store of one process has no second client
-            self._store = store
+        self._store = store
 
     def get(self, keys: Sequence[str]) -> list[bytes]:
         # torch's get waits for a key that is not there, so ask first.
@@ -115,12 +113,18 @@ class TorchStore(Store):
 def adapt(store: Any) -> Store:
     """Return ``store``, or an adaptor of one of torch's stores.
 
+    The adaptor has a client of its own where torch can make one, so that no thread of the program
+    waits for it.
+
     Raises:
         DtypeError: it is no store.
     """
     if isinstance(store, Store):
         return store
     if all(hasattr(store, name) for name in ("check", "get", "set", "compare_set", "delete_key")):
+        clone = getattr(store, "clone", None)
+        with suppress(RuntimeError, NotImplementedError):  # a store of one process has no second
+            store = store if clone is None else clone()
         return TorchStore(store)
     raise DtypeError(
         f"init_process_group: store is a {type(store).__name__}, it must be a store of "

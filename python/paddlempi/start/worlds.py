@@ -8,6 +8,8 @@ an MPI's launcher is the nearest program that       its ranks, over MPI. ``init_
 started ranks                                       and the variables of other starts do not count
 another start is nearest (``paddlempi_starts``)     its ranks; they meet where it says, or where the
                                                     arguments say
+variables of an MPI's launcher that a container      its ranks, over MPI
+hides, if no other number of ranks was given
 ``store``, ``init_method``, or ``world_size``       the ranks that the arguments say
 above 1, with ``rank``
 ``WORLD_SIZE`` above 1, with ``RANK``               the ranks that the variables say
@@ -23,7 +25,9 @@ from __future__ import annotations
 import os
 from typing import Any, NamedTuple
 
+import paddlempi_place
 import paddlempi_starts
+from paddlempi_place import Place
 from paddlempi_starts import MEET, TRANSPORT, Start
 
 from ..errors import ArgumentError, DtypeError, LauncherError
@@ -40,6 +44,7 @@ class World(NamedTuple):
     """What was found, in words."""
     rank: int = 0
     size: int = 1
+    """The number of ranks; 1 also if MPI shall say it."""
     method: str = ""
     """Where they meet, an ``init_method``; "": in the store that was given."""
 
@@ -71,16 +76,19 @@ def find(rank: int = -1, size: int = -1, method: str | None = None, store: Any =
     _check(rank, size, method, store)
     asked = transport()
     place, start = paddlempi_starts.nearest()
-    if place is not None and (place.size > 1 or not _tells(rank, size, method, store)):
+    if place is not None and (place.size > 1 or not _tell_of_others(size)):
         if asked == "node" and place.size > 1:
-            raise LauncherError(
-                f"init_process_group: {TRANSPORT}=node, but {place.name} has started this process "
-                f"as one of {place.size}: start them with python -m paddlempi run -np {place.size}"
-                f", or with torchrun; or unset {TRANSPORT}"
-            )
-        return World("mpi", f"{place.name} (process {place.pid}) has started this process")
+            raise _started_for_mpi(place.name, place.size)
+        why = f"{place.name} (process {place.pid}) has started this process"
+        return World("mpi", why, max(place.rank, 0), place.size)
     if start is not None:
         return _of_start(start, rank, size, method, store)
+    hidden = _hidden(size)
+    if hidden is not None:
+        if asked == "node":
+            raise _started_for_mpi(f"a launcher of {hidden.mpi}", hidden.size)
+        why = f"variables of a launcher of {hidden.mpi} that is not above this process"
+        return World("mpi", why, hidden.rank, hidden.size)
     if method is not None or store is not None or size > 1:
         return _of_arguments(rank, size, method, store)
     if _number("WORLD_SIZE") > 1:
@@ -94,10 +102,33 @@ def find(rank: int = -1, size: int = -1, method: str | None = None, store: Any =
         return World(
             "store", "RANK and WORLD_SIZE are set", _number("RANK"), _number("WORLD_SIZE"), method
         )
-    return World("alone" if asked == "node" else "mpi", "no launcher has started this process")
+    if asked == "node":
+        return World("alone", "no launcher has started this process")
+    return World("mpi", "no launcher has started this process")
 
 
-def _tells(rank: int, size: int, method: str | None, store: Any) -> bool:
+def _started_for_mpi(name: str, size: int) -> LauncherError:
+    return LauncherError(
+        f"init_process_group: {TRANSPORT}=node, but {name} has started this process as one of "
+        f"{size}: start them with python -m paddlempi run -np {size}, or with torchrun; or unset "
+        f"{TRANSPORT}"
+    )
+
+
+def _hidden(size: int) -> Place | None:
+    """Return the place in a job of several ranks whose launcher a container hides.
+
+    Its variables count if nothing tells of another number of ranks: a process that is no rank may
+    have inherited them.
+    """
+    place = paddlempi_place.find(hidden=True)
+    if place is None or place.size < 2:
+        return None
+    told = [size, _number("WORLD_SIZE")]
+    return place if all(number in (-1, place.size) for number in told) else None
+
+
+def _tell_of_others(size: int) -> bool:
     """Whether the arguments or the variables tell of other ranks than this one."""
     return size > 1 or _number("WORLD_SIZE") > 1
 

@@ -22,7 +22,10 @@ def fill() -> None:
     Unlike ``import torch`` it sets them in a job of one rank too, and ``MASTER_ADDR`` in a job on
     several nodes. Without a launcher it sets nothing.
     """
-    started, _ = paddlempi_starts.nearest()
+    started, start = paddlempi_starts.nearest()
+    if start is not None:
+        paddlempi_place.forget()
+        return
     address = "" if started is None else _address(started)
     paddlempi_place.fill(started, tell=True, address=address)
 

@@ -6,9 +6,11 @@ import os
 import secrets
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+import paddlempi_starts
 import torch.distributed as dist
 
 from .. import _native, group, objects
@@ -42,8 +44,7 @@ def new_store(timeout: timedelta) -> Any:
     store: Any = None
     offer: list[Any] = [None]
     if rank == 0:
-        # The server listens on all interfaces. Only its own client uses this address.
-        store = dist.TCPStore("127.0.0.1", 0, size, True, timeout, wait_for_workers=False)
+        store = _served(size, timeout)
         token = secrets.token_hex(8)
         store.set(_KEY, token)
         hosts, problem = [], ""
@@ -66,6 +67,20 @@ def new_store(timeout: timedelta) -> Any:
         f"store of rank 0 at port {port} of any of {', '.join(hosts)}: set MASTER_ADDR, on "
         "rank 0, to an address of its node that the others reach, or open its ports to them"
     )
+
+
+def _served(size: int, timeout: timedelta) -> Any:
+    """Return a store that this rank serves: at ``MASTER_PORT`` if ``run -np`` has set that.
+
+    The server listens on all interfaces. Only its own client uses this address.
+    """
+    wanted = os.environ.get("MASTER_PORT", "") if paddlempi_starts.MEET in os.environ else ""
+    if wanted.isdecimal():
+        with suppress(RuntimeError):  # another process has the port meanwhile
+            return dist.TCPStore(
+                "127.0.0.1", int(wanted), size, True, timeout, wait_for_workers=False
+            )
+    return dist.TCPStore("127.0.0.1", 0, size, True, timeout, wait_for_workers=False)
 
 
 def candidates(one_host: bool) -> Iterator[str]:

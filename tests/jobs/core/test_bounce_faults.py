@@ -1,4 +1,4 @@
-"""Ranks that die, stop or are interrupted in a collective of ordinary tensors, which go through blocks of the node."""
+"""Ranks that die, stop or are interrupted in a collective of ordinary tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def killed_in_a_transfer() -> None:
-    """Rank 2 is killed in a series of calls, on threads that wait and by works. The others know who it was."""
+    """Rank 2 is killed in a series of calls, which wait or make works. The others name it."""
     import os
     import signal
     import threading
@@ -46,7 +46,7 @@ def killed_in_a_transfer() -> None:
 
 
 def stopped_in_a_transfer() -> None:
-    """Rank 1 is stopped in the middle of a call. The other one names it at its deadline, and both go on."""
+    """Rank 1 is stopped in a call. The other one names it at its deadline, and both go on."""
     import os
     import signal
     import time
@@ -58,6 +58,7 @@ def stopped_in_a_transfer() -> None:
     pids = [None] * 2
     dist.all_gather_object(pids, os.getpid())
     tensor = np.ones(16 << 20, np.float32)
+    most = dist.ReduceOp.MAX
     modes = [False, True]
     for _ in range(12):
         asynchronous = modes[0]
@@ -75,9 +76,7 @@ def stopped_in_a_transfer() -> None:
         began = time.monotonic()
         try:
             while time.monotonic() < began + 2.5:
-                work = dist.all_reduce(
-                    tensor, op=dist.ReduceOp.MAX, group=group, async_op=asynchronous
-                )
+                work = dist.all_reduce(tensor, most, group=group, async_op=asynchronous)
                 if asynchronous:
                     work.wait()
         except errors.TimeoutError as error:
@@ -132,7 +131,7 @@ def interrupted_in_a_transfer() -> None:
     caught = ""
     try:
         while time.monotonic() < began + 4.0:
-            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
+            dist.all_reduce(tensor, dist.ReduceOp.MAX, group=group)
     except KeyboardInterrupt:
         caught = "interrupted"
         assert time.monotonic() < began + 1.4, "not before the rank went on"
@@ -150,9 +149,8 @@ def interrupted_in_a_transfer() -> None:
 
 @pytest.mark.one_mpi
 def test_killed_in_a_transfer() -> None:
-    ended = job.run(
-        3, killed_in_a_transfer, options=("--with-ft", "ulfm")
-    )  # only Open MPI's launcher lets the others live
+    # Only Open MPI's launcher lets the others live.
+    ended = job.run(3, killed_in_a_transfer, options=("--with-ft", "ulfm"))
     for rank in (0, 1):
         ended.stamp(f"raised-{rank}")
     assert not [name for name in os.listdir("/dev/shm") if "paddlempi" in name]

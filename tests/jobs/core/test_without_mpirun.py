@@ -43,6 +43,7 @@ try:
         dist.destroy_process_group()
         dist.init_process_group(timeout=float(timeout), **given)
         dist.barrier()
+    dist.barrier()  # all have said so
     if what == "kill" and dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "raise" and dist.get_rank() == 1:
@@ -125,7 +126,7 @@ def test_at_a_port(program: Path) -> None:
 
 def test_one_that_never_comes(program: Path, tmp_path: Path) -> None:
     method = f"file://{tmp_path / 'meeting'}"
-    with started(ranks(program, 3, method, timeout=2)[:2]) as processes:
+    with started(ranks(program, 3, method, timeout=5)[:2]) as processes:
         for status, output in ended(processes):
             assert status == 3 and "TimeoutError (2,)" in output, output
             assert "rank(s) [2] of 3 had not come" in output

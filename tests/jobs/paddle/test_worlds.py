@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import job
+import pytest
 from paddlempi.testing import launch
 
 
@@ -256,3 +257,45 @@ def test_launched_by_paddle_alone() -> None:
     )
     assert ended.returncode != 0
     assert "LauncherError" in ended.stderr and "mpirun -np 2" in ended.stderr, ended.stderr
+
+
+WITHOUT_MPIRUN = """
+import sys
+import paddlempi.paddle
+import paddle
+import paddle.distributed as dist
+
+def train():
+    paddlempi.paddle.install()
+    dist.init_parallel_env()
+    x = paddle.full([2], 1.0 + dist.get_rank())
+    dist.all_reduce(x)
+    assert x.tolist() == [3, 3] and dist.get_world_size() == 2 and dist.get_backend() == "MPI"
+    dist.destroy_process_group()
+    dist.init_parallel_env()  # the address has served once
+    dist.barrier()
+    assert not any("libmpi" in line for line in open("/proc/self/maps")), "it has loaded an MPI"
+    with open(f"{sys.argv[1]}-{dist.get_rank()}", "w") as file:
+        file.write("done")
+
+if __name__ == "__main__":
+    if sys.argv[2:] == ["spawn"]:
+        dist.spawn(train, nprocs=2, backend="gloo")
+    else:
+        train()
+"""
+
+
+@pytest.mark.parametrize("way", ["launch", "spawn"])
+def test_without_mpirun(tmp_path: Path, way: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(WITHOUT_MPIRUN)
+    words = [str(script), str(tmp_path / "rank")]
+    command = [sys.executable, *words, "spawn"]
+    if way == "launch":
+        options = ["--nproc_per_node", "2", "--backend", "gloo", "--log_dir", str(tmp_path / "log")]
+        command = [sys.executable, "-m", "paddle.distributed.launch", *options, *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank in range(2):
+        assert (tmp_path / f"rank-{rank}").read_text() == "done"

@@ -99,11 +99,11 @@ def over_gloo(program: str, out: Path, *options: str) -> Numbers:
     )
 
 
-def over_torchrun(program: str, out: Path, *options: str) -> Numbers:
-    """Run a program by torchrun, which sets more variables than it documents."""
+def over_torchrun(program: str, out: Path, *options: str, **variables: str) -> Numbers:
+    """Run a program by torchrun, which sets more variables than it documents. No MPI is there."""
     python, *words = _command(program, out, options)
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
-    return _together([python, *torchrun, *words], [{}], out)
+    return _together([python, *torchrun, *words], [variables], out)
 
 
 def over_paddles_gloo(program: str, out: Path, *options: str) -> Numbers:

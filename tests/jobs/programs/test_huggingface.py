@@ -26,13 +26,19 @@ def check_loop(ours: programs.Numbers, torchrun: programs.Numbers) -> None:
 
 @pytest.fixture(scope="module")
 def torchrun(tmp_path_factory: pytest.TempPathFactory) -> programs.Numbers:
-    """Run the loop without a named backend. Under torchrun accelerate must not choose MPI."""
-    return programs.over_torchrun("accelerate_loop", tmp_path_factory.mktemp("torchrun"))
+    """Run the loop over gloo: without a named backend, as docs/torch.md says."""
+    out = tmp_path_factory.mktemp("torchrun")
+    return programs.over_torchrun("accelerate_loop", out, PADDLEMPI_TORCH="0")
 
 
 @needs_accelerate
 def test_accelerate_chooses_mpi_under_mpirun(torchrun: programs.Numbers, tmp_path: Path) -> None:
     check_loop(programs.over_mpi("accelerate_loop", tmp_path), torchrun)
+
+
+@needs_accelerate
+def test_accelerate_under_torchrun(torchrun: programs.Numbers, tmp_path: Path) -> None:
+    check_loop(programs.over_torchrun("accelerate_loop", tmp_path), torchrun)
 
 
 @needs_accelerate
@@ -46,7 +52,9 @@ def test_transformers_trainer(tmp_path: Path) -> None:
     options = "--backend=gloo", "--workers=0"
     gloo = programs.over_gloo("transformers_trainer", tmp_path / "gloo", *options)
     programs.same(ours, gloo)
-    for numbers in ours:
+    under = programs.over_torchrun("transformers_trainer", tmp_path / "torchrun", options[1])
+    programs.same(under, gloo)
+    for numbers in ours + under:
         assert numbers["backend"] == "mpi" and numbers["ranks"] == 2
         losses = [entry["eval_loss"] for entry in numbers["log"] if "eval_loss" in entry]
         assert len(losses) == 2 and losses[1] < losses[0]

@@ -62,9 +62,9 @@ def run(*command: str, **variables: str) -> str:
     return done.stdout
 
 
-def torchrun(*words: str) -> str:
+def torchrun(*words: str, **variables: str) -> str:
     options = ["--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
-    return run("-m", "torch.distributed.run", *options, *words)
+    return run("-m", "torch.distributed.run", *options, *words, **variables)
 
 
 @pytest.mark.parametrize("backend", ["mpi", "paddlempi", "cpu:mpi"])
@@ -75,11 +75,34 @@ def test_torchrun(tmp_path: Path, backend: str) -> None:
 
 
 def test_torchrun_restarts(tmp_path: Path) -> None:
-    """The store, its port and all keys stay, and another rank dies in each attempt."""
+    """The store, its port and all keys stay."""
     script = tmp_path / "train.py"
     script.write_text(TRAIN)
-    output = torchrun("--max-restarts=2", str(script), "mpi", "2")
-    assert output.count("done in attempt 2") == 2, output
+    output = torchrun("--max-restarts=1", str(script), "mpi", "1")
+    assert output.count("done in attempt 1") == 2, output
+
+
+DEFAULT = """
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+init_device_mesh("cpu", (2,))
+x = torch.ones(1)
+dist.all_reduce(x)
+assert x.item() == 2
+print("kind", type(dist.group.WORLD).__name__, flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(("default", "kind"), [("", "ProcessGroup"), ("cpu", "ProcessGroupMPI")])
+def test_a_program_that_names_no_backend(tmp_path: Path, default: str, kind: str) -> None:
+    """It keeps gloo, unless the user chooses otherwise."""
+    script = tmp_path / "train.py"
+    script.write_text(DEFAULT)
+    output = torchrun(str(script), PADDLEMPI_TORCH_DEFAULT=default)
+    assert output.count(f"kind {kind}\n") == 2, output
 
 
 def test_run_np(tmp_path: Path) -> None:
@@ -99,13 +122,20 @@ import torch.multiprocessing as mp
 PORTS = [int(word) for word in sys.argv[2:]]
 FILE = "file://" + sys.argv[1]
 
-def train(rank, way):
+def train(rank):
     torch.set_num_threads(1)
+    for way in ("variables", "address", "file", "tcp", "torch's tcp", "store", "gloo"):
+        one(rank, way)
+
+def one(rank, way):
     numbers = {"rank": rank, "world_size": 2}
     variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(PORTS[0])}
     if way == "variables":
-        os.environ.update(variables, RANK=str(rank), WORLD_SIZE="2")
+        told = dict(variables, RANK=str(rank), WORLD_SIZE="2")
+        os.environ.update(told)
         dist.init_process_group("mpi")
+        for name in told:
+            del os.environ[name]
     elif way == "address":
         os.environ.update(variables)
         dist.init_process_group("mpi", **numbers)
@@ -128,8 +158,7 @@ def train(rank, way):
     print("done", way, flush=True)
 
 if __name__ == "__main__":
-    for way in ("variables", "address", "file", "tcp", "torch's tcp", "store", "gloo"):
-        mp.spawn(train, (way,), nprocs=2)
+    mp.spawn(train, nprocs=2)
     assert not os.path.exists(sys.argv[1])
 """
 

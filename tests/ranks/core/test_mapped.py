@@ -1,7 +1,8 @@
 """Collectives whose tensors lie in the heaps of the ranks: ``empty`` and its relatives.
 
 On one node such a collective works in place ("mapped"), and a short one lies in the slots of the
-arrival ("inline"). Everything else goes by MPI. Each test says which way a call must take.
+arrival ("inline"). Everything else goes through blocks ("bounce"), or by MPI. Each test says which
+way a call must take.
 """
 
 from __future__ import annotations

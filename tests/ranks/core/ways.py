@@ -1,7 +1,8 @@
 """The ways that collectives of one node take, by where their tensors lie.
 
 A short input lies in the slots of the arrival ("inline"), tensors in the heaps of all ranks are
-worked on in place ("mapped"), and everything else goes by MPI.
+worked on in place ("mapped"), and others go through blocks ("bounce"),
+or by MPI if they lie here on one rank and there on another.
 """
 
 from __future__ import annotations

@@ -59,6 +59,15 @@ def test_one_that_never_comes_is_named(opener: Open, absent: int) -> None:
             assert f"rank(s) [{absent}] of 3 had not come" in str(result)
 
 
+def test_one_that_has_given_up_is_not_named(tmp_path: Path) -> None:
+    """It has removed the file, as nobody knew whether rank 0 still lived."""
+    path = tmp_path / "meeting"
+    ranks = [Rank(in_file(str(path)), r, 3, 0.3 + 0.4 * (r == 0)) for r in range(2)]
+    for result in ended(ranks, 10):
+        assert isinstance(result, TimeoutError) and result.ranks == (2,), result
+    assert not path.exists()
+
+
 def test_after_a_failed_round(opener: Open) -> None:
     for result in ended([Rank(opener, r, 3, 0.3) for r in (0, 2)], 10):
         assert isinstance(result, TimeoutError)

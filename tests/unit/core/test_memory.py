@@ -75,7 +75,7 @@ def test_where_shared_memory_is_refused(
 
     monkeypatch.setattr(fresh_core, "heap_alloc", refuse, raising=False)
     monkeypatch.setattr(memory, "_warned", False)
-    with pytest.warns(RuntimeWarning, match="collectives use MPI: no memfd here") as seen:
+    with pytest.warns(RuntimeWarning, match="collectives copy them: no memfd here") as seen:
         first = dist.zeros((2, 3), "int16")
         second = dist.empty_like(first)
     assert len(seen) == 1 and seen[0].filename == __file__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import paddlempi_place
 import paddlempi_starts
 import pytest
 from api_fake import FakeCore
-from paddlempi.errors import ArgumentError, DtypeError, LauncherError
+from paddlempi.errors import ArgumentError, DtypeError, ForkError, LauncherError, MPINotFoundError
 from paddlempi.start import worlds
 from paddlempi.start.stores import MemoryStore
 from paddlempi_place import Place
@@ -37,7 +38,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {*TORCHRUN, *PADDLE, *RUN, "PADDLE_MASTER", "PADDLEMPI_TRANSPORT"}
     for name in (*names, "PADDLEMPI_FILLED_PADDLE", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(paddlempi_place, "find", lambda: None)
+    monkeypatch.setattr(paddlempi_place, "find", lambda **options: None)
 
 
 def set_all(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
@@ -95,6 +96,7 @@ def test_under_mpirun_nothing_else_counts(
     monkeypatch.setattr(paddlempi_place, "find", lambda: MPIRUN)
     found = worlds.find(**given)
     assert (found.way, found.why) == ("mpi", "prterun (process 1) has started this process")
+    assert (found.rank, found.size) == (2, 4)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +128,25 @@ def test_what_is_refused(
     with pytest.raises(error) as caught:
         worlds.find(**given)
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variables", "given", "way"),
+    [
+        ({}, {}, "mpi"),
+        ({**SPAWNED, "WORLD_SIZE": "4"}, {}, "mpi"),
+        ({}, {"rank": 2, "size": 4}, "mpi"),
+        (SPAWNED, {}, "store"),
+        ({}, FILE, "store"),
+        (TORCHRUN, {}, "store"),
+    ],
+)
+def test_a_launcher_that_a_container_hides(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], given: dict[str, Any], way: str
+) -> None:
+    set_all(monkeypatch, variables)
+    monkeypatch.setattr(paddlempi_place, "find", lambda **how: MPIRUN if how else None)
+    assert worlds.find(**given).way == way
 
 
 def test_no_mpirun_without_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,6 +213,69 @@ def test_signs_that_this_package_has_set(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 # Init
+
+
+def without_mpi(core: FakeCore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the core find no MPI."""
+    plain = core.control
+
+    def control(method: str, arguments: str) -> str:
+        if method == "info":
+            return '{"mpi": null}'
+        if method == "init" and "world" not in json.loads(arguments):
+            raise MPINotFoundError("there is none")
+        return plain(method, arguments)
+
+    monkeypatch.setattr(core, "control", control)
+
+
+def test_a_process_alone_needs_no_mpi(
+    fresh_core: FakeCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_mpi(fresh_core, monkeypatch)
+    assert dist.is_available()
+    dist.init_process_group()
+    assert fresh_core.controls[0][1]["world"]["transport"] == "node"
+
+
+@pytest.mark.parametrize("variables", [{"PADDLEMPI_MPI": "/x"}, {"PADDLEMPI_TRANSPORT": "mpi"}])
+def test_unless_it_asks_for_one(
+    fresh_core: FakeCore, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
+) -> None:
+    without_mpi(fresh_core, monkeypatch)
+    set_all(monkeypatch, variables)
+    with pytest.raises(MPINotFoundError):
+        dist.init_process_group()
+
+
+def test_an_init_that_fails_early_does_not_wait(
+    fresh_core: FakeCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a fork, where the core does not even look at its arguments."""
+
+    def control(method: str, arguments: str) -> str:
+        raise ForkError("a fork")
+
+    monkeypatch.setenv("PADDLEMPI_TRANSPORT", "node")
+    monkeypatch.setattr(fresh_core, "control", control)
+    with pytest.raises(ForkError):
+        dist.init_process_group()
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_ranks_of_an_mpirun_need_one(
+    fresh_core: FakeCore, monkeypatch: pytest.MonkeyPatch, hidden: bool
+) -> None:
+    """They are no worlds of one rank, also if a container hides the launcher."""
+    without_mpi(fresh_core, monkeypatch)
+
+    def find(**options: bool) -> Place | None:
+        return MPIRUN if options or not hidden else None
+
+    monkeypatch.setattr(paddlempi_place, "find", find)
+    assert not dist.is_available()
+    with pytest.raises(MPINotFoundError):
+        dist.init_process_group()
 
 
 def test_init_alone_without_mpi(fresh_core: FakeCore, monkeypatch: pytest.MonkeyPatch) -> None:
