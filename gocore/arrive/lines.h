@@ -211,8 +211,9 @@ uint32_t pa_closer(const pa_member *m, int n, int i, uint64_t seq);
 void pa_explain(pa_member *m, int me, uint32_t reason);
 uint32_t pa_why(const pa_member *m, int i);
 
-/* pa_leave says how far the end of member me has come. pa_left returns that of member i: 0, PA_LEFT: it has left;
- * PA_GONE: its process may end; PA_FAILED + s: its process ends with the status s, which is not 0, and it has not left. */
+/* pa_leave says how far the end of member me has come. pa_left returns that of member i: 0,
+ * PA_LEFT: it has left; PA_GONE: its process may end; PA_FAILED + s: its process ends with the
+ * status s, which is not 0, and it has not left. */
 enum { PA_LEFT = 1, PA_GONE, PA_FAILED = 256 };
 void pa_leave(pa_member *m, int me, uint32_t how_far);
 uint32_t pa_left(const pa_member *m, int i);

@@ -81,16 +81,15 @@ func TestOperationsOneAfterAnother(t *testing.T) {
 			rng := rand.New(rand.NewSource(int64(n)))
 			teams, _ := newTeams(t, n)
 			type operation struct {
-				call     Call
-				root     int
-				count    [][]int64 // elements of what a rank gives to each rank, or to all
-				give     [][]unsafe.Pointer
-				get      [][]unsafe.Pointer
-				want     [][][]byte
-				got      [][][]byte
-				gets     func(me int) bool
-				inPlace  bool
-				perGiver bool
+				call    Call
+				root    int
+				count   [][]int64 // elements of what a rank gives to each rank, or to all
+				give    [][]unsafe.Pointer
+				get     [][]unsafe.Pointer
+				want    [][][]byte
+				got     [][][]byte
+				gets    func(me int) bool
+				inPlace bool
 			}
 			var list []*operation
 			for k := range 40 {
