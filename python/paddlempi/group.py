@@ -16,7 +16,7 @@ import warnings
 from array import array
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import _exit, _marks, _native, memory
 from ._ops import Op
@@ -25,14 +25,10 @@ from .errors import (
     ArgumentError,
     DtypeError,
     Error,
-    MPINotFoundError,
     NotInitializedError,
     NotMemberError,
 )
 from .group_arguments import check_backend, checked_ranks, comm_handle, front_of, to_seconds
-
-if TYPE_CHECKING:
-    from .start.worlds import World
 
 __all__ = [
     "GroupMember",
@@ -205,14 +201,14 @@ def init_process_group(
             "end_file": _marks.file(),
         }
         try:
-            from .start import worlds
+            from .start import beginning, worlds
 
             if comm is None:
                 world = worlds.find(rank, world_size, init_method, store)
             else:
                 world = worlds.World("mpi", "comm was given")
-            answer = _begin(world, store, arguments)
-            _compare(answer, rank, world_size)
+            answer = beginning.begin(world, store, arguments)
+            beginning.compare(answer, rank, world_size)
         except BaseException:
             _marks.left()
             raise
@@ -225,49 +221,6 @@ def init_process_group(
         memory.warn("init_process_group", answer["no_heaps"], stacklevel=2)
     if front is not None:
         front.init(timeout)
-
-
-def _begin(world: World, store: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Start the core in a world, and return its answer."""
-    from .start import worlds
-
-    if world.way == "mpi":
-        try:
-            return _native.control("init", **arguments)
-        except MPINotFoundError:
-            told = arguments["mpi"] is not None or os.environ.get("PADDLEMPI_MPI")
-            if told or world.size > 1 or worlds.transport() == "mpi":
-                raise
-            # A process alone needs no MPI.
-            world = world._replace(way="alone")
-    from .start.joining import Joining  # only where no launcher's MPI knows the ranks
-
-    named = arguments["mpi"] is not None
-    joining = Joining(world, store, arguments["timeout"], _version(), named)
-    try:
-        answer = _native.control("init", **arguments, world=joining.arguments)
-    except BaseException as error:
-        failed = joining.end(failed=True)
-        if isinstance(failed, Error) and isinstance(error, Exception) and str(failed) in str(error):
-            raise failed from None  # the core has it as a text, if it has no other reason
-        raise
-    joining.end()
-    return answer
-
-
-def _version() -> str:
-    return str(sys.modules[__package__].__version__)
-
-
-def _compare(answer: dict[str, Any], rank: int, size: int) -> None:
-    """Compare the ``rank`` and ``world_size`` of an init with those of the world that it began."""
-    if rank in (-1, answer["rank"]) and size in (-1, answer["size"]):
-        return
-    _native.control("destroy")
-    raise ArgumentError(
-        f"init_process_group: rank={rank}, world_size={size} given to rank {answer['rank']} of "
-        f"{answer['size']}: leave them out, because the launcher knows them, or give the same"
-    )
 
 
 def _trial() -> list[str]:
