@@ -75,11 +75,10 @@ static void copy(char *to, const char *from, int64_t n) {
 		memcpy(to, from, (size_t)n);
 }
 
-/* copy_out copies to a result. Of a long one the processor would fetch every line first, only to
- * overwrite it. */
-static void copy_out(const pb_op *op, char *to, const char *from, int64_t n) {
+/* copy_past copies past the caches. */
+static void copy_past(char *to, const char *from, int64_t n) {
 #if defined(__x86_64__)
-	if (op->past && to != from && n >= 4 * LINE) {
+	if (to != from && n >= 4 * LINE) {
 		int64_t head = -(intptr_t)to & (LINE - 1);
 		copy(to, from, head);
 		for (to += head, from += head, n -= head; n >= LINE; to += LINE, from += LINE, n -= LINE) {
@@ -96,6 +95,57 @@ static void copy_out(const pb_op *op, char *to, const char *from, int64_t n) {
 	}
 #endif
 	copy(to, from, n);
+}
+
+/* copy_out copies to a result. Of a long one the processor would fetch every line first, only to
+ * overwrite it. */
+static void copy_out(const pb_op *op, char *to, const char *from, int64_t n) {
+	if (op->past)
+		copy_past(to, from, n);
+	else
+		copy(to, from, n);
+}
+
+static uint64_t ticks(void) {
+#if defined(__x86_64__)
+	return __builtin_ia32_rdtsc();
+#else
+	return 0;
+#endif
+}
+
+enum { TIMED = 4096, PROBE_EVERY = 64 };
+
+/* write_past tells how to write the next window. Where the cores share a cache, a slot is best
+ * written into it. Where they do not, the lines of a slot stay in the cache of the reader, and to
+ * write to them takes eight times as long as past the caches, while the reader needs half as long
+ * again at most. Which of the two it is changes while a job runs: the kernel moves ranks, and
+ * hypervisors move cores. So this rank times its copies, and now and then one of the other kind. */
+static int write_past(const pb_op *op) {
+	int past;
+	if (!op->cost[0] || !op->cost[1])
+		return op->cost[0] != 0;
+	past = op->cost[0] > 2 * op->cost[1];
+	return op->windows % PROBE_EVERY == 0 ? !past : past;
+}
+
+/* write_window copies to a slot. */
+static void write_window(pb_op *op, char *to, const char *from, int64_t n) {
+	int past = ticks() != 0 && write_past(op);
+	uint64_t began = ticks(), cost;
+	if (past)
+		copy_past(to, from, n);
+	else
+		copy(to, from, n);
+	if (n < TIMED || began == 0)
+		return;
+	cost = 1 + ((ticks() - began) << 10) / (uint64_t)n;
+	op->windows++;
+	if (op->cost[past] == 0 || cost < op->cost[past])
+		op->cost[past] = cost;
+	else /* a rank that lost its core for a while says little of the copy */
+		op->cost[past] +=
+			((cost < 4 * op->cost[past] ? cost : 4 * op->cost[past]) - op->cost[past]) / 8;
 }
 
 /* has tells whether a rank has come to `round` by its counter. No rank can be further than the
@@ -141,10 +191,10 @@ static int publish(pb_op *op) {
 		pb_row row = now(op, &op->give[i], op->published);
 		if (op->kind == PB_SLICED) {
 			int64_t n, from = slice(op, op->me, row.bytes, &n);
-			copy(to, row.at, from);
-			copy(to + from + n, row.at + from + n, row.bytes - from - n);
+			write_window(op, to, row.at, from);
+			write_window(op, to + from + n, row.at + from + n, row.bytes - from - n);
 		} else if (op->lanes == 1 || i != op->me) {
-			copy(to + i * op->step, row.at, row.bytes);
+			write_window(op, to + i * op->step, row.at, row.bytes);
 		}
 	}
 	op->published++;
