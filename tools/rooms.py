@@ -105,7 +105,8 @@ ROOMS = (
         "what all groups of a world share: the exchange at the start, the memory of a node, "
         "who has left or died, the mailbox, the flight recorder, "
         "reports of long waits, the departure",
-        "arrive channel coll dl heap liveness mem op segment status topo trace transport work",
+        "arrive channel coll dl heap liveness mem op segment status topo trace transport "
+        "transport/memory work",
     ),
     Room(
         "gocore/buffer",

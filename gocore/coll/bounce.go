@@ -306,11 +306,11 @@ func (a *Args) beginRounds(p *Program) error {
 func (a *Args) shareOut(c *bounce.Call) {
 	c.Kind = bounce.Reduce
 	switch {
-	case a.Code == op.Scan:
+	case a.Trait().Prefix:
 		c.Last = a.Rank + 1
-		c.Gives = a.Rank < a.Size-1
-	case a.Code == op.Exscan:
-		c.Last = a.Rank
+		if a.exclusive() {
+			c.Last = a.Rank
+		}
 		c.Gives = a.Rank < a.Size-1
 	case a.Code == op.ReduceScatter || a.Code == op.AllReduce && a.Size == 2:
 	case a.Code == op.Reduce && a.Size == 2:
