@@ -112,15 +112,14 @@ func (o *InitOptions) startMPI(open func(mpi.Options) (mpi.Library, error)) (mpi
 
 // shareMemory connects ranks of one node by memory that they share.
 func shareMemory(x *exchange.Exchange) (transport.Comm, error) {
-	file, err := world.Share(x, "paddlempi-messages", memory.Bytes(x.Size()))
+	file, why, err := world.Share(x, "paddlempi-messages", memory.Bytes(x.Size()))
 	if err != nil {
 		return nil, err
 	}
 	var shared []byte
 	if file != nil {
-		if shared, err = file.Map(); err == nil {
-			file.Close()
-		}
+		shared, why = file.Map()
+		file.Close()
 	} else if x.Size() == 1 {
 		shared = make([]byte, memory.Bytes(1)) // nobody else needs it
 	}
@@ -131,9 +130,12 @@ func shareMemory(x *exchange.Exchange) (transport.Comm, error) {
 	if err := x.Min(lacking); err != nil {
 		return nil, err
 	}
-	if int(lacking[0]) < x.Size() {
-		return nil, status.New(status.Unsupported, "init: rank %d cannot open the memory of rank 0: ranks without MPI have to share memory, so they have to run as one user, and where they are in containers, in one that has /proc or one network; "+
-			"or start them with mpirun", lacking[0]).WithRanks(int(lacking[0]))
+	if without := int(lacking[0]); without < x.Size() {
+		if why != nil {
+			return nil, status.New(status.Unsupported, "init: rank %d cannot share memory with the other ranks: %v; ranks without MPI have to. They have to run as one user; in containers they need one /proc or one network. Or start them with mpirun",
+				x.Rank(), why).WithRanks(x.Rank())
+		}
+		return nil, status.New(status.Unsupported, "init: rank %d cannot share memory with the other ranks, and its own error says why", without).WithRanks(without)
 	}
 	release := func() { _ = syscall.Munmap(shared) }
 	if x.Size() == 1 {

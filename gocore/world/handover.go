@@ -24,7 +24,7 @@ type handover struct {
 
 	addresses [][]int64 // by rank of comm (present)
 	lacks     []int     // the givers whose files this rank does not have yet
-	refused   error     // why this rank could not open some file through /proc; nil if it could
+	refused   error     // why this rank could not make its file, or open some file through /proc; nil if it could
 }
 
 // run hands the files over. It is collective over comm, whose ranks may be on several nodes. opened says of each rank

@@ -27,10 +27,14 @@ func (w way) String() string {
 func (n *Node) Way() string { return n.way.String() }
 
 // Share makes a memory file of size bytes and opens it on all ranks of comm, which are on one node. It is nil on all of
-// them if one cannot get it. Share is collective over comm.
-func Share(comm transport.Exchange, name string, size int64) (*segment.File, error) {
-	file, _, err := shareFile(comm, transport.EveryRank(comm.Size()), name, size)
-	return file, err
+// them if one cannot get it; why is the reason if it is this rank that cannot. Share is collective over comm.
+func Share(comm transport.Exchange, name string, size int64) (file *segment.File, why, err error) {
+	h := sharing(comm, transport.EveryRank(comm.Size()), name, size)
+	file, _, err = h.share()
+	if file == nil && len(h.lacks) > 0 {
+		why = h.refused
+	}
+	return file, why, err
 }
 
 // shareFile makes a memory file of size bytes on each node and opens it on all ranks of that node.
@@ -38,15 +42,25 @@ func Share(comm transport.Exchange, name string, size int64) (*segment.File, err
 // returns a nil file on a rank that is alone on its node. If some rank of comm cannot get its file, it returns nil and byMessage on
 // all. The file is all zero; its memory is allocated when a rank first touches it.
 func shareFile(comm transport.Exchange, peers []int, name string, size int64) (*segment.File, way, error) {
-	h := handover{comm: comm, peers: peers, size: size}
+	h := sharing(comm, peers, name, size)
+	return h.share()
+}
+
+// sharing returns a handover of one file, which the first of peers makes.
+func sharing(comm transport.Exchange, peers []int, name string, size int64) *handover {
+	h := &handover{comm: comm, peers: peers, size: size}
 	if len(peers) > 1 {
 		h.givers = peers[:1]
 	}
-	var file *segment.File
 	if slices.Contains(h.givers, comm.Rank()) {
-		file, _ = segment.New(name, size)
-		h.file = file
+		h.file, h.refused = segment.New(name, size)
 	}
+	return h
+}
+
+// share hands the file over: see shareFile.
+func (h *handover) share() (*segment.File, way, error) {
+	file := h.file
 	h.take = func(_ int, f *segment.File) error {
 		file = f
 		return nil
