@@ -94,6 +94,8 @@ func (c *Communicator) TakesDeviceMemory() (aware bool, says string) {
 	return false, "this MPI cannot be asked"
 }
 
+func (c *Communicator) HostMemoryOnly() bool { return false }
+
 // round returns the call of a round.
 func (c *Communicator) round(what transport.Round, mine, all unsafe.Pointer, words int) *Call {
 	q := &Call{Comm: c.comm, SendBuf: mine, SendCount: int64(words), SendType: c.word, RecvBuf: all, RecvCount: int64(words), RecvType: c.word}

@@ -90,6 +90,8 @@ type Comm interface {
 	// TakesDeviceMemory tells whether the transport says that it takes addresses of device memory, and what it
 	// says. After a yes the caller has to try.
 	TakesDeviceMemory() (aware bool, says string)
+	// HostMemoryOnly tells whether it never takes such addresses, whatever a user says.
+	HostMemoryOnly() bool
 	// Gone tells whether the transport was shut down by somebody else: nothing of it may be called any more.
 	Gone() bool
 }

@@ -70,6 +70,10 @@ func (a *Aware) Awareness(wait bool) Awareness {
 
 // ask returns what is known without a trial, nil if a trial is needed.
 func (a *Aware) ask() *Awareness {
+	if a.base.HostMemoryOnly() {
+		_, text := a.base.TakesDeviceMemory()
+		return &Awareness{How: "asked", Reason: text}
+	}
 	if forced, set, err := cudaForced(); err != nil {
 		return &Awareness{How: "set", Reason: err.Error()}
 	} else if set {
@@ -83,6 +87,15 @@ func (a *Aware) ask() *Awareness {
 		return &Awareness{How: "asked", Reason: text + "; but there is no Python to try it with: set " + envCUDAAware + "=1 if it does"}
 	}
 	return nil
+}
+
+// maybe tells whether MPI may be given addresses of device memory, for all that is known without a trial.
+func (a *Aware) maybe() bool {
+	if forced, set, err := cudaForced(); set || err != nil {
+		return forced
+	}
+	says, _ := a.base.TakesDeviceMemory()
+	return says
 }
 
 func (a *Aware) try() {

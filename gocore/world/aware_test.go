@@ -16,7 +16,10 @@ import (
 type claims struct {
 	transport.Comm
 	aware bool
+	host  bool // it cannot, whatever a user says
 }
+
+func (c claims) HostMemoryOnly() bool { return c.host }
 
 func (c claims) TakesDeviceMemory() (bool, string) { return c.aware, "what it says" }
 
@@ -49,6 +52,8 @@ func TestAwarenessWithoutATrial(t *testing.T) {
 	assert.Equal(t, "asked", e.Awareness(true).How)
 	for value, aware := range map[string]bool{"1": true, "0": false} {
 		t.Setenv(envCUDAAware, value)
+		e = &Aware{base: claims{host: true}, Trial: trial}
+		assert.False(t, e.CUDAAware(), "the transport cannot")
 		e = &Aware{base: claims{aware: !aware}, Trial: trial}
 		require.Equal(t, "set", e.Awareness(true).How)
 		assert.Equal(t, aware, e.CUDAAware())

@@ -26,8 +26,9 @@ type Node struct {
 	local    *memory.Comm       // connects the ranks of this node; nil if they cannot share memory, and where base needs none
 }
 
-// newNode opens what the ranks of each node share. It is collective over base.
-func newNode(base transport.Comm, t *topo.Topology) (*Node, error) {
+// newNode opens what the ranks of each node share. direct says that this rank may give messages of device memory to base.
+// newNode is collective over base.
+func newNode(base transport.Comm, t *topo.Topology, direct bool) (*Node, error) {
 	n := &Node{base: base, topo: t, ranks: t.Peers(), crowded: t.Crowded()}
 	var err error
 	if n.presence, n.way, err = n.MakeLines(base, n.ranks, 0); err != nil {
@@ -36,13 +37,21 @@ func newNode(base transport.Comm, t *topo.Topology) (*Node, error) {
 	if err := n.shareHeaps(); err != nil {
 		return nil, err
 	}
-	return n, n.connect()
+	return n, n.connect(direct)
 }
 
-// connect makes what carries messages within the node, unless base is that. It is collective over base.
-func (n *Node) connect() error {
-	if _, ok := n.base.(*memory.Comm); ok {
+// connect makes what carries messages within the node, unless base is that, or some rank may need base for device memory. It
+// is collective over base.
+func (n *Node) connect(direct bool) error {
+	if n.base.HostMemoryOnly() {
 		return nil
+	}
+	words := []int64{1}
+	if direct {
+		words[0] = 0
+	}
+	if err := n.base.Min(words); err != nil || words[0] == 0 {
+		return err
 	}
 	file, _, err := shareFile(n.base, n.ranks, "paddlempi-messages", memory.Bytes(len(n.ranks)))
 	if file == nil || err != nil {

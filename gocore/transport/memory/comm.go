@@ -86,6 +86,9 @@ func (c *Comm) TakesDeviceMemory() (aware bool, says string) {
 	return false, "ranks without MPI pass device memory by themselves"
 }
 
+// HostMemoryOnly implements transport.Comm.
+func (c *Comm) HostMemoryOnly() bool { return true }
+
 // Err returns the error of a request that is done.
 func (c *Comm) Err(r *transport.Request) error { return errorOf(r) }
 
