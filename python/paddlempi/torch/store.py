@@ -77,8 +77,15 @@ def _served(size: int, timeout: timedelta) -> Any:
     wanted = os.environ.get("MASTER_PORT", "") if paddlempi_starts.MEET in os.environ else ""
     if wanted.isdecimal():
         with suppress(RuntimeError):  # another process has the port meanwhile
+            # multi_tenant: torch's own init may serve there too, later in this process.
             return dist.TCPStore(
-                "127.0.0.1", int(wanted), size, True, timeout, wait_for_workers=False
+                "127.0.0.1",
+                int(wanted),
+                size,
+                True,
+                timeout,
+                wait_for_workers=False,
+                multi_tenant=True,
             )
     return dist.TCPStore("127.0.0.1", 0, size, True, timeout, wait_for_workers=False)
 
