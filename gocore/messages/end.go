@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
@@ -44,10 +45,24 @@ func (m *message) overdue() {
 	for i := 0; i < m.n; i++ {
 		tr := &m.transfers[i]
 		if !tr.over() && m.peerLeft(tr.peer, now) {
+			if m.bury(tr) {
+				return // its requests are over, so that this is not the end of the group
+			}
 			m.giveUp(m.g.endedError(m.describe(), tr.peer))
 			return
 		}
 	}
+}
+
+// bury ends the requests of a transfer with a rank that has died, if the transport does not do so itself.
+func (m *message) bury(tr *transfer) bool {
+	b, ok := m.comm.(transport.Burier)
+	if !ok || tr.buried || tr.peer < 0 || tr.request == nil || len(m.g.Env.Roster.Dead(m.g.Ranks[tr.peer:tr.peer+1])) == 0 {
+		return false
+	}
+	tr.buried = true
+	b.Bury(int(tr.peer))
+	return true
 }
 
 // peerLeft tells whether the peer left so long ago that no message from it can be on its way. A

@@ -133,6 +133,7 @@ type transfer struct {
 	dropped bool
 	queued  bool // it is in Messages.waiting
 	ready   bool // it is there although its tensor is ready; guarded by Messages.mu
+	buried  bool // its peer has died, and its requests were ended
 	read    bool // its request is not the transport's: probe has read the message
 	packed  *packed
 	long    *long // nil unless it is longer than longest

@@ -50,6 +50,12 @@ type Endpoint interface {
 	Requests
 }
 
+// Burier is an Endpoint that does not see by itself that a rank has died.
+type Burier interface {
+	// Bury ends the requests with a rank that has died, with an error: nobody reads or writes their memory any more.
+	Bury(rank int)
+}
+
 // Requests looks after requests.
 type Requests interface {
 	// Poller tests requests, which it knows by their Address. It is the same for all of one process, so that

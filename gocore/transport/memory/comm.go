@@ -132,8 +132,8 @@ func (c *Comm) Send(data unsafe.Pointer, bytes int64, to, tag int32) (*transport
 	s := &sending{r: r, data: unsafe.Slice((*byte)(data), bytes), to: c.members[to]}
 	p := packet{kind: whole, tag: tag, context: c.context, bytes: bytes}
 	switch {
-	case o.out[s.to].broken:
-		o.end(r, codeDamaged)
+	case o.out[s.to].broken != 0:
+		o.end(r, o.out[s.to].broken)
 		return r, nil
 	case s.to == o.rank:
 		return r, o.sendHere(s, &p)
@@ -200,8 +200,8 @@ func (c *Comm) Receive(data unsafe.Pointer, bytes int64, from, tag int32) (*tran
 		o.pull()
 		return r, nil
 	}
-	if from >= 0 && o.in[c.members[from]].broken {
-		o.end(r, codeDamaged)
+	if from >= 0 && o.in[c.members[from]].broken != 0 {
+		o.end(r, o.in[c.members[from]].broken)
 		return r, nil
 	}
 	in.waiting = append(in.waiting, w)
@@ -289,6 +289,17 @@ func (c *Comm) Cancel(r *transport.Request) error {
 		}
 	}
 	return nil
+}
+
+// Bury implements transport.Burier. What had come from that rank can still be received.
+func (c *Comm) Bury(rank int) {
+	o := c.o
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if peer := c.members[rank]; peer != o.rank && !o.closed {
+		o.collect(peer)
+		o.breakOff(peer, codeDied)
+	}
 }
 
 // child returns the number of a Comm that all members make of this one, in the same order.

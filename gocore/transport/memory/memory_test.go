@@ -534,3 +534,42 @@ func TestCommsOfOne(t *testing.T) {
 	finish(t, all[1], out, in)
 	assert.Equal(t, b, got)
 }
+
+// The requests with a rank that has died end. What it had sent can be received.
+func TestBury(t *testing.T) {
+	ranks := world(t, 3)
+	long, _ := room(t, 1<<20)
+	into, _ := room(t, 1<<20)
+	p, b := room(t, 8)
+	fill(b, 9)
+	came, err := ranks[1].Send(p, 8, 0, 5)
+	require.NoError(t, err)
+	var list []*transport.Request
+	add := func(r *transport.Request, err error) {
+		t.Helper()
+		require.NoError(t, err)
+		list = append(list, r)
+	}
+	add(ranks[0].Send(long, 1<<20, 1, 0))
+	add(ranks[0].Receive(into, 1<<20, 1, 0))
+	other, err := ranks[0].Receive(into, 8, 2, 0)
+	require.NoError(t, err)
+	ranks[0].Bury(1)
+	ranks[0].Bury(1)
+	add(ranks[0].Send(long, 8, 1, 0))
+	add(ranks[0].Receive(into, 8, 1, 1))
+	finish(t, ranks[0], list...)
+	for _, r := range list {
+		assert.Equal(t, status.ProcFailed, status.CodeOf(ranks[0].Err(r)))
+	}
+	assert.Zero(t, other.Done)
+	q, got := room(t, 8)
+	in, err := ranks[0].Receive(q, 8, 1, 5)
+	require.NoError(t, err)
+	finish(t, ranks[0], in)
+	assert.NoError(t, ranks[0].Err(in))
+	assert.Equal(t, b, got)
+	finish(t, ranks[1], came)
+	ranks[2].Bury(2) // itself
+	assert.Zero(t, ranks[2].o.in[2].broken)
+}

@@ -32,6 +32,7 @@ const mostKept = 64 << 20
 const (
 	codeTruncated = 1 + iota // the message is longer than the room
 	codeDamaged              // the other process is damaged
+	codeDied                 // it has died
 )
 
 // Bytes returns how much memory the processes of a world share.
@@ -68,13 +69,13 @@ type office struct {
 type outbox struct {
 	ring
 	queue  []*outgoing
-	broken bool
+	broken int32 // the code with which requests end; 0: it is not broken
 }
 
 // inbox is what comes from a rank.
 type inbox struct {
 	ring
-	broken bool
+	broken int32   // as of an outbox
 	reads  verdict // whether this process may read that rank's memory
 	pid    uint64  // of that rank, if it may
 }
@@ -181,14 +182,14 @@ func (o *office) progress() {
 // deliver writes what goes to a rank, as far as there is room.
 func (o *office) deliver(to int) {
 	out := &o.out[to]
-	if len(out.queue) == 0 || out.broken {
+	if len(out.queue) == 0 || out.broken != 0 {
 		return
 	}
 	wrote := false
 	for len(out.queue) > 0 {
 		room, sound := out.room()
 		if !sound {
-			o.breakOff(to)
+			o.breakOff(to, codeDamaged)
 			return
 		}
 		one := out.queue[0]
@@ -244,7 +245,7 @@ func (o *office) gone(one *outgoing, code int32) {
 // collect reads what has come from a rank.
 func (o *office) collect(from int) {
 	in := &o.in[from]
-	if in.broken {
+	if in.broken != 0 {
 		return
 	}
 	read := false
@@ -264,7 +265,7 @@ func (o *office) collect(from int) {
 			sound = p.read(&head) && packetBytes+aligned(p.payload()) <= there
 		}
 		if !sound || !o.handle(from, &p) {
-			o.breakOff(from)
+			o.breakOff(from, codeDamaged)
 			return
 		}
 		read = true
@@ -385,37 +386,40 @@ func (o *office) end(r *transport.Request, code int32) {
 	atomic.StoreInt32(&r.Done, 1)
 }
 
-// breakOff ends a pair whose other process is damaged.
-func (o *office) breakOff(peer int) {
-	o.in[peer].broken, o.out[peer].broken = true, true
+// breakOff ends the requests with a rank, which is damaged or has died.
+func (o *office) breakOff(peer int, code int32) {
+	if o.in[peer].broken != 0 {
+		return
+	}
+	o.in[peer].broken, o.out[peer].broken = code, code
 	for _, one := range o.out[peer].queue {
-		o.gone(one, codeDamaged)
+		o.gone(one, code)
 	}
 	o.out[peer].queue = nil
 	for number, s := range o.asked {
 		if s.to == peer {
 			delete(o.asked, number)
-			o.end(s.r, codeDamaged)
+			o.end(s.r, code)
 		}
 	}
 	for number, r := range o.filling {
 		if r.peer == peer {
 			delete(o.filling, number)
-			o.end(r.r, codeDamaged)
+			o.end(r.r, code)
 		}
 	}
 	o.pulls = slices.DeleteFunc(o.pulls, func(r *receiving) bool {
 		if r.peer != peer {
 			return false
 		}
-		o.end(r.r, codeDamaged)
+		o.end(r.r, code)
 		return true
 	})
 	for _, c := range o.contexts {
 		kept := c.waiting[:0]
 		for _, r := range c.waiting {
 			if r.from >= 0 && int(r.from) < len(c.members) && c.members[r.from] == peer {
-				o.end(r.r, codeDamaged)
+				o.end(r.r, code)
 			} else {
 				kept = append(kept, r)
 			}
@@ -465,6 +469,9 @@ func errorOf(r *transport.Request) error {
 		return nil
 	case codeTruncated:
 		return status.New(status.Truncate, "a message of %d bytes from rank %d with tag %d is longer than the room for it", r.Bytes, r.Source, r.Tag)
+	}
+	if r.Code == codeDied {
+		return status.New(status.ProcFailed, "the other process has died")
 	}
 	return status.New(status.GroupBroken, "the memory that this process shares with another one is damaged: what lies there no process of a job writes")
 }

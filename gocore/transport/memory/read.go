@@ -81,7 +81,7 @@ func (o *office) pull() {
 			o.pulls = o.pulls[1:]
 			return
 		case errno != 0 || n == 0:
-			o.breakOff(r.peer)
+			o.breakOff(r.peer, codeDamaged)
 			return
 		}
 	}
