@@ -246,3 +246,14 @@ if __name__ == "__main__":
     with started([[sys.executable, str(script)]]) as processes:
         [(status, output)] = ended(processes)
     assert status == 0 and output.endswith("done\n"), output
+
+
+def test_bench() -> None:
+    """The benchmark runs, and says that there is no MPI to compare with."""
+    command = [sys.executable, "-m", "paddlempi", "run", "-np", "2", "-m", "paddlempi", "bench"]
+    more = ["all_reduce", "sendrecv", "--max", "4K", "--rounds", "2", "--against", "mpi,mpi4py"]
+    with started([[*command, *more]]) as processes:
+        status, told = ended(processes)[0]
+    assert status == 0, told
+    assert "without MPI, 2 ranks on 1 node" in told, told
+    assert "this job runs without MPI" in told, told

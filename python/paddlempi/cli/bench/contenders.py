@@ -181,9 +181,18 @@ def _again(operation: str, tensors: Framework) -> Contender:
     return _by(tensors, "paddlempi again", operation, *tensors.group())
 
 
+_NO_MPI = "this job runs without MPI"
+
+
+def _without_mpi() -> bool:
+    return bool(_native.control("info")["transport"] != "mpi")
+
+
 def _plain_mpi(operation: str, tensors: Framework) -> Contender | str:
     if operation == "sendrecv":
-        return "messages always go over MPI"
+        return "the way of messages cannot be chosen"
+    if _without_mpi():
+        return _NO_MPI
     with _forced(f"{operation}:mpi"):
         made, number = tensors.new_group()
     return replace(_by(tensors, "mpi", operation, made, number), algorithm="mpi")
@@ -240,6 +249,8 @@ def _gloo(operation: str, tensors: Framework) -> Contender | str:
 
 
 def _mpi4py(operation: str, tensors: Framework) -> Contender | str:
+    if _without_mpi():
+        return _NO_MPI
     try:
         import mpi4py
     except ImportError:

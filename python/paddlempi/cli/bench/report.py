@@ -41,8 +41,9 @@ def headline(found: dict[str, Any]) -> str:
     """Return the first lines of the output."""
     ranks, nodes, cpus = counted(found["ranks"], "rank"), found["nodes"], found["cpus"]
     by_node = f" ({found['shape']})" if nodes > 1 else ""
+    by = found["mpi"]["name"] if found["mpi"] else "without MPI"
     line = (
-        f"# paddlempi {found['paddlempi']}, {found['mpi']['name']}, {ranks} on "
+        f"# paddlempi {found['paddlempi']}, {by}, {ranks} on "
         f"{counted(nodes, 'node')}{by_node}, {counted(cpus, 'CPU')} for rank 0"
     )
     if found["ranks"] == 1:
