@@ -41,24 +41,30 @@ EXCLUDED: dict[str, str] = {
 }
 """Tests that are not run, as patterns, each with its reason."""
 
-PASSES = {2: "mpi gloo", 3: "mpi gloo gpu"}
-LEAST = {2: 80, 3: 115}
-"""What must pass, by number of ranks: fewer is a PyTorch that skips what it ran."""
-
 OLD = metadata.version("torch").startswith("2.8.")
-"""A run takes minutes: two ranks for the oldest torch, and for newer ones three and more tests."""
+RUNS = [
+    pytest.param(2, None, "mpi gloo", 80, id="2"),
+    pytest.param(3, None, "mpi gloo gpu", 115, id="3"),
+    pytest.param(2, "node", "mpi", 70, id="without-mpi"),
+]
+"""Ranks, the launcher's MPI, the kinds of tests, and how many must pass.
+
+If fewer pass, this PyTorch skips what another one runs. A run takes minutes: the oldest torch has
+two ranks, and newer ones have three and more tests, and then the first kind without MPI.
+"""
 
 
-@pytest.mark.parametrize("np", [2] if OLD else [3])
-def test_pytorchs_own(np: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("np", "mpi", "kinds", "least"), RUNS[:1] if OLD else RUNS[1:])
+def test_pytorchs_own(np: int, mpi: str | None, kinds: str, least: int, tmp_path: Path) -> None:
     results = tmp_path / "results"
     job = launch.run(
         np,
         Path(__file__).with_name("pytorch_suite.py"),
+        mpi=mpi,
         timeout=400,
         env={
             "SUITE_RESULTS": str(results),
-            "SUITE_PASSES": PASSES[np],
+            "SUITE_PASSES": kinds,
             "SUITE_EXCLUDED": " ".join(EXCLUDED),
         },
     )
@@ -73,4 +79,4 @@ def test_pytorchs_own(np: int, tmp_path: Path) -> None:
     assert not wrong, "\n\n".join(wrong)
     assert job.returncode == 0 and not job.timed_out, job.output[-20000:]
     came_to = Counter(outcomes[0][0] for outcomes in last.values())
-    assert came_to["ok"] >= LEAST[np], came_to
+    assert came_to["ok"] >= least, came_to
