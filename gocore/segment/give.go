@@ -44,6 +44,9 @@ func (r Rendezvous) address() *syscall.SockaddrUnix {
 
 // Giver sends the descriptor of a file to processes that ask for it.
 type Giver struct {
+	// SameUser says that only processes of this user get it: the secret may be known to others. It is set before Give.
+	SameUser bool
+
 	socket     int
 	rendezvous Rendezvous
 }
@@ -126,10 +129,16 @@ func (g *Giver) serve(taker int, f *File) bool {
 		}
 		have += max(n, 0)
 	}
-	if subtle.ConstantTimeCompare(got, want) != 1 {
+	if subtle.ConstantTimeCompare(got, want) != 1 || g.SameUser && !sameUser(taker) {
 		return false
 	}
 	return syscall.Sendmsg(taker, []byte{1}, syscall.UnixRights(f.fd), nil, 0) == nil
+}
+
+// sameUser tells whether the process at the other end of a socket runs as the user of this one (SO_PEERCRED, unix(7)).
+func sameUser(socket int) bool {
+	other, err := syscall.GetsockoptUcred(socket, syscall.SOL_SOCKET, syscall.SO_PEERCRED)
+	return err == nil && int(other.Uid) == syscall.Geteuid()
 }
 
 // Take gets a file from its Giver. It checks that the file is the one that a identifies, and has

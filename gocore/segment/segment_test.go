@@ -3,6 +3,7 @@ package segment
 import (
 	"net"
 	"os"
+	"runtime"
 	"sync"
 	"syscall"
 	"testing"
@@ -83,6 +84,36 @@ func TestGive(t *testing.T) {
 	assert.NoError(t, g.Give(f, 5, time.Now().Add(soon)))
 	wg.Wait()
 	assert.LessOrEqual(t, descriptors(t), before, "no descriptor is left")
+}
+
+// A process of another user gets nothing where the secret may be known to others.
+func TestGiveToTheSameUserOnly(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can be another user")
+	}
+	f, err := New("paddlempi-test", 100)
+	require.NoError(t, err)
+	defer f.Close()
+	g, err := NewGiver()
+	require.NoError(t, err)
+	defer g.Close()
+	g.SameUser = true
+	refused := make(chan error)
+	go func() {
+		runtime.LockOSThread() // the thread ends with this goroutine
+		const keep, nobody = ^uintptr(0), 65534
+		_, _, errno := syscall.RawSyscall(syscall.SYS_SETRESUID, keep, nobody, keep)
+		assert.Zero(t, errno)
+		_, err := Take(g.Rendezvous(), f.Address(), 100, time.Now().Add(soon))
+		refused <- err
+	}()
+	given := make(chan error)
+	go func() { given <- g.Give(f, 1, time.Now().Add(soon)) }()
+	assert.Error(t, <-refused)
+	taken, err := Take(g.Rendezvous(), f.Address(), 100, time.Now().Add(soon))
+	require.NoError(t, err)
+	taken.Close()
+	assert.NoError(t, <-given)
 }
 
 // Strangers get nothing, and do not keep other processes from getting the file.

@@ -19,6 +19,8 @@ type handover struct {
 	givers []int         // the peers whose files all peers need
 	file   *segment.File // this rank's file, which stays the caller's; nil if it has none
 	size   int64         // the size of every file, or segment.AnySize
+	// sameUser says that only processes of this user may get a file by socket, because comm may be overheard.
+	sameUser bool
 	// take gets the file of another rank. It owns the file, and closes it if it returns an error.
 	take func(rank int, f *segment.File) error
 
@@ -82,6 +84,7 @@ func (h *handover) bySockets(opened []bool) error {
 	if takers > 0 && h.file != nil {
 		var err error
 		if giver, err = segment.NewGiver(); err == nil {
+			giver.SameUser = h.sameUser
 			defer giver.Close()
 			mine = present(giver.Rendezvous().Words())
 		}

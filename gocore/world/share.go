@@ -27,9 +27,10 @@ func (w way) String() string {
 func (n *Node) Way() string { return n.way.String() }
 
 // Share makes a memory file of size bytes and opens it on all ranks of comm, which are on one node. It is nil on all of
-// them if one cannot get it; why is the reason if it is this rank that cannot. Share is collective over comm.
+// them if one cannot get it, or is of another user and cannot open it through /proc; why is the reason if it is this rank that cannot. Share is collective over comm.
 func Share(comm transport.Exchange, name string, size int64) (file *segment.File, why, err error) {
 	h := sharing(comm, transport.EveryRank(comm.Size()), name, size)
+	h.sameUser = true
 	file, _, err = h.share()
 	if file == nil && len(h.lacks) > 0 {
 		why = h.refused
