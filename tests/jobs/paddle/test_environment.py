@@ -198,7 +198,7 @@ if __name__ == "__main__":
         dist.spawn(train, nprocs=2)
     except LauncherError as error:
         assert "has started 2 processes" in str(error) and "call train(...) itself" in str(error)
-    # Who has Paddle's own all the same: what is nearest to the children decides, so they are a world of their own.
+    # Who has Paddle's own all the same: the nearest start decides, so the children are a world.
     del os.environ["PADDLE_TRAINERS_NUM"]
     patches.original(sys.modules["paddle.distributed.spawn"], "spawn")(train, nprocs=2)
     sys.stdout.write("spawned\\n")
