@@ -9,7 +9,6 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/pmi"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/transport"
-	"github.com/paddlempi/paddlempi/gocore/transport/memory"
 	"github.com/paddlempi/paddlempi/gocore/work"
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
@@ -67,8 +66,16 @@ func (o *InitOptions) begin() (transport.Comm, mpi.Library, error) {
 	if len(hosts) > 1 {
 		return nil, nil, status.New(status.Unsupported, "init: the %d ranks are on %d hosts (%s, %s, ...), and the transport %q connects ranks of one host", o.Job.Size, len(hosts), hosts[0], hosts[1], o.Job.Transport)
 	}
-	comm, err := shareMemory(x)
-	return comm, nil, err
+	comm, refused, err := world.ConnectNode(x)
+	if err != nil {
+		return nil, nil, err
+	}
+	if refused != nil {
+		e := status.New(status.Unsupported, "init: %v; ranks without MPI have to. They have to run as one user; in containers they need one /proc or one network. Or start them with mpirun", refused)
+		e.Ranks = refused.(*status.Error).Ranks
+		return nil, nil, e
+	}
+	return comm, nil, nil
 }
 
 // overMPI connects the ranks by the MPI that open starts.
@@ -108,38 +115,4 @@ func (o *InitOptions) startMPI(open func(mpi.Options) (mpi.Library, error)) (mpi
 		return nil, status.New(status.NotInitialized, "init: MPI was finalized in this process and cannot start again")
 	}
 	return library, nil
-}
-
-// shareMemory connects ranks of one node by memory that they share.
-func shareMemory(x *exchange.Exchange) (transport.Comm, error) {
-	file, why, err := world.Share(x, "paddlempi-messages", memory.Bytes(x.Size()))
-	if err != nil {
-		return nil, err
-	}
-	var shared []byte
-	if file != nil {
-		shared, why = file.Map()
-		file.Close()
-	} else if x.Size() == 1 {
-		shared = make([]byte, memory.Bytes(1)) // nobody else needs it
-	}
-	lacking := []int64{int64(x.Size())}
-	if shared == nil {
-		lacking[0] = int64(x.Rank())
-	}
-	if err := x.Min(lacking); err != nil {
-		return nil, err
-	}
-	if without := int(lacking[0]); without < x.Size() {
-		if why != nil {
-			return nil, status.New(status.Unsupported, "init: rank %d cannot share memory with the other ranks: %v; ranks without MPI have to. They have to run as one user; in containers they need one /proc or one network. Or start them with mpirun",
-				x.Rank(), why).WithRanks(x.Rank())
-		}
-		return nil, status.New(status.Unsupported, "init: rank %d cannot share memory with the other ranks, and its own error says why", without).WithRanks(without)
-	}
-	release := func() { _ = syscall.Munmap(shared) }
-	if x.Size() == 1 {
-		release = nil
-	}
-	return memory.New(shared, x.Rank(), x.Size(), release)
 }

@@ -65,7 +65,7 @@ ROOMS = (
         "the functions behind the C interface: init, submit, wait, exit, the control methods; the "
         "worlds and their groups by id",
         "channel diagnose dl exchange grid group heap meet method mpi netif op pmi ps/job reduce "
-        "status topo trace transport transport/memory window work world",
+        "status topo trace transport window work world",
         files="doc boundary control control_grid control_join join control_cuda control_heap "
         "control_files control_trace window_calls servers core start prepared guests world windows "
         "closers",
@@ -228,7 +228,7 @@ ROOMS = (
         "gocore/transport/memory",
         "a transport in memory that the ranks of a node share: messages, rounds and communicators "
         "without MPI",
-        "mem status transport work",
+        "mem segment status transport work",
     ),
     Room(
         "gocore/exchange",

@@ -27,8 +27,6 @@ const (
 	failed = 1<<32 - 1
 	// mostText is the most bytes of that text that are read.
 	mostText = 64 << 10
-	// lookEvery is how often a wait looks for an interrupt.
-	lookEvery = work.InterruptEvery
 )
 
 // Exchange implements transport.Exchange. One goroutine at a time uses it.
@@ -128,7 +126,7 @@ func (x *Exchange) read(b []byte) error {
 // all moves all of b by step, and looks for an interrupt meanwhile.
 func (x *Exchange) all(b []byte, step func([]byte) (int, error)) error {
 	for len(b) > 0 {
-		_ = x.conn.SetDeadline(time.Now().Add(lookEvery))
+		_ = x.conn.SetDeadline(time.Now().Add(work.InterruptEvery))
 		n, err := step(b)
 		b = b[n:]
 		switch {

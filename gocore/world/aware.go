@@ -70,32 +70,29 @@ func (a *Aware) Awareness(wait bool) Awareness {
 
 // ask returns what is known without a trial, nil if a trial is needed.
 func (a *Aware) ask() *Awareness {
-	if a.base.HostMemoryOnly() {
-		_, text := a.base.TakesDeviceMemory()
-		return &Awareness{How: "asked", Reason: text}
-	}
-	if forced, set, err := cudaForced(); err != nil {
-		return &Awareness{How: "set", Reason: err.Error()}
-	} else if set {
-		return &Awareness{Aware: forced, How: "set", Reason: envCUDAAware + " says so"}
-	}
-	says, text := a.base.TakesDeviceMemory()
+	claim := a.claim()
 	switch {
-	case !says:
-		return &Awareness{How: "asked", Reason: text}
+	case claim.How == "set" || !claim.Aware:
 	case a.Trial == nil:
-		return &Awareness{How: "asked", Reason: text + "; but there is no Python to try it with: set " + envCUDAAware + "=1 if it does"}
+		claim.Aware = false
+		claim.Reason += "; but there is no Python to try it with: set " + envCUDAAware + "=1 if it does"
+	default:
+		return nil
 	}
-	return nil
+	return &claim
 }
 
-// maybe tells whether MPI may be given addresses of device memory, for all that is known without a trial.
-func (a *Aware) maybe() bool {
-	if forced, set, err := cudaForced(); set || err != nil {
-		return forced
+// claim returns what the user says, or else the transport, whose yes has to be tried.
+func (a *Aware) claim() Awareness {
+	if !a.base.HostMemoryOnly() {
+		if forced, set, err := cudaForced(); err != nil {
+			return Awareness{How: "set", Reason: err.Error()}
+		} else if set {
+			return Awareness{Aware: forced, How: "set", Reason: envCUDAAware + " says so"}
+		}
 	}
-	says, _ := a.base.TakesDeviceMemory()
-	return says
+	says, text := a.base.TakesDeviceMemory()
+	return Awareness{Aware: says, How: "asked", Reason: text}
 }
 
 func (a *Aware) try() {

@@ -172,7 +172,7 @@ func newEnv(world transport.Comm, timeout time.Duration, interrupt work.Interrup
 	}
 	e.Aware.base, e.Aware.staged = e.Base, e.Device.Staged
 	e.Reports.topo = e.Topo
-	if e.Node, err = newNode(e.Base, e.Topo, e.Device.Direct && e.Aware.maybe()); err != nil {
+	if e.Node, err = newNode(e.Base, e.Topo, e.Device.Direct && e.Aware.claim().Aware); err != nil {
 		return nil, err
 	}
 	e.Roster.topo, e.Roster.node, e.Roster.mail = e.Topo, e.Node, e.Mail

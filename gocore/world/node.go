@@ -2,10 +2,10 @@ package world
 
 import (
 	"slices"
-	"syscall"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/heap"
+	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/topo"
 	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/transport/memory"
@@ -46,24 +46,67 @@ func (n *Node) connect(direct bool) error {
 	if n.base.HostMemoryOnly() {
 		return nil
 	}
-	words := []int64{1}
+	wanted := []int64{1}
 	if direct {
+		wanted[0] = 0
+	}
+	if err := n.base.Min(wanted); err != nil || wanted[0] == 0 {
+		return err
+	}
+	var err error
+	n.local, _, err = connect(sharing(n.base, n.ranks, messagesFile, memory.Bytes(len(n.ranks))))
+	return err
+}
+
+// messagesFile is the name of the memory file that carries messages.
+const messagesFile = "paddlempi-messages"
+
+// ConnectNode returns what carries messages between the ranks of comm, which are on one node. If some rank cannot have it, refused
+// says on all ranks which, and on that rank why. Only processes of one user get it, because comm may be overheard. ConnectNode is
+// collective over comm.
+func ConnectNode(comm transport.Exchange) (c *memory.Comm, refused, err error) {
+	h := sharing(comm, transport.EveryRank(comm.Size()), messagesFile, memory.Bytes(comm.Size()))
+	h.sameUser = true
+	return connect(h)
+}
+
+// connect makes what carries messages between the peers of h. See ConnectNode.
+func connect(h *handover) (c *memory.Comm, refused, err error) {
+	rank, size := h.comm.Rank(), h.comm.Size()
+	file, _, err := h.share()
+	if err != nil {
+		return nil, nil, err
+	}
+	var why error
+	switch {
+	case file != nil:
+		c, why = memory.Open(file, slices.Index(h.peers, rank), len(h.peers))
+	case len(h.peers) == 1:
+		c, why = memory.New(make([]byte, memory.Bytes(1)), 0, 1, nil) // nobody else needs that memory
+	case len(h.lacks) > 0:
+		why = h.refused
+	}
+	words := []int64{1, int64(size)} // whether all have it, and the first rank that knows why it has not
+	if c == nil {
 		words[0] = 0
 	}
-	if err := n.base.Min(words); err != nil || words[0] == 0 {
-		return err
+	if why != nil {
+		words[1] = int64(rank)
 	}
-	file, _, err := shareFile(n.base, n.ranks, "paddlempi-messages", memory.Bytes(len(n.ranks)))
-	if file == nil || err != nil {
-		return err
+	if err := h.comm.Min(words); err != nil {
+		return nil, nil, err
 	}
-	shared, err := file.Map()
-	file.Close()
-	if err != nil {
-		return err
+	if words[0] == 1 {
+		return c, nil, nil
 	}
-	n.local, err = memory.New(shared, slices.Index(n.ranks, n.topo.Rank), len(n.ranks), func() { _ = syscall.Munmap(shared) })
-	return err
+	if c != nil {
+		_ = c.Free()
+	}
+	if why != nil {
+		return nil, status.New(status.Unsupported, "rank %d cannot share memory with the other ranks: %v", rank, why).WithRanks(rank), nil
+	}
+	first := int(words[1])
+	return nil, status.New(status.Unsupported, "rank %d cannot share memory with the other ranks, and its own error says why", first).WithRanks(first), nil
 }
 
 // Connect returns a Comm of some ranks of this node, which carries messages better than base does; nil if there is none. All

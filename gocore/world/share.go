@@ -26,25 +26,12 @@ func (w way) String() string {
 // Way tells how the ranks of the world share memory with the ranks of their nodes.
 func (n *Node) Way() string { return n.way.String() }
 
-// Share makes a memory file of size bytes and opens it on all ranks of comm, which are on one node. It is nil on all of
-// them if one cannot get it, or is of another user and cannot open it through /proc; why is the reason if it is this rank that cannot. Share is collective over comm.
-func Share(comm transport.Exchange, name string, size int64) (file *segment.File, why, err error) {
-	h := sharing(comm, transport.EveryRank(comm.Size()), name, size)
-	h.sameUser = true
-	file, _, err = h.share()
-	if file == nil && len(h.lacks) > 0 {
-		why = h.refused
-	}
-	return file, why, err
-}
-
 // shareFile makes a memory file of size bytes on each node and opens it on all ranks of that node.
 // peers are the ranks of comm on this rank's node; the first one makes the file. shareFile is collective over comm. It
 // returns a nil file on a rank that is alone on its node. If some rank of comm cannot get its file, it returns nil and byMessage on
 // all. The file is all zero; its memory is allocated when a rank first touches it.
 func shareFile(comm transport.Exchange, peers []int, name string, size int64) (*segment.File, way, error) {
-	h := sharing(comm, peers, name, size)
-	return h.share()
+	return sharing(comm, peers, name, size).share()
 }
 
 // sharing returns a handover of one file, which the first of peers makes.

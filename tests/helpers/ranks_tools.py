@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -30,6 +31,25 @@ def start(timeout: float = 30.0, **arguments: Any) -> int:
     size = dist.get_world_size()
     assert size == int(os.environ["FAULTS_NP"]), size
     return dist.get_rank()
+
+
+def stop_later(pid: int, after: float, seconds: float, strike: int = 0) -> int:
+    """Stop a process after a while, for some seconds. Return the pid of the child that does it.
+
+    Args:
+        strike: a process that gets Ctrl-C after a third of these seconds; 0: none.
+    """
+    child = os.fork()
+    if child:
+        return child
+    time.sleep(after)
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(seconds / 3)
+    if strike:
+        os.kill(strike, signal.SIGINT)
+    time.sleep(seconds * 2 / 3)
+    os.kill(pid, signal.SIGCONT)
+    os._exit(0)
 
 
 @contextmanager

@@ -6,9 +6,11 @@ import (
 	"runtime"
 	"slices"
 	"sync/atomic"
+	"syscall"
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/segment"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/work"
@@ -25,6 +27,17 @@ type Comm struct {
 	made    atomic.Uint64 // how many Comms were made of this one by Dup and Node
 	rounds  *Comm         // carries the rounds, which no receive from any tag may meet; nil there
 	begun   atomic.Uint64 // how many rounds have begun
+}
+
+// Open returns the Comm of all ranks of a world, which share the file: Bytes(size) long, and made by one of them for this
+// alone. It closes the file. The memory is given back when this Comm and all that were made of it are freed.
+func Open(file *segment.File, rank, size int) (*Comm, error) {
+	shared, err := file.Map()
+	file.Close()
+	if err != nil {
+		return nil, err
+	}
+	return New(shared, rank, size, func() { _ = syscall.Munmap(shared) })
 }
 
 // New returns the Comm of all ranks of a world. All of them share the memory, Bytes(size) long and

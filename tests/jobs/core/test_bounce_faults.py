@@ -48,11 +48,10 @@ def killed_in_a_transfer() -> None:
 def stopped_in_a_transfer() -> None:
     """Rank 1 is stopped in a call. The other one names it at its deadline, and both go on."""
     import os
-    import signal
     import time
 
     import numpy as np
-    from ranks_tools import dist, done, errors, start, works
+    from ranks_tools import dist, done, errors, start, stop_later, works
 
     rank = start()
     pids = [None] * 2
@@ -65,13 +64,7 @@ def stopped_in_a_transfer() -> None:
         group = dist.new_group(timeout=1.0)
         dist.barrier()
         if rank == 0:
-            child = os.fork()
-            if child == 0:
-                time.sleep(0.05)
-                os.kill(pids[1], signal.SIGSTOP)
-                time.sleep(2.0)
-                os.kill(pids[1], signal.SIGCONT)
-                os._exit(0)
+            child = stop_later(pids[1], 0.05, 2.0)
         outcome = ""
         began = time.monotonic()
         try:
@@ -105,11 +98,10 @@ def stopped_in_a_transfer() -> None:
 def interrupted_in_a_transfer() -> None:
     """Ctrl-C while rank 0 waits for rank 1, which is stopped: the call ends at once."""
     import os
-    import signal
     import time
 
     import numpy as np
-    from ranks_tools import dist, done, errors, start, works
+    from ranks_tools import dist, done, errors, start, stop_later, works
 
     rank = start()
     pids = [None] * 2
@@ -118,15 +110,7 @@ def interrupted_in_a_transfer() -> None:
     group = dist.new_group()
     dist.barrier()
     if rank == 0:
-        child = os.fork()
-        if child == 0:
-            time.sleep(0.1)
-            os.kill(pids[1], signal.SIGSTOP)
-            time.sleep(0.5)
-            os.kill(pids[0], signal.SIGINT)
-            time.sleep(1.0)
-            os.kill(pids[1], signal.SIGCONT)
-            os._exit(0)
+        child = stop_later(pids[1], 0.1, 1.5, strike=pids[0])
     began = time.monotonic()
     caught = ""
     try:

@@ -71,10 +71,9 @@ def stopped() -> None:
     """Rank 1 is stopped in the middle of an all_reduce. The others give up and go on."""
     import os
     import random
-    import signal
     import time
 
-    from ranks_tools import dist, done, errors, start, works
+    from ranks_tools import dist, done, errors, start, stop_later, works
 
     rank = start()
     pids = [None] * 3
@@ -87,13 +86,7 @@ def stopped() -> None:
         tensor[:] = 1
         dist.barrier()
         if rank == 0:
-            child = os.fork()
-            if child == 0:
-                time.sleep(random.uniform(0.001, 0.05))
-                os.kill(pids[1], signal.SIGSTOP)
-                time.sleep(3.0)
-                os.kill(pids[1], signal.SIGCONT)
-                os._exit(0)
+            child = stop_later(pids[1], random.uniform(0.001, 0.05), 3.0)
         outcome = ""
         try:
             began = time.monotonic()
@@ -135,10 +128,9 @@ def stopped() -> None:
 def interrupted_in_a_transfer() -> None:
     """Ctrl-C while another rank, which is stopped, works on a chunk."""
     import os
-    import signal
     import time
 
-    from ranks_tools import dist, done, errors, start, works
+    from ranks_tools import dist, done, errors, start, stop_later, works
 
     rank = start()
     pids = [None] * 2
@@ -148,15 +140,7 @@ def interrupted_in_a_transfer() -> None:
         tensor = dist.zeros(64 << 20, "uint8")
         dist.barrier()
         if rank == 0:
-            child = os.fork()
-            if child == 0:
-                time.sleep(0.01 + 0.003 * attempt)
-                os.kill(pids[1], signal.SIGSTOP)
-                time.sleep(1.0)
-                os.kill(pids[0], signal.SIGINT)
-                time.sleep(1.5)
-                os.kill(pids[1], signal.SIGCONT)
-                os._exit(0)
+            child = stop_later(pids[1], 0.01 + 0.003 * attempt, 2.5, strike=pids[0])
         caught = ""
         began = time.monotonic()
         try:
