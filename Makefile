@@ -58,6 +58,8 @@ pytest_jobs = $(call pytest,$(1)) --numprocesses $(JOBS) --dist worksteal --reru
 # The environments of the newest torch and of the oldest supported one, with different MPIs.
 TORCH_newest := .venv-openmpi
 TORCH_oldest := .venv-torch-oldest
+# The environment of the tests of JAX, with MPICH.
+JAX := .venv-jax
 # The environment of the examples with the newest releases of what they import.
 UNPINNED := .venv-unpinned
 # The environment of bench-ps alone: TorchRec needs a torch that is not the newest.
@@ -92,7 +94,7 @@ LEAVE_OUT ?=
 faults_of = $(addprefix test-faults-,$(filter $(1),$(MPIS)))
 TESTS = test-torch-jobs-newest test-cluster test-programs $(call faults_of,openmpi) test-torch-suite-newest test-docs test-examples \
 	test-paddle-jobs $(call faults_of,mpich) test-faults-ps test-unit fuzz test-torch-newest-2 test-torch-newest-3 $(call faults_of,impi) \
-	test-cuda soak test-new-collective $(call faults_of,debian-%) $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu) test-paddle-openmpi-2 test-paddle-openmpi-3 test-abi \
+	test-cuda soak test-new-collective $(call faults_of,debian-%) $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu) test-paddle-openmpi-2 test-paddle-openmpi-3 test-jax-2 test-jax-3 test-abi \
 	$(foreach mpi,$(MPIS),$(foreach ranks,$(call ranks_of,$(mpi)),test-mpi-$(mpi)-$(ranks))) test-mpi-node-2 test-torch-newest-4 test-torch-newest-1
 # What test-all adds.
 TESTS_MORE = test-torch-oldest test-examples-unpinned test-paddle-mpich-2 $(addprefix test-mpi-,$(foreach mpi,$(MPIS),$(filter $(mpi)-%,$(MORE_RANKS))))
@@ -127,7 +129,7 @@ test-quick: .venv-openmpi/.tests .venv-tools/.tools | $(RESULTS)
 ## try           one test: T=tests/ranks/core/test_broadcast.py (also FILE::NAME), those of ranks on NP=2 ranks under MPI=openmpi
 .PHONY: try
 T ?= tests/ranks/core/test_broadcast.py
-try: $(VENV)/.tests $(if $(findstring torch,$(T)),$(TORCH_newest)/.torch) $(if $(findstring cuda,$(T)),$(FAKE_CUDA))
+try: $(VENV)/.$(if $(findstring jax,$(T)),jax,tests) $(if $(findstring torch,$(T)),$(TORCH_newest)/.torch) $(if $(findstring cuda,$(T)),$(FAKE_CUDA))
 	$(VENV)/bin/python $(if $(filter tests/ranks/%,$(T)),-m paddlempi.testing.launch -np $(NP) -- python -m pytest --mpi --mpi-ranks $(NP),-m pytest) -q $(T)
 
 ## soak          for SECONDS=60: the property tests with other examples each time, and whether a long job holds more and more
@@ -325,6 +327,20 @@ test-paddle-jobs: .venv-openmpi/.tests | $(RESULTS)
 	@: > $(RESULTS)/paddle-jobs.xml
 	.venv-openmpi/bin/$(call pytest_jobs,paddle-jobs) tests/jobs/paddle
 
+## test-jax      paddlempi.jax on 2 and 3 ranks, the latter without MPI
+.PHONY: test-jax
+test-jax: test-jax-2 test-jax-3
+# Three ranks have no MPI.
+JAX_START_3 := --mpi node
+
+define jax_test
+.PHONY: test-jax-$(1)
+test-jax-$(1): $(JAX)/.jax | $(RESULTS)
+	tools/launched.sh $(JAX)/bin/python -m paddlempi.testing.launch $(JAX_START_$(1)) -np $(1) -- $$(call pytest,jax-$(1)) \
+		--mpi --mpi-ranks $(1) tests/ranks/jax
+endef
+$(foreach ranks,1 2 3 4,$(eval $(call jax_test,$(ranks))))
+
 ## test-programs Lightning, accelerate, transformers, DeepSpeed, Paddle's fit and fleet: same numbers as over gloo
 .PHONY: test-programs
 test-programs: $(TORCH_newest)/.programs | $(RESULTS)
@@ -490,7 +506,7 @@ build: .venv-tools/.tools
 ## clean         remove all files that make has made
 .PHONY: clean
 clean:
-	rm -rf .venv-openmpi .venv-mpich .venv-impi .venv-debian-openmpi .venv-debian-mpich $(TORCH_oldest) $(UNPINNED) $(TORCHREC) \
+	rm -rf .venv-openmpi .venv-mpich .venv-impi .venv-debian-openmpi .venv-debian-mpich $(TORCH_oldest) $(JAX) $(UNPINNED) $(TORCHREC) \
 		.venv-tools .debian-mpi $(RESULTS) dist $(WHEEL) build/lib*.so python/paddlempi/_core.abi3.so
 
 ## help          this list
@@ -581,6 +597,16 @@ $(UNPINNED)/.tests: | $(UNPINNED)/.newest $(TORCH_newest)/.torch
 
 $(UNPINNED)/.package: $(WHEEL)/.built | $(UNPINNED)/.created
 	$(call install,$(UNPINNED),[openmpi])
+	@touch $@
+
+# JAX is large too, so this environment alone has it.
+$(JAX)/.jax: tests/requirements-jax.txt constraints.txt | $(JAX)/.package
+	$(JAX)/bin/pip install -r tests/requirements-jax.txt
+	$(JAX)/bin/python -W ignore -c "import jax; jax.numpy.zeros(1)"
+	@touch $@
+
+$(JAX)/.package: $(WHEEL)/.built | $(JAX)/.created
+	$(call install,$(JAX),[mpich])
 	@touch $@
 
 # Other versions of torch need other versions of some packages: their constraints replace those of the same packages.
