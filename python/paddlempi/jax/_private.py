@@ -175,9 +175,9 @@ def emit(
         operands: those operands of the primitive that the handler gets, from the first on.
         attribute: the attribute ``call``.
         ordered: whether the call has the effect :data:`ORDER`.
-        aliased: whether the result may lie where the operand lies, which saves a loop the copy of its
-            result. An argument of the whole function stays as it is, so that XLA would have to copy
-            it first.
+        aliased: whether the result may lie where the operand lies, which saves a loop the copy of
+            its result. An argument of the whole function stays as it is, so that XLA would have to
+            copy it first.
     """
     avals_in = ctx.avals_in[: len(operands)]
     avals_out = ctx.avals_out
