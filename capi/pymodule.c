@@ -17,6 +17,7 @@
 #include "table.h"
 #include "tensor.h"
 #include "window.h"
+#include "xla.h"
 
 /* ---- calls of the core ---- */
 
@@ -129,7 +130,7 @@ static PyObject *py_ending(PyObject *self, PyObject *const *args, Py_ssize_t n) 
  * Python ends, it ends daemon threads that try to, in the middle of Go. */
 static int check_signals(void) {
 	if (syscall(SYS_gettid) != getpid())
-		return 0;
+		return xla_interrupted();
 	PyGILState_STATE s = PyGILState_Ensure();
 	int stop = PyErr_CheckSignals();
 	PyGILState_Release(s);
@@ -184,10 +185,19 @@ static PyMethodDef methods[] = {
 		   "register(type, describe, bump=None): functions that describe a tensor of a type, and "
 		   "that bump its version after it was written to; see _buffer.py."),
 	METHOD(set_resolver, "set_resolver(f): f(x) registers the type of x or raises TypeError."),
+	METHOD(
+		set_elsewhere,
+		"set_elsewhere(f): f(recv, send, code, group, root, reduce_op, scale, is_async) carries "
+		"out "
+		"a call whose tensors cannot be written to, and returns its result. It raises after it has "
+		"refused the call, or returns None if it knows nothing of such tensors."),
 	METHOD(set_errors, "set_errors({code: class}): set the exceptions that stand for error codes."),
 	METHOD(ending,
 		   "ending(seconds): this thread is about to end Python. Other threads do not come "
 		   "back from this module for so long, and never again if Python ends in that time."),
+	METHOD(xla_handler,
+		   "xla_handler(): the address of the function that XLA calls for an operation of "
+		   "a compiled program. It also lets SIGINT end such calls."),
 	METHOD(forked, "forked(): whether this process is a fork of the one that loaded the core."),
 	{NULL, NULL, 0, NULL},
 };

@@ -24,6 +24,8 @@ Names, argument order and meaning are ``torch.distributed``'s. For all functions
 * **rank_list** replaces ``group``. ``[[0, 1], [2, 3]]`` names disjoint lists of global ranks.
   The members of a call are the ranks of the list that has this rank, or this rank alone if no
   list has it.
+* **Arrays of JAX** cannot be written to. Functions that work in place return a new array, and those
+  that can only write into an argument raise ``ArgumentError``: docs/jax.md.
 * **async_op=True** returns a :class:`~paddlempi.work.Work` at once. Otherwise the function
   returns None when the result is in the output tensors. With tensors in CUDA memory it returns
   when the current stream has been made to wait for the result.
@@ -107,8 +109,7 @@ def all_reduce(
         or (group is not None and group.__class__ is not ProcessGroup)
     ):
         return _submit_reduction(Op.ALL_REDUCE, None, tensor, op, group, async_op)
-    _native.submit(3, 0 if group is None else group._id, None, tensor, op)
-    return None
+    return _native.submit(3, 0 if group is None else group._id, None, tensor, op)  # type: ignore[no-any-return]
 
 
 def all_reduce_coalesced(
@@ -548,4 +549,6 @@ def _submit(
         send_splits=send_splits,
         recv_splits=recv_splits,
     )
-    return Work(operation, code.label, recv if written else None, group) if async_op else None
+    if async_op:
+        return Work(operation, code.label, recv if written else None, group)
+    return operation  # type: ignore[no-any-return]

@@ -3,8 +3,26 @@
 Importing this module imports JAX. It neither starts MPI nor makes JAX's CPU client.
 """
 
-from ._private import check_releases
+from .functions import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    barrier,
+    broadcast,
+    recv,
+    reduce_scatter,
+    send,
+    sendrecv,
+)
 
-__all__: list[str] = []
-
-check_releases()
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "recv",
+    "reduce_scatter",
+    "send",
+    "sendrecv",
+]
