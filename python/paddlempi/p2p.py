@@ -91,11 +91,10 @@ def send(
         group: the group of both ranks; None is the world.
         tag: the receiver has to ask for this tag, or for any tag.
     """
-    if group is None and group_dst is None and type(dst) is type(tag) is int:
-        # As mostly: no check is left but these.
-        if dst in _state.ranks and 0 <= tag <= _MAX_TAG:
-            _native.submit(_SEND, 0, tensor, None, peer=dst, tag=tag)
-            return
+    plain = group is None and group_dst is None and type(dst) is type(tag) is int  # as mostly
+    if plain and dst in _state.ranks and 0 <= tag <= _MAX_TAG:
+        _native.submit(_SEND, 0, tensor, None, peer=dst, tag=tag)  # type: ignore[arg-type]
+        return
     if is_nonmember(group, Op.SEND):
         return
     peer, tag = _peer(Op.SEND, group, "dst", dst, group_dst), _tag(Op.SEND, tag)
@@ -128,11 +127,10 @@ def recv(
             If it has more than 16 MiB, and ``tensor`` has less than 16 bytes, its sender is not
             told, and waits until its deadline.
     """
-    if group is None and group_src is None and type(src) is type(tag) is int:
-        # As in send.
-        if src in _state.ranks and 0 <= tag <= _MAX_TAG:
-            answer = _native.submit(_RECV, 0, None, tensor, peer=src, tag=tag)
-            return answer[0]  # type: ignore[no-any-return]
+    plain = group is None and group_src is None and type(src) is type(tag) is int
+    if plain and src in _state.ranks and 0 <= tag <= _MAX_TAG:
+        answer = _native.submit(_RECV, 0, None, tensor, peer=src, tag=tag)  # type: ignore[arg-type]
+        return answer[0]  # type: ignore[no-any-return]
     if is_nonmember(group, Op.RECV):
         return -1
     peer, tag = _source(Op.RECV, group, src, group_src), _tag(Op.RECV, tag, _ANY_TAG)

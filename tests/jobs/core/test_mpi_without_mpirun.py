@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from fresh_signals import take_signals
-from one_mpi import MPI
+from one_mpi import MPI, WHEEL
+from paddlempi.testing import launch
 
 # arguments: rank, number of ranks, the file in which they meet, and what happens
 PROGRAM = """
@@ -55,13 +56,26 @@ except dist.Error as error:
 """
 
 
+def found() -> dict[str, str]:
+    """Return the variables by which ranks find an MPI that lies beside its mpirun, and in no wheel."""
+    if WHEEL:
+        return {}
+    here = Path(launch.mpirun_path()).resolve().parent
+    root = here.parent
+    folders = [*root.glob("usr/lib/*-linux-gnu"), *root.glob("lib/*-linux-gnu"), here]
+    name = "libmpi.so.40" if MPI == "openmpi" else "libmpich.so.12"
+    library = next(folder / name for folder in folders if (folder / name).exists())
+    path = ":".join(map(str, folders))
+    return {"LD_LIBRARY_PATH": path, "PADDLEMPI_MPI": str(library)}
+
+
 def job(tmp_path: Path, what: str, size: int = 3) -> tuple[list[int], list[str]]:
     """Run the program on `size` ranks. Return statuses and outputs."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     names = ("RANK", "WORLD_SIZE", "MASTER_", "OMPI_", "PMI")
     env = {k: v for k, v in os.environ.items() if not k.startswith(names)}
-    env["PADDLEMPI_TRANSPORT"] = "mpi"
+    env |= {"PADDLEMPI_TRANSPORT": "mpi", **found()}
     words = [str(size), str(tmp_path / "meeting"), what]
     processes = [
         subprocess.Popen(
