@@ -5,11 +5,22 @@ Every release is tried before it is named here, because JAX changes these module
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
+from jax._src import distributed, xla_bridge
 
 from ..errors import UnsupportedError
 
-__all__ = ["RELEASES", "check_releases"]
+__all__ = [
+    "RELEASES",
+    "check_releases",
+    "choose_collectives",
+    "cpu_devices",
+    "devices_exist",
+    "is_distributed",
+    "start_distributed",
+]
 
 RELEASES = ("0.10.1", "0.10.2")
 """The releases of JAX that this package works with."""
@@ -17,8 +28,36 @@ RELEASES = ("0.10.1", "0.10.2")
 
 def check_releases() -> None:
     """Raise UnsupportedError if this is another release of JAX."""
-    if jax.__version__ not in RELEASES:
-        raise UnsupportedError(
-            f"paddlempi.jax works with jax {' and '.join(RELEASES)}, and this is jax "
-            f"{jax.__version__}: install one of them, or a newer paddlempi"
-        )
+    for name, release in (("jax", jax.__version__), ("jaxlib", jax.lib.__version__)):
+        if release not in RELEASES:
+            raise UnsupportedError(
+                f"paddlempi.jax works with {name} {' and '.join(RELEASES)}, and this is {name} "
+                f"{release}: install one of them, or a newer paddlempi"
+            )
+
+
+def devices_exist() -> bool:
+    """Whether JAX has made its clients, and so its devices. Then it is too late to choose."""
+    return bool(xla_bridge.backends_are_initialized())
+
+
+def is_distributed() -> bool:
+    """Whether ``jax.distributed.initialize`` was called."""
+    return distributed.global_state.client is not None
+
+
+def cpu_devices() -> int:
+    """Return how many CPU devices this process is going to have, as far as JAX was told."""
+    return max(1, int(xla_bridge.num_cpu_devices.value))
+
+
+def choose_collectives(name: str) -> None:
+    """Choose what carries XLA's collectives on CPUs: ``mpi`` or ``gloo``."""
+    jax.config.update("jax_cpu_collectives_implementation", name)
+
+
+def start_distributed(
+    address: str, size: int, rank: int, local: int | list[int], options: dict[str, Any]
+) -> None:
+    """Call ``jax.distributed.initialize`` with all that it would otherwise look for."""
+    jax.distributed.initialize(address, size, rank, local, **options)
