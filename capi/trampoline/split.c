@@ -6,15 +6,15 @@
  * which the others have not come yet. MPI's split would wait for good.
  *
  * Here the processes meet at a board, a window of rank 0. Who asks enters colour and key. When all
- * have entered, the last one publishes all entries as the result of the next split and clears the
- * board. Who has waited too long takes its entry back. All of this happens under the lock of the
- * window, so a process either has the result or has left no trace, and the next split finds a clean
- * board, however often each process has asked before. A process has one entry at a time: its other
- * threads wait for their turn.
+ * have entered, the last one publishes the entries as the result and clears the board. Who has
+ * waited too long publishes those that are there, and clears the board, too: so all of them learn
+ * the same, and the next split begins with a clean board, however often each process has asked
+ * before. All of this happens under the lock of the window. A process has one entry at a time: its
+ * other threads wait for their turn.
  *
- * Two results are kept, in turn. The result of a split can be overwritten only by the one after the
- * next, which needs an entry of every process, and a process that has not read its result yet makes
- * none. */
+ * Results are numbered, and two are kept, in turn. A process that reads its result after the one
+ * after the next was published finds another number, and fails. That takes two splits without it,
+ * each of which has waited for it. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdio.h>
@@ -24,20 +24,29 @@
 
 #include "trampoline.h"
 
-/* The board: int64 words in the memory of rank 0. */
-enum { DONE = 0, ENTERED = 1, ENTRIES = 2 }; /* splits done; entries there are; the entries */
+/* The board: int64 words in the memory of rank 0. A result has its number and its entries. */
+enum {
+	DONE = 0,
+	ENTERED = 1,
+	ENTRIES = 2
+}; /* results there were; entries there are; the entries */
 enum { IS_THERE = 0, COLOUR = 1, KEY = 2, ENTRY = 3 };
 
 enum { UNDEFINED = -32766 };
 
 static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
 
-static int board_words(void) {
-	return ENTRIES + 3 * ENTRY * this_job.size; /* the entries, and two results */
+static int entries_words(void) {
+	return ENTRY * this_job.size;
 }
 
-static int result_at(int64_t done) {
-	return ENTRIES + (1 + (int)(done % 2)) * ENTRY * this_job.size;
+/* result_at returns where result number n is. */
+static int result_at(int64_t n) {
+	return ENTRIES + entries_words() + (int)(n % 2) * (1 + entries_words());
+}
+
+static int board_words(void) {
+	return result_at(1) + 1 + entries_words();
 }
 
 int split_start(void) {
@@ -79,43 +88,42 @@ static int unlock_board(int64_t *board, int write) {
 	return rc ? rc : unlocked;
 }
 
-/* enter puts this process's entry on the board. *done becomes the number of the split that it waits
- * for, minus one. Returns 0 or an error code of the core. */
-static int enter(int64_t *board, int colour, int key, int64_t *done) {
+/* publish makes the entries on the board a result, and clears them. */
+static void publish(int64_t *board) {
+	int64_t *result = board + result_at(++board[DONE]);
+	result[0] = board[DONE];
+	memcpy(result + 1, board + ENTRIES, 8 * (size_t)entries_words());
+	memset(board + ENTRIES, 0, 8 * (size_t)entries_words());
+	board[ENTERED] = 0;
+}
+
+/* enter puts this process's entry on the board. *number becomes that of the result which it waits
+ * for. Returns 0 or an error code of the core. */
+static int enter(int64_t *board, int colour, int key, int64_t *number) {
 	int rc = lock_board(board);
 	if (rc)
 		return rc;
-	*done = board[DONE];
+	*number = board[DONE] + 1;
 	int64_t *entry = board + ENTRIES + ENTRY * this_job.rank;
-	board[ENTERED] += !entry[IS_THERE]; /* it is there if withdraw has failed before */
+	board[ENTERED] += !entry[IS_THERE]; /* it is there if give_up has failed before */
 	entry[IS_THERE] = 1;
 	entry[COLOUR] = colour;
 	entry[KEY] = key;
-	if (board[ENTERED] == this_job.size) {
-		size_t bytes = 8 * ENTRY * (size_t)this_job.size;
-		memcpy(board + result_at(board[DONE]), board + ENTRIES, bytes);
-		memset(board + ENTRIES, 0, bytes);
-		board[ENTERED] = 0;
-		board[DONE]++;
-	}
+	if (board[ENTERED] == this_job.size)
+		publish(board);
 	return unlock_board(board, 1);
 }
 
-/* withdraw takes this process's entry back, unless the split has happened meanwhile: then *came is
- * 1. Otherwise board is what it was before. Returns 0 or an error code of the core. */
-static int withdraw(int64_t *board, int64_t done, int *came) {
+/* give_up publishes the entries that are there, unless the result has come meanwhile. Returns 0 or
+ * an error code of the core. */
+static int give_up(int64_t *board, int64_t number) {
 	int rc = lock_board(board);
 	if (rc)
 		return rc;
-	*came = board[DONE] != done;
-	if (*came)
-		return unlock_board(board, 0);
-	int64_t *is_there = board + ENTRIES + ENTRY * this_job.rank + IS_THERE;
-	*is_there = 0;
-	board[ENTERED]--;
-	rc = unlock_board(board, 1);
-	*is_there = 1;
-	return rc;
+	int late = board[DONE] < number;
+	if (late)
+		publish(board);
+	return unlock_board(board, late);
 }
 
 static double now(void) {
@@ -124,18 +132,17 @@ static double now(void) {
 	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
-/* await waits until split number done + 1 has happened, or the time is over. Returns 0 or an error
- * code of the core. */
-static int await(int64_t done, int *came) {
+/* await waits until the result has come, or the time is over. Returns 0 or an error code of the
+ * core. */
+static int await(int64_t number, int *came) {
 	double deadline = now() + this_job.split_seconds;
-	int64_t nap = 20000, word;
-	for (*came = 0;;) {
-		int rc = on_board(PMPI_WINDOW_GET, &word, DONE, 1);
-		*came = word != done;
+	for (int64_t nap = 20000;; nap = nap < 1000000 ? 2 * nap : 1000000) {
+		int64_t done;
+		int rc = on_board(PMPI_WINDOW_GET, &done, DONE, 1);
+		*came = done >= number;
 		if (rc || *came || now() >= deadline)
 			return rc;
 		nanosleep(&(struct timespec){.tv_nsec = nap}, NULL);
-		nap = nap < 1000000 ? 2 * nap : 1000000;
 	}
 }
 
@@ -156,13 +163,12 @@ static comm *broken_by_core(int key, const char *what) {
 	return broken(key, key + 1, why);
 }
 
-static comm *incomplete(const int64_t *board, int colour, int key) {
-	int alike = 0, came = 0;
+static comm *incomplete(const int64_t *entries, int came, int colour, int key) {
+	int alike = 0;
 	char missing[256] = "";
 	size_t n = 0;
 	for (int i = 0; i < this_job.size; i++) {
-		const int64_t *entry = board + ENTRIES + ENTRY * i;
-		came += entry[IS_THERE] != 0;
+		const int64_t *entry = entries + ENTRY * i;
 		alike += entry[IS_THERE] && entry[COLOUR] == colour;
 		if (!entry[IS_THERE] && n < sizeof missing - 16)
 			n += snprintf(missing + n, sizeof missing - n, "%s%d", n ? ", " : "", i);
@@ -222,14 +228,21 @@ static comm *group(const member *members, int n, int key) {
 	return c;
 }
 
-static comm *join(const int64_t *result, int colour, int key) {
+static comm *join(const int64_t *entries, int colour, int key) {
+	int came = 0;
+	for (int i = 0; i < this_job.size; i++)
+		came += entries[ENTRY * i + IS_THERE] != 0;
+	if (came < this_job.size)
+		return incomplete(entries, came, colour, key);
+	if (colour == UNDEFINED)
+		return NULL;
 	member *members = calloc(this_job.size, sizeof *members);
 	if (members == NULL)
 		return broken(key, key + 1, "Comm_split: no memory");
 	int n = 0;
 	for (int i = 0; i < this_job.size; i++)
-		if (result[ENTRY * i + COLOUR] == colour)
-			members[n++] = (member){.key = result[ENTRY * i + KEY], .rank = i};
+		if (entries[ENTRY * i + COLOUR] == colour)
+			members[n++] = (member){.key = entries[ENTRY * i + KEY], .rank = i};
 	qsort(members, n, sizeof *members, by_key);
 	comm *c = NULL;
 	for (int i = 0; i < n && c == NULL; i++)
@@ -247,20 +260,17 @@ static comm *join(const int64_t *result, int colour, int key) {
 }
 
 static comm *take_turn(int64_t *board, int colour, int key) {
-	int64_t done;
+	int64_t number;
 	int came;
-	if (enter(board, colour, key, &done))
+	if (enter(board, colour, key, &number) || await(number, &came) ||
+		(!came && give_up(board, number)))
 		return broken_by_core(key, "Comm_split");
-	if (await(done, &came))
+	if (lock_board(board) || unlock_board(board, 0)) /* nobody overwrites it meanwhile */
 		return broken_by_core(key, "Comm_split");
-	if (!came && withdraw(board, done, &came))
-		return broken_by_core(key, "Comm_split");
-	if (!came)
-		return incomplete(board, colour, key);
-	int64_t *result = board + result_at(done);
-	if (on_board(PMPI_WINDOW_GET, result, result_at(done), ENTRY * this_job.size))
-		return broken_by_core(key, "Comm_split");
-	return colour == UNDEFINED ? NULL : join(result, colour, key);
+	const int64_t *result = board + result_at(number);
+	if (result[0] != number)
+		return broken(key, key + 1, "Comm_split: this process has come too late for its result");
+	return join(result + 1, colour, key);
 }
 
 comm *split(int colour, int key) {

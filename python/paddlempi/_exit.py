@@ -1,8 +1,8 @@
 """Abort the job in three cases of a failing exit that the core sees too late.
 
 The core has a handler of ``on_exit``, which gets the exit status of the process and calls
-``MPI_Abort`` if it is not 0. In three cases the handler runs too late, and the other ranks would wait
-for ever:
+``MPI_Abort`` if it is not 0. In three cases the handler runs too late, and the other ranks would
+wait for ever:
 
 * A non-daemon thread is alive. The interpreter joins it before the process exits.
 * mpi4py has initialised MPI. It finalizes MPI before ``exit`` is called.

@@ -5,10 +5,13 @@ Every release is tried before it is named here, because JAX changes these module
 
 from __future__ import annotations
 
+import functools
+import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax._src import distributed, xla_bridge
+from jax._src import compiler, distributed, xla_bridge
 
 from ..errors import UnsupportedError
 
@@ -20,6 +23,7 @@ __all__ = [
     "devices_exist",
     "is_distributed",
     "start_distributed",
+    "watch_meshes",
 ]
 
 RELEASES = ("0.10.1", "0.10.2")
@@ -61,3 +65,33 @@ def start_distributed(
 ) -> None:
     """Call ``jax.distributed.initialize`` with all that it would otherwise look for."""
     jax.distributed.initialize(address, size, rank, local, **options)
+
+
+_COLLECTIVE = re.compile(
+    r"\b(all-gather|all-reduce|all-to-all|collective-broadcast|collective-permute|reduce-scatter)"
+    r"(-start)?\("
+)
+
+
+def watch_meshes(refuse: Callable[[list[int]], None]) -> None:
+    """Have ``refuse(processes)`` called for programs with collectives of some processes only.
+
+    It is called when JAX has compiled a program for the CPUs of more than one process, but not of
+    all, and XLA has put collectives into it. It raises.
+    """
+    inner = compiler.compile_or_get_cached
+
+    @functools.wraps(inner)
+    def compile_or_get_cached(
+        backend: Any, computation: Any, devices: Any, *args: Any, **options: Any
+    ) -> Any:
+        executable = inner(backend, computation, devices, *args, **options)
+        if backend.platform == "cpu":
+            processes = sorted({device.process_index for device in devices.flat})
+            if 1 < len(processes) < jax.process_count() and any(
+                _COLLECTIVE.search(module.to_string()) for module in executable.hlo_modules()
+            ):
+                refuse(processes)
+        return executable
+
+    compiler.compile_or_get_cached = compile_or_get_cached

@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import Any
 
 from .. import _exit, _native, group, objects
+from ..errors import ArgumentError, UnsupportedError
 from ..group_arguments import to_seconds
-from ..errors import ArgumentError
 from . import _library, _private
 
 __all__ = ["initialize"]
@@ -69,6 +69,7 @@ def initialize(
     objects.broadcast_object_list(address, 0)
     if collectives == "mpi":
         _library.start(rank, size, seconds)
+        _private.watch_meshes(_refuse)
     _private.choose_collectives(collectives)
     local = group.get_local_rank() if local_device_ids is None else local_device_ids
     host, port = address[0].rsplit(":", 1)
@@ -118,8 +119,22 @@ def _agree(problem: str) -> None:
         raise error
 
 
+def _refuse(processes: list[int]) -> None:
+    """Refuse a program whose collectives only some processes join.
+
+    XLA does not tell MPI which they are (capi/trampoline/split.c). If the others come for another
+    mesh at the same time, that looks as if they came for this one.
+    """
+    names = ", ".join(map(str, processes))
+    raise UnsupportedError(
+        f"a program with collectives of processes {names} of {group.get_world_size()}: XLA can use "
+        "MPI only where every process takes part. Use paddlempi.jax.initialize(collectives='gloo') "
+        "for such a mesh, or the functions of paddlempi.jax with a group"
+    )
+
+
 def _address(one_node: bool) -> str:
-    """Return an address at which this process can listen: the others' way to it, and a free port."""
+    """Return ``host:port`` at which this process can listen and the others reach it."""
     host = "127.0.0.1"
     if not one_node:
         found = _native.control("addresses", one_host=False, variable="GLOO_SOCKET_IFNAME")
