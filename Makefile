@@ -94,7 +94,7 @@ LEAVE_OUT ?=
 faults_of = $(addprefix test-faults-,$(filter $(1),$(MPIS)))
 TESTS = test-torch-jobs-newest test-cluster test-programs $(call faults_of,openmpi) test-torch-suite-newest test-docs test-examples \
 	test-paddle-jobs $(call faults_of,mpich) test-faults-ps test-unit fuzz test-torch-newest-2 test-torch-newest-3 $(call faults_of,impi) \
-	test-cuda soak test-new-collective $(call faults_of,debian-%) $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu) test-paddle-openmpi-2 test-paddle-openmpi-3 test-jax-2 test-jax-3 test-abi \
+	test-cuda soak test-new-collective $(call faults_of,debian-%) $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu) test-paddle-openmpi-2 test-paddle-openmpi-3 test-jax-2 test-jax-3 test-jax-jobs test-abi \
 	$(foreach mpi,$(MPIS),$(foreach ranks,$(call ranks_of,$(mpi)),test-mpi-$(mpi)-$(ranks))) test-mpi-node-2 test-torch-newest-4 test-torch-newest-1
 # What test-all adds.
 TESTS_MORE = test-torch-oldest test-examples-unpinned test-paddle-mpich-2 $(addprefix test-mpi-,$(foreach mpi,$(MPIS),$(filter $(mpi)-%,$(MORE_RANKS))))
@@ -327,9 +327,9 @@ test-paddle-jobs: .venv-openmpi/.tests | $(RESULTS)
 	@: > $(RESULTS)/paddle-jobs.xml
 	.venv-openmpi/bin/$(call pytest_jobs,paddle-jobs) tests/jobs/paddle
 
-## test-jax      paddlempi.jax on 2 and 3 ranks, the latter without MPI
+## test-jax      paddlempi.jax on 2 and 3 ranks, the latter without MPI, and JAX's own processes: programs, wrong use, deaths
 .PHONY: test-jax
-test-jax: test-jax-2 test-jax-3
+test-jax: test-jax-2 test-jax-3 test-jax-jobs
 # Three ranks have no MPI.
 JAX_START_3 := --mpi node
 
@@ -340,6 +340,11 @@ test-jax-$(1): $(JAX)/.jax | $(RESULTS)
 		--mpi --mpi-ranks $(1) tests/ranks/jax
 endef
 $(foreach ranks,1 2 3 4,$(eval $(call jax_test,$(ranks))))
+
+.PHONY: test-jax-jobs
+test-jax-jobs: $(JAX)/.jax | $(RESULTS)
+	@: > $(RESULTS)/jax-jobs.xml
+	$(JAX)/bin/$(call pytest_jobs,jax-jobs) tests/jobs/jax
 
 ## test-programs Lightning, accelerate, transformers, DeepSpeed, Paddle's fit and fleet: same numbers as over gloo
 .PHONY: test-programs

@@ -2,6 +2,7 @@
 
 jaxlib's wheel has a client of MPItrampoline. When it is loaded, it loads the library that the
 variable ``MPITRAMPOLINE_LIB`` names; without the variable its functions of MPI end the process.
+:mod:`._late` is for jaxlib that was loaded before.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from pathlib import Path
 
 from .. import _native
 from ..errors import NotInitializedError
+from . import _late
 
-__all__ = ["announce", "problem", "start"]
+__all__ = ["announce", "find", "start"]
 
 VARIABLE = "MPITRAMPOLINE_LIB"
 LIBRARY = str(Path(__file__).resolve().parents[1] / "libpaddlempi_trampoline.so")
@@ -26,10 +28,14 @@ def announce() -> None:
         os.environ.setdefault(VARIABLE, LIBRARY)
 
 
-def problem() -> str:
-    """Return why jaxlib has not loaded the library; "" if it has."""
+def find() -> str:
+    """Make sure that jaxlib has found the library. Return why it has not; "" if it has."""
     given = os.environ.get(VARIABLE)
     if given is None:
+        os.environ[VARIABLE] = LIBRARY
+        if _late.look_again():
+            return ""
+        del os.environ[VARIABLE]
         return (
             "jax was imported before paddlempi.jax: import paddlempi.jax first, or start the "
             f"program with {VARIABLE}={LIBRARY}"

@@ -101,7 +101,7 @@ def _problem(collectives: str, address: str | None) -> str:
             f"jax_num_cpu_devices is {devices}: XLA's collectives over MPI take one device in each "
             "process. Start more processes, or use collectives='gloo'"
         )
-    return _library.problem()
+    return _library.find()
 
 
 def _agree(problem: str) -> None:

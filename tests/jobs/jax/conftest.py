@@ -1,0 +1,14 @@
+"""Tests that run jobs of JAX, whose processes are started anew for each."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+from sweeping import pytest_sessionfinish
+
+__all__ = ["pytest_sessionfinish"]
+
+# It is not imported: every worker of pytest would take seconds for that.
+if importlib.util.find_spec("jax") is None:
+    pytest.skip("jax is not installed", allow_module_level=True)
