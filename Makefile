@@ -423,8 +423,8 @@ lint: .venv-tools/.tools
 	$(GO) run honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK) ./...
 STATICCHECK := v0.8.2
 GO_DIRS := benchmarks capi gocore tests tools
-# Generated files have the format of their generator.
-C_FILES = $(shell find capi gocore tests benchmarks -name '*.[ch]' ! -name pmpi_ops.h -o -name '*.cu')
+# Generated files have the format of their generator, and xla_ffi.h is XLA's.
+C_FILES = $(shell find capi gocore tests benchmarks -name '*.[ch]' ! -name pmpi_ops.h ! -name xla_ffi.h -o -name '*.cu')
 
 ## format        let ruff, gofmt and clang-format change the files as lint wants them
 .PHONY: format

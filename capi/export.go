@@ -238,6 +238,15 @@ func goRelease(w C.pmpi_work) (inUse C.int) {
 	return inUse
 }
 
+//export goMemoryFree
+func goMemoryFree(w C.pmpi_work) (free C.int) {
+	defer caught(nil, nil)
+	if gocore.MemoryFree(uint64(w)) {
+		free = 1
+	}
+	return free
+}
+
 //export goNextReleased
 func goNextReleased() (w C.pmpi_work) {
 	defer caught(nil, nil)

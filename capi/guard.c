@@ -177,6 +177,10 @@ int pmpi_release(pmpi_work work) {
 	return forked ? 1 : goRelease(work);
 }
 
+int pmpi_memory_is_free(pmpi_work work) {
+	return forked ? 0 : goMemoryFree(work);
+}
+
 pmpi_work pmpi_next_released(void) {
 	return forked ? 0 : goNextReleased();
 }

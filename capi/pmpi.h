@@ -309,6 +309,10 @@ int pmpi_heap_free(void *memory);
  * be freed. Returns 1 if it may not yet: pmpi_next_released returns work when it may. */
 int pmpi_release(pmpi_work work);
 
+/* pmpi_memory_is_free returns 1 if the memory of work may be freed, also before pmpi_release, and 0
+ * if MPI or a device still uses it. It does not wait. A work that was released counts as free. */
+int pmpi_memory_is_free(pmpi_work work);
+
 /* pmpi_next_released returns a work for which pmpi_release returned 1 and whose memory may
  * be freed now, or 0. It returns every such work once, and does not wait. */
 pmpi_work pmpi_next_released(void);

@@ -187,6 +187,7 @@ PY PyThreadState *PyThreadState_Get(void);
 PY PyThreadState *PyEval_SaveThread(void);
 PY void PyEval_RestoreThread(PyThreadState *);
 PY int Py_IsInitialized(void);
+PY int Py_AddPendingCall(int (*)(void *), void *);
 PY PyGILState_STATE PyGILState_Ensure(void);
 PY void PyGILState_Release(PyGILState_STATE);
 

@@ -18,6 +18,7 @@
 #include "table.h"
 #include "tensor.h"
 #include "window.h"
+#include "xla.h"
 
 /* ---- calls of the core ---- */
 
@@ -148,7 +149,7 @@ static PyObject *py_ending(PyObject *self, PyObject *const *args, Py_ssize_t n) 
  * Python ends, it ends daemon threads that try to, in the middle of Go. */
 static int check_signals(void) {
 	if (syscall(SYS_gettid) != getpid())
-		return 0;
+		return xla_interrupted();
 	PyGILState_STATE s = PyGILState_Ensure();
 	int stop = PyErr_CheckSignals();
 	PyGILState_Release(s);
@@ -208,6 +209,9 @@ static PyMethodDef methods[] = {
 	METHOD(ending,
 		   "ending(seconds): this thread is about to end Python. Other threads do not come "
 		   "back from this module for so long, and never again if Python ends in that time."),
+	METHOD(xla_handler,
+		   "xla_handler(): the address of the function that XLA calls for an operation of "
+		   "a compiled program. It also lets SIGINT end such calls."),
 	METHOD(forked, "forked(): whether this process is a fork of the one that loaded the core."),
 	{NULL, NULL, 0, NULL},
 };

@@ -47,6 +47,9 @@ func CompletionFD() int { return work.CompletionFD() }
 // may be freed. If not, NextReleased returns the work when it may.
 func Release(id uint64) (free bool) { return work.Release(id) }
 
+// MemoryFree returns whether the memory of a work may be freed, and does not release the work.
+func MemoryFree(id uint64) bool { return work.MemoryFree(id) }
+
 // NextReleased returns a work that was released before its memory could be freed, and whose memory
 // may be freed now. It returns every work once, and 0 if there is none.
 func NextReleased() uint64 { return work.NextReleased() }

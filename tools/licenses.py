@@ -1,4 +1,4 @@
-"""Collect the licenses of the Go modules that are part of the core, and of Go itself.
+"""Collect the licenses of the Go modules that are part of the core, of Go itself, and of XLA.
 
 ``tools/licenses.py`` writes LICENSE-THIRD-PARTY, which the wheel and the source distribution carry;
 ``tools/licenses.py --check`` writes nothing and fails when the file is not up to date.
@@ -20,7 +20,8 @@ FILE = toolchain.ROOT / "LICENSE-THIRD-PARTY"
 NAMES = ("LICENSE", "LICENSE.txt", "NOTICE", "NOTICE.txt")
 HEAD = """\
 The core of paddlempi (paddlempi/_core.abi3.so, libpaddlempi.so) contains the Go modules below, in
-the versions of go.mod, and Go's runtime and standard library. These are their licenses.
+the versions of go.mod, and Go's runtime and standard library. It was compiled with capi/xla_ffi.h,
+which is xla/ffi/api/c_api.h of XLA as jaxlib has it. These are their licenses.
 """
 
 
@@ -58,6 +59,7 @@ def text() -> str:
             raise FileNotFoundError(f"{name} has no license in {folder}")
         for path in licenses:
             owners.setdefault(path.read_text().strip(), []).append(name)
+    owners.setdefault((toolchain.ROOT / "LICENSE").read_text().strip(), []).append("XLA")
     parts = [HEAD]
     for license_text, names in sorted(owners.items(), key=lambda item: item[1]):
         parts.append(f"{'-' * 100}\n{', '.join(names)}\n{'-' * 100}\n\n{license_text}\n")

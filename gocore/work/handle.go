@@ -116,6 +116,12 @@ func Release(id uint64) (free bool) {
 	return false
 }
 
+// MemoryFree returns whether the caller may free the memory of the operation with a number.
+func MemoryFree(id uint64) bool {
+	h := handles.get(id)
+	return h == nil || h.memoryFree()
+}
+
 // Forget releases the number of an operation that succeeded and left nothing queued on a device. In
 // any other case it returns false. A completion that the caller asked for is reported nevertheless.
 func (h *Handle) Forget() bool {

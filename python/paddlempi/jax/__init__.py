@@ -1,17 +1,32 @@
 """Communication of JAX programs: docs/jax.md.
 
 Importing this module imports JAX. It neither starts MPI nor makes JAX's CPU client. It sets
-``MPITRAMPOLINE_LIB`` where that is not set.
+``MPITRAMPOLINE_LIB`` if that is not set and jaxlib is not loaded yet.
 """
 
-from . import _library
+from . import _library  # noqa: F401 (it comes before jaxlib)
+from ._start import initialize
+from .functions import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    barrier,
+    broadcast,
+    recv,
+    reduce_scatter,
+    send,
+    sendrecv,
+)
 
-_library.announce()  # before jaxlib is loaded, which looks then for its MPI
-
-from ._private import check_releases  # noqa: E402
-
-check_releases()
-
-from ._start import initialize  # noqa: E402 (only of a release that it knows)
-
-__all__ = ["initialize"]
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "initialize",
+    "recv",
+    "reduce_scatter",
+    "send",
+    "sendrecv",
+]

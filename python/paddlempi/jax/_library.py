@@ -56,3 +56,6 @@ def start(rank: int, size: int, seconds: float) -> None:
     begin.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_double]
     if begin(_native.core().functions(), rank, size, seconds):
         raise NotInitializedError("initialize: the library for XLA's collectives cannot start")
+
+
+announce()  # when it is imported, which is before jaxlib is
