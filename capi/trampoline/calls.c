@@ -9,7 +9,6 @@
 
 enum { ERR_COUNT = 2, ERR_COMM = 5, ERR_REQUEST = 7, ERR_OTHER = 16, THREAD_MULTIPLE = 3 };
 
-job this_job;
 static comm world;
 static int finalized;
 

@@ -4,7 +4,7 @@
  * work under every MPI, and without any. ADR 0051 has the reasons.
  *
  * names.c has the names, calls.c the functions of MPI, split.c how communicators are made, error.c
- * the texts of errors, copy.c copies of tensors. */
+ * the texts of errors, copy.c copies of tensors, job.c the job. */
 #ifndef TRAMPOLINE_H
 #define TRAMPOLINE_H
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from .. import _exit, _native, group, objects
-from ..errors import ArgumentError, UnsupportedError
+from ..errors import ArgumentError, Error, UnsupportedError
 from ..group_arguments import to_seconds
 from . import _library, _private
 
@@ -63,23 +63,29 @@ def initialize(
     if not group.is_initialized():
         group.init_process_group("mpi", timeout=timeout)
     rank, size = group.get_rank(), group.get_world_size()
-    _agree(_problem(collectives, coordinator_address))
-    one_node = group.get_local_size() == size
-    address = [coordinator_address or _address(one_node)] if rank == 0 else [None]
-    objects.broadcast_object_list(address, 0)
+    problem, served = _problem(collectives, coordinator_address), coordinator_address or ""
+    if rank == 0 and not problem and not served:
+        try:
+            served = _address(group.get_local_size() == size)
+        except (Error, OSError) as error:
+            problem = f"no address for JAX's administration: {error}"
+    _agree(problem)
+    offer = [served]
+    objects.broadcast_object_list(offer, 0)
+    address = offer[0]
     if collectives == "mpi":
         _library.start(rank, size, seconds)
         _private.watch_meshes(_refuse)
     _private.choose_collectives(collectives)
     local = group.get_local_rank() if local_device_ids is None else local_device_ids
-    host, port = address[0].rsplit(":", 1)
+    host, port = address.rsplit(":", 1)
     bound = "127.0.0.1" if host == "127.0.0.1" else "0.0.0.0"
     if ":" in host:
         bound = "[::]"
     options.setdefault("coordinator_bind_address", f"{bound}:{port}")
     # JAX's shutdown waits for all processes, also in one that ends because of an exception.
     _exit.waits_at_shutdown()
-    _private.start_distributed(address[0], size, rank, local, options)
+    _private.start_distributed(address, size, rank, local, options)
 
 
 def _problem(collectives: str, address: str | None) -> str:

@@ -1,4 +1,4 @@
-"""The programs of docs/jax.md that have a name run as they are printed."""
+"""The documents' programs of JAX run as they are printed."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 from blocks import BLOCKS, Block
-from jax_job import ROOT, succeed
+from jax_job import succeed
 
-PROGRAMS = [b for b in BLOCKS if b.page == ROOT / "docs" / "jax.md" and b.file]
+PROGRAMS = [block for block in BLOCKS if "jax" in block.words]
 
 
 def test_there_are_some() -> None:
-    assert {"psum.py", "save.py"} <= {block.file for block in PROGRAMS}
+    assert len(PROGRAMS) > 1
 
 
-@pytest.mark.parametrize("block", PROGRAMS, ids=lambda block: block.file)
+@pytest.mark.parametrize("block", PROGRAMS, ids=str)
 def test_program(tmp_path: Path, block: Block) -> None:
-    script = tmp_path / block.file
+    script = tmp_path / "program.py"
     script.write_text(block.text)
     succeed(2, script, tmp_path, mpi="node")

@@ -1,4 +1,4 @@
-"""NetKet, which shards its samples over JAX's processes, finds the ground state of a chain of spins."""
+"""NetKet, which shards its samples over JAX's processes, finds a ground state."""
 
 from __future__ import annotations
 

@@ -49,13 +49,18 @@ PYTHON = (
     ("io",),
     ("ps",),
     ("__init__",),
-    ("torch", "paddle"),
+    ("torch", "paddle", "jax"),
     ("testing",),
     ("cli", "__main__"),
 )
 
 # Every front, and the frameworks that it may import.
-FRONTS = {"torch": {"torch", "numpy"}, "paddle": {"paddle", "numpy"}, "io": {"numpy"}}
+FRONTS = {
+    "torch": {"torch", "numpy"},
+    "paddle": {"paddle", "numpy"},
+    "jax": {"jax", "numpy"},
+    "io": {"numpy"},
+}
 
 # The floors inside the fronts and inside tensors, from the bottom up.
 TORCH = (
