@@ -5,10 +5,10 @@
  * the key this process's place in it, so a clique of some processes only looks like the world of
  * which the others have not come yet. MPI's split would wait for good.
  *
- * Here the processes meet at a board, a window of rank 0. Who asks enters colour and key. When all
- * have entered, the last one publishes the entries as the result and clears the board. Who has
- * waited too long publishes those that are there, and clears the board, too: so all of them learn
- * the same, and the next split begins with a clean board, however often each process has asked
+ * Here the processes meet at a sheet, a window of rank 0. Who asks enters colour and key. When all
+ * have entered, the last one publishes the entries as the result and clears the sheet. Who has
+ * waited too long publishes those that are there, and clears the sheet, too: so all of them learn
+ * the same, and the next split begins with a clean sheet, however often each process has asked
  * before. All of this happens under the lock of the window. A process has one entry at a time: its
  * other threads wait for their turn.
  *
@@ -24,7 +24,7 @@
 
 #include "trampoline.h"
 
-/* The board: int64 words in the memory of rank 0. A result has its number and its entries. */
+/* The sheet: int64 words in the memory of rank 0. A result has its number and its entries. */
 enum {
 	DONE = 0,
 	ENTERED = 1,
@@ -45,23 +45,23 @@ static int result_at(int64_t n) {
 	return ENTRIES + entries_words() + (int)(n % 2) * (1 + entries_words());
 }
 
-static int board_words(void) {
+static int sheet_words(void) {
 	return result_at(1) + 1 + entries_words();
 }
 
 int split_start(void) {
-	int64_t bytes = 8 * (int64_t)board_words();
+	int64_t bytes = 8 * (int64_t)sheet_words();
 	void *memory = this_job.core->heap_alloc(bytes);
 	if (memory == NULL)
 		return PMPI_ERR_NO_MEMORY;
 	memset(memory, 0, bytes);
-	pmpi_buf board = {.data = memory, .count = board_words(), .dtype = PMPI_DTYPE_INT64};
-	return this_job.core->window_new(&board, 0, -1, &this_job.window);
+	pmpi_buf sheet = {.data = memory, .count = sheet_words(), .dtype = PMPI_DTYPE_INT64};
+	return this_job.core->window_new(&sheet, 0, -1, &this_job.window);
 }
 
-/* on_board is a call of the window on words of the board. Returns 0 or an error code of the core.
+/* on_sheet is a call of the window on words of the sheet. Returns 0 or an error code of the core.
  */
-static int on_board(int code, int64_t *words, int at, int n) {
+static int on_sheet(int code, int64_t *words, int at, int n) {
 	pmpi_window_op op = {.size = sizeof op,
 						 .code = code,
 						 .window = this_job.window,
@@ -75,55 +75,55 @@ static int on_board(int code, int64_t *words, int at, int n) {
 	return this_job.core->window(&op);
 }
 
-static int lock_board(int64_t *board) {
-	int rc = on_board(PMPI_WINDOW_LOCK, NULL, 0, 0);
+static int lock_sheet(int64_t *sheet) {
+	int rc = on_sheet(PMPI_WINDOW_LOCK, NULL, 0, 0);
 	if (rc == 0)
-		rc = on_board(PMPI_WINDOW_GET, board, 0, board_words());
+		rc = on_sheet(PMPI_WINDOW_GET, sheet, 0, sheet_words());
 	return rc;
 }
 
-static int unlock_board(int64_t *board, int write) {
-	int rc = write ? on_board(PMPI_WINDOW_PUT, board, 0, board_words()) : 0;
-	int unlocked = on_board(PMPI_WINDOW_UNLOCK, NULL, 0, 0); /* done at rank 0 when it returns */
+static int unlock_sheet(int64_t *sheet, int write) {
+	int rc = write ? on_sheet(PMPI_WINDOW_PUT, sheet, 0, sheet_words()) : 0;
+	int unlocked = on_sheet(PMPI_WINDOW_UNLOCK, NULL, 0, 0); /* done at rank 0 when it returns */
 	return rc ? rc : unlocked;
 }
 
-/* publish makes the entries on the board a result, and clears them. */
-static void publish(int64_t *board) {
-	int64_t *result = board + result_at(++board[DONE]);
-	result[0] = board[DONE];
-	memcpy(result + 1, board + ENTRIES, 8 * (size_t)entries_words());
-	memset(board + ENTRIES, 0, 8 * (size_t)entries_words());
-	board[ENTERED] = 0;
+/* publish makes the entries on the sheet a result, and clears them. */
+static void publish(int64_t *sheet) {
+	int64_t *result = sheet + result_at(++sheet[DONE]);
+	result[0] = sheet[DONE];
+	memcpy(result + 1, sheet + ENTRIES, 8 * (size_t)entries_words());
+	memset(sheet + ENTRIES, 0, 8 * (size_t)entries_words());
+	sheet[ENTERED] = 0;
 }
 
-/* enter puts this process's entry on the board. *number becomes that of the result which it waits
+/* enter puts this process's entry on the sheet. *number becomes that of the result which it waits
  * for. Returns 0 or an error code of the core. */
-static int enter(int64_t *board, int colour, int key, int64_t *number) {
-	int rc = lock_board(board);
+static int enter(int64_t *sheet, int colour, int key, int64_t *number) {
+	int rc = lock_sheet(sheet);
 	if (rc)
 		return rc;
-	*number = board[DONE] + 1;
-	int64_t *entry = board + ENTRIES + ENTRY * this_job.rank;
-	board[ENTERED] += !entry[IS_THERE]; /* it is there if give_up has failed before */
+	*number = sheet[DONE] + 1;
+	int64_t *entry = sheet + ENTRIES + ENTRY * this_job.rank;
+	sheet[ENTERED] += !entry[IS_THERE]; /* it is there if give_up has failed before */
 	entry[IS_THERE] = 1;
 	entry[COLOUR] = colour;
 	entry[KEY] = key;
-	if (board[ENTERED] == this_job.size)
-		publish(board);
-	return unlock_board(board, 1);
+	if (sheet[ENTERED] == this_job.size)
+		publish(sheet);
+	return unlock_sheet(sheet, 1);
 }
 
 /* give_up publishes the entries that are there, unless the result has come meanwhile. Returns 0 or
  * an error code of the core. */
-static int give_up(int64_t *board, int64_t number) {
-	int rc = lock_board(board);
+static int give_up(int64_t *sheet, int64_t number) {
+	int rc = lock_sheet(sheet);
 	if (rc)
 		return rc;
-	int late = board[DONE] < number;
+	int late = sheet[DONE] < number;
 	if (late)
-		publish(board);
-	return unlock_board(board, late);
+		publish(sheet);
+	return unlock_sheet(sheet, late);
 }
 
 static double now(void) {
@@ -138,7 +138,7 @@ static int await(int64_t number, int *came) {
 	double deadline = now() + this_job.split_seconds;
 	for (int64_t nap = 20000;; nap = nap < 1000000 ? 2 * nap : 1000000) {
 		int64_t done;
-		int rc = on_board(PMPI_WINDOW_GET, &done, DONE, 1);
+		int rc = on_sheet(PMPI_WINDOW_GET, &done, DONE, 1);
 		*came = done >= number;
 		if (rc || *came || now() >= deadline)
 			return rc;
@@ -259,27 +259,27 @@ static comm *join(const int64_t *entries, int colour, int key) {
 	return c;
 }
 
-static comm *take_turn(int64_t *board, int colour, int key) {
+static comm *take_turn(int64_t *sheet, int colour, int key) {
 	int64_t number;
 	int came;
-	if (enter(board, colour, key, &number) || await(number, &came) ||
-		(!came && give_up(board, number)))
+	if (enter(sheet, colour, key, &number) || await(number, &came) ||
+		(!came && give_up(sheet, number)))
 		return broken_by_core(key, "Comm_split");
-	if (lock_board(board) || unlock_board(board, 0)) /* nobody overwrites it meanwhile */
+	if (lock_sheet(sheet) || unlock_sheet(sheet, 0)) /* nobody overwrites it meanwhile */
 		return broken_by_core(key, "Comm_split");
-	const int64_t *result = board + result_at(number);
+	const int64_t *result = sheet + result_at(number);
 	if (result[0] != number)
 		return broken(key, key + 1, "Comm_split: this process has come too late for its result");
 	return join(result + 1, colour, key);
 }
 
 comm *split(int colour, int key) {
-	int64_t *board = calloc(board_words(), 8);
-	if (board == NULL)
+	int64_t *sheet = calloc(sheet_words(), 8);
+	if (sheet == NULL)
 		return broken(key, key + 1, "Comm_split: no memory");
 	pthread_mutex_lock(&turn);
-	comm *c = take_turn(board, colour, key);
+	comm *c = take_turn(sheet, colour, key);
 	pthread_mutex_unlock(&turn);
-	free(board);
+	free(sheet);
 	return c;
 }
