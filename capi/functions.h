@@ -14,8 +14,8 @@ typedef struct pmpi_functions {
 	int (*control)(const char *method, const char *request, char **reply);
 	void (*free)(char *reply);
 	int (*submit)(const pmpi_op *op, pmpi_work *work, pmpi_result *result);
-	int (*finish)(pmpi_work work, int64_t limit_ns, pmpi_result *result);
 	int (*release)(pmpi_work work);
+	int (*memory_is_free)(pmpi_work work);
 	const pmpi_error *(*last_error)(void);
 	int (*window_new)(const pmpi_buf *memory, int64_t group, int64_t timeout_ns, int64_t *window);
 	int (*window)(const pmpi_window_op *op);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "trampoline.h"
 
@@ -85,35 +86,55 @@ static int no_memory(const char *function, int64_t bytes) {
 	return own_error(function, 39, "no memory for a copy of %lld bytes", (long long)bytes);
 }
 
-/* run carries op out with one buffer of each kind. copies says whether the core gets copies of them
- * (copy.c). */
-static int run(const char *function, pmpi_op *op, pmpi_buf send, pmpi_buf recv, int copies) {
-	int64_t in_bytes = bytes_of(send.dtype, send.count);
-	int64_t out_bytes = bytes_of(recv.dtype, recv.count);
+/* wait_for_memory waits until MPI has finished with the memory of a call that failed on one node,
+ * because XLA gives it to others afterwards. If a message cannot be taken back in that time,
+ * because its receiver lives and does not come, the job ends. */
+static void wait_for_memory(pmpi_work work, int code) {
+	enum { PATIENCE_MS = 10000 };
+	for (int ms = 0; ms < PATIENCE_MS && !this_job.core->memory_is_free(work); ms++)
+		nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+	if (this_job.core->release(work) == 0)
+		return;
+	char text[1024];
+	error_text(code, text, sizeof text);
+	fprintf(stderr,
+			"paddlempi: the memory of a call that failed is still in use, and XLA cannot keep it; "
+			"the job ends. The error of the call: %s\n",
+			text);
+	this_job.core->control("abort", "{\"status\": 1}", NULL);
+}
+
+/* run carries op out on c, with one buffer to send and one to receive; a count below 0 stands for
+ * no buffer. Between nodes the core gets copies (copy.c). */
+static int run(const char *function, const comm *c, pmpi_op *op, pmpi_buf send, pmpi_buf recv) {
 	void *result = recv.data;
-	copy in, out;
-	if (copies) {
-		in = copy_new(in_bytes, send.data);
-		out = copy_new(out_bytes, NULL);
+	copy in = {0}, out = {0};
+	op->send = &send;
+	op->recv = &recv;
+	op->n_send = send.count >= 0;
+	op->n_recv = recv.count >= 0;
+	if (!c->one_node) {
+		in = copy_new(op->n_send ? bytes_of(send.dtype, send.count) : 0, send.data);
+		out = copy_new(op->n_recv ? bytes_of(recv.dtype, recv.count) : 0, NULL);
 		if (in.data == NULL || out.data == NULL) {
 			copy_free(in);
 			copy_free(out);
-			return no_memory(function, in_bytes + out_bytes);
+			return no_memory(function, bytes_of(send.dtype, send.count));
 		}
 		send.data = in.data;
 		recv.data = out.data;
 	}
-	op->send = &send;
-	op->recv = &recv;
-	op->n_send = op->n_recv = 1;
 	pmpi_work work = 0;
-	int rc = this_job.core->submit(op, &work, NULL);
-	int code = rc ? core_error(function) : 0;
-	if (__builtin_expect(work != 0, 0) && this_job.core->release(work) != 0)
-		return code; /* the copies are left behind */
-	if (copies) {
-		if (rc == 0)
-			memcpy(result, out.data, out_bytes);
+	int code = this_job.core->submit(op, &work, NULL) ? core_error(function) : 0;
+	if (__builtin_expect(work != 0, 0)) {
+		if (c->one_node)
+			wait_for_memory(work, code);
+		else if (this_job.core->release(work) != 0)
+			return code; /* the copies are left behind */
+	}
+	if (!c->one_node) {
+		if (code == 0 && op->n_recv)
+			memcpy(result, out.data, bytes_of(recv.dtype, recv.count));
 		copy_free(in);
 		copy_free(out);
 	}
@@ -252,7 +273,7 @@ int MPIABI_Allreduce(const void *send, void *recv, int count, intptr_t type, int
 	pmpi_op o = operation(PMPI_OP_ALL_REDUCE, c);
 	pmpi_buf from = buffer(send, count, type), to = buffer(recv, count, type);
 	o.reduce_op = (int32_t)op;
-	return run(name, &o, from, to, !c->one_node);
+	return run(name, c, &o, from, to);
 }
 
 EXPORT int MPIABI_Allgather(const void *send, int n_send, intptr_t send_type, void *recv,
@@ -269,7 +290,7 @@ int MPIABI_Allgather(const void *send, int n_send, intptr_t send_type, void *rec
 	pmpi_op o = operation(PMPI_OP_ALL_GATHER, c);
 	pmpi_buf from = buffer(send, n_send, send_type);
 	pmpi_buf to = buffer(recv, (int64_t)n_recv * c->size, recv_type);
-	return run(name, &o, from, to, !c->one_node);
+	return run(name, c, &o, from, to);
 }
 
 EXPORT int MPIABI_Reduce_scatter(const void *send, void *recv, const int *counts, intptr_t type,
@@ -292,13 +313,11 @@ int MPIABI_Reduce_scatter(const void *send, void *recv, const int *counts, intpt
 	pmpi_buf from = buffer(send, (int64_t)counts[0] * c->size, type);
 	pmpi_buf to = buffer(recv, counts[0], type);
 	o.reduce_op = (int32_t)op;
-	return run(name, &o, from, to, !c->one_node);
+	return run(name, c, &o, from, to);
 }
 
 /* ---- messages: all_to_all is a chain of Sendrecv, collective_permute Irecv, Isend and Wait ----
- *
- * XLA does not wait for the other requests of a permutation when one has failed, and a message that
- * was given up cannot be taken back. So these calls always get copies. */
+ */
 
 EXPORT int MPIABI_Sendrecv(const void *send, int n_send, intptr_t send_type, int to, int send_tag,
 						   void *recv, int n_recv, intptr_t recv_type, int from, int recv_tag,
@@ -320,98 +339,95 @@ int MPIABI_Sendrecv(const void *send, int n_send, intptr_t send_type, int to, in
 	o.tag = send_tag;
 	o.peer2 = from;
 	o.tag2 = recv_tag;
-	return run(name, &o, out, in, 1);
+	return run(name, c, &o, out, in);
 }
 
-/* A message under way. */
+/* A message that was asked for. XLA asks for a receive, a send or both, and then waits for each. It
+ * does not wait for the other one if one fails, so nothing may be under way between the calls: the
+ * first Wait carries out both. */
 typedef struct request {
-	pmpi_work work; /* 0: over */
-	copy memory;
-	int64_t bytes;
-	void *result; /* where a received message belongs; NULL for a send */
+	const char *function;
+	comm *on;
+	pmpi_buf buf;
+	int peer, tag;
+	int over, code; /* set by the Wait of either */
 } request;
 
-static int start(const char *function, int code, void *data, int n, intptr_t type, int peer,
-				 int tag, intptr_t handle, intptr_t *out) {
+enum { SEND, RECV };
+
+/* What this thread has asked for and not waited for. One of each: XLA has no more, and the next one
+ * takes the place of what XLA has left behind after an error, which nobody can free. */
+static __thread request *asked[2];
+
+static int ask(const char *function, int kind, void *data, int n, intptr_t type, int peer, int tag,
+			   intptr_t handle, intptr_t *out) {
 	comm *c = comm_of(handle);
 	*out = 0;
 	int error = usable(function, c);
-	if (error)
-		return error;
-	if (n < 0)
-		return too_long(function, n);
-	int64_t bytes = bytes_of(type, n);
-	int receives = code == PMPI_OP_RECV;
-	request *r = calloc(1, sizeof *r);
-	if (r != NULL)
-		r->memory = copy_new(bytes, receives ? NULL : data);
-	if (r == NULL || r->memory.data == NULL) {
-		free(r);
-		return no_memory(function, bytes);
+	if (error == 0 && n < 0)
+		error = too_long(function, n);
+	request *r = error ? NULL : malloc(sizeof *r);
+	if (r == NULL) {
+		asked[SEND] = asked[RECV] = NULL;
+		return error ? error : no_memory(function, sizeof *r);
 	}
-	r->bytes = bytes;
-	r->result = receives ? data : NULL;
-	pmpi_op o = operation(code, c);
-	pmpi_buf b = buffer(r->memory.data, n, type);
-	o.flags = PMPI_FLAG_ASYNC;
-	o.peer = peer;
-	o.tag = tag;
-	if (receives) {
-		o.recv = &b;
-		o.n_recv = 1;
-	} else {
-		o.send = &b;
-		o.n_send = 1;
-	}
-	int rc = this_job.core->submit(&o, &r->work, NULL);
-	if (rc) {
-		error = core_error(function);
-		if (r->work == 0 || this_job.core->release(r->work) == 0)
-			copy_free(r->memory);
-		free(r);
-		return error;
-	}
+	*r = (request){function, c, buffer(data, n, type), peer, tag, 0, 0};
+	asked[kind] = r;
 	*out = (intptr_t)r;
 	return 0;
+}
+
+/* carry_out makes one call of what this thread has asked for on the communicator of r. */
+static void carry_out(request *r) {
+	static const pmpi_buf none = {.count = -1};
+	request *send = asked[SEND] && asked[SEND]->on == r->on ? asked[SEND] : NULL;
+	request *recv = asked[RECV] && asked[RECV]->on == r->on ? asked[RECV] : NULL;
+	pmpi_op o = operation(!send ? PMPI_OP_RECV : !recv ? PMPI_OP_SEND : PMPI_OP_SENDRECV, r->on);
+	o.peer = send ? send->peer : recv->peer;
+	o.tag = send ? send->tag : recv->tag;
+	if (send && recv) {
+		o.peer2 = recv->peer;
+		o.tag2 = recv->tag;
+	}
+	int code = run(r->function, r->on, &o, send ? send->buf : none, recv ? recv->buf : none);
+	if (send) {
+		send->over = 1;
+		send->code = code;
+	}
+	if (recv) {
+		recv->over = 1;
+		recv->code = code;
+	}
+	asked[SEND] = asked[RECV] = NULL;
 }
 
 EXPORT int MPIABI_Isend(const void *data, int n, intptr_t type, int to, int tag, intptr_t handle,
 						intptr_t *out);
 int MPIABI_Isend(const void *data, int n, intptr_t type, int to, int tag, intptr_t handle,
 				 intptr_t *out) {
-	return start("MPI_Isend", PMPI_OP_SEND, (void *)data, n, type, to, tag, handle, out);
+	return ask("MPI_Isend", SEND, (void *)data, n, type, to, tag, handle, out);
 }
 
 EXPORT int MPIABI_Irecv(void *data, int n, intptr_t type, int from, int tag, intptr_t handle,
 						intptr_t *out);
 int MPIABI_Irecv(void *data, int n, intptr_t type, int from, int tag, intptr_t handle,
 				 intptr_t *out) {
-	return start("MPI_Irecv", PMPI_OP_RECV, data, n, type, from, tag, handle, out);
+	return ask("MPI_Irecv", RECV, data, n, type, from, tag, handle, out);
 }
 
 EXPORT int MPIABI_Wait(intptr_t *handle, void *status);
 int MPIABI_Wait(intptr_t *handle, void *status) {
-	static const char name[] = "MPI_Wait";
 	(void)status; /* always MPI_STATUS_IGNORE */
 	request *r = (request *)*handle;
+	*handle = 0;
 	if (r == NULL)
 		return 0; /* as MPI: the request was over */
-	if (this_job.core == NULL)
-		return own_error(name, ERR_REQUEST, "there is no such request");
-	*handle = 0;
-	int error = 0, kept = 0;
-	if (r->work != 0) {
-		pmpi_result result = {0};
-		if (this_job.core->finish(r->work, -1, &result))
-			error = core_error(name);
-		if (!result.released)
-			kept = this_job.core->release(r->work) != 0;
-	}
-	if (!kept) {
-		if (!error && r->result != NULL)
-			memcpy(r->result, r->memory.data, r->bytes);
-		copy_free(r->memory);
-	}
+	if (!r->over && r != asked[SEND] && r != asked[RECV])
+		return own_error("MPI_Wait", ERR_REQUEST,
+						 "there is no such message: this thread has asked for another one since");
+	if (!r->over)
+		carry_out(r);
+	int code = r->code;
 	free(r);
-	return error;
+	return code;
 }

@@ -1,7 +1,7 @@
 /* Copies of XLA's tensors. After an error MPI may use the memory of a call for as long as it likes
- * (pmpi_submit), while XLA frees its buffers when the call has returned. So between nodes, and for
- * all messages, the core gets copies, and those of a call that failed are left behind. On one node
- * collectives do not need that: no other process knows XLA's memory.
+ * (pmpi_submit), while XLA frees its buffers when the call has returned. So between nodes the core
+ * gets copies, and those of a call that failed are left behind. On one node only messages can
+ * outlive their call, and end soon after it (wait_for_memory).
  *
  * The system would clear the pages of a large block each time, so a few blocks are kept. */
 #define _GNU_SOURCE
