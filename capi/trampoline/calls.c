@@ -8,7 +8,9 @@
 
 #include "trampoline.h"
 
-enum { ERR_COUNT = 2, ERR_COMM = 5, ERR_REQUEST = 7, ERR_OTHER = 16, THREAD_MULTIPLE = 3 };
+/* Error classes, in the numbering of the MPI-5 ABI, and a level. */
+enum { ERR_COUNT = 2, ERR_COMM = 5, ERR_REQUEST = 7, ERR_OTHER = 16, ERR_NO_MEM = 39 };
+enum { THREAD_MULTIPLE = 3 };
 
 static comm world;
 static int finalized;
@@ -83,7 +85,7 @@ static int64_t bytes_of(intptr_t type, int64_t count) {
 }
 
 static int no_memory(const char *function, int64_t bytes) {
-	return own_error(function, 39, "no memory for a copy of %lld bytes", (long long)bytes);
+	return own_error(function, ERR_NO_MEM, "no memory for %lld bytes", (long long)bytes);
 }
 
 /* wait_for_memory waits until MPI has finished with the memory of a call that failed on one node,

@@ -43,9 +43,9 @@ try:
     assert size == 1
 except AssertionError:
     pass
-local = np.arange(6, dtype=np.float32).reshape(2, 3) + 100 * rank
+local = np.arange(12, dtype=np.float32).reshape(2, 6) + 100 * rank
 whole = tools.host_local_array_to_global_array(local, mesh, P("x"))
-assert whole.shape == (2 * size, 3)
+assert whole.shape == (2 * size, 6)
 assert (tools.global_array_to_host_local_array(whole, mesh, P("x")) == local).all()
 
 
@@ -56,7 +56,7 @@ def shard(array):
 
 
 io.save_file({"w": shard(whole)}, "model.safetensors")
-columns = NamedSharding(mesh, P(None, "x")) if 3 % size == 0 else NamedSharding(mesh, P())
+columns = NamedSharding(mesh, P(None, "x"))
 with io.open_file("model.safetensors") as file:
     saved = file.get_slice("w")
     again = jax.make_array_from_callback(whole.shape, columns, lambda index: saved[index])
@@ -66,4 +66,4 @@ print("done", flush=True)
 
 
 def test_multihost_utils_and_checkpoints(tmp_path: Path) -> None:
-    assert succeed(3, TOOLS, tmp_path, mpi="node").count("done") == 3
+    assert succeed(2, TOOLS, tmp_path).count("done") == 2
