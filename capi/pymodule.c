@@ -205,6 +205,12 @@ static PyMethodDef methods[] = {
 		   "register(type, describe, bump=None): functions that describe a tensor of a type, and "
 		   "that bump its version after it was written to; see _buffer.py."),
 	METHOD(set_resolver, "set_resolver(f): f(x) registers the type of x or raises TypeError."),
+	METHOD(
+		set_elsewhere,
+		"set_elsewhere(f): f(recv, send, code, group, root, reduce_op, scale, is_async) carries "
+		"out "
+		"a call whose tensors cannot be written to, and returns its result. It raises after it has "
+		"refused the call, or returns None if it knows nothing of such tensors."),
 	METHOD(set_errors, "set_errors({code: class}): set the exceptions that stand for error codes."),
 	METHOD(ending,
 		   "ending(seconds): this thread is about to end Python. Other threads do not come "

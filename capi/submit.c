@@ -74,6 +74,47 @@ static int read_fields(pmpi_op *op, PyObject *const *values, PyObject *names,
 	return PyErr_Occurred() ? -1 : 0;
 }
 
+static PyObject *elsewhere; /* see py_set_elsewhere */
+
+PyObject *py_set_elsewhere(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+	(void)self;
+	if (!wants(n, 1, 1, "set_elsewhere"))
+		return NULL;
+	assign(&elsewhere, args[0]);
+	return none();
+}
+
+/* describe_failed ends a call whose tensors could not be described; the exception is set. Tensors
+ * that cannot be written to, as JAX's, are no error if elsewhere() carries out the call. Returns
+ * its result, or NULL with an exception set, after it has told the other ranks. */
+static PyObject *describe_failed(const call *c) {
+	if (elsewhere == NULL || c->recv == Py_None)
+		return call_refuse(c);
+	PyObject *t, *v, *tb;
+	PyErr_Fetch(&t, &v, &tb);
+	PyObject *numbers[] = {
+		PyLong_FromLongLong(c->op.code), PyLong_FromLongLong(c->op.group),
+		PyLong_FromLongLong(c->op.root), PyLong_FromLongLong(c->op.reduce_op),
+		PyFloat_FromDouble(c->op.scale), PyBool_FromLong(c->op.flags & PMPI_FLAG_ASYNC),
+	};
+	PyObject *out =
+		PyObject_CallFunctionObjArgs(elsewhere, c->recv, c->send, numbers[0], numbers[1],
+									 numbers[2], numbers[3], numbers[4], numbers[5], NULL);
+	for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+		if (numbers[i])
+			Py_DecRef(numbers[i]);
+	if (out == Py_None) { /* it has nothing to do with these tensors */
+		Py_DecRef(out);
+		PyErr_Restore(t, v, tb);
+		return call_refuse(c);
+	}
+	PyObject *dropped[] = {t, v, tb};
+	for (int i = 0; i < 3; i++)
+		if (dropped[i])
+			Py_DecRef(dropped[i]);
+	return out;
+}
+
 PyObject *py_submit(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *names) {
 	(void)self;
 	if (!wants(n, 4, 6, "submit"))
@@ -97,7 +138,7 @@ PyObject *py_submit(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObjec
 		return call_refuse(&c);
 	side send, recv;
 	PyObject *out =
-		call_describe(&c, &send, &recv) ? call_refuse(&c) : call_carry_out(&c, &send, &recv);
+		call_describe(&c, &send, &recv) ? describe_failed(&c) : call_carry_out(&c, &send, &recv);
 	side_release(&send);
 	side_release(&recv);
 	return out;

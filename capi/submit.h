@@ -11,4 +11,8 @@ int submit_prepare(void);
 /* py_submit is the function of the module; see the table in pymodule.c. */
 PyObject *py_submit(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *names);
 
+/* py_set_elsewhere sets a function that py_submit asks to carry out a call into tensors that it
+ * cannot write to; see the table in pymodule.c. */
+PyObject *py_set_elsewhere(PyObject *self, PyObject *const *args, Py_ssize_t n);
+
 #endif

@@ -26,20 +26,12 @@ enum { CODE, REDUCE_OP, SCALE, GROUP, ROOT, PEER, TAG, PEER2, TAG2, FIELDS };
 
 /* ---- errors ---- */
 
+/* kind_of returns XLA's code for one of the core, which JAX puts before the text. */
 static XLA_FFI_Error_Code kind_of(int32_t code) {
 	switch (code) {
-	case PMPI_ERR_ARGUMENT:
-	case PMPI_ERR_TYPE:
 	case PMPI_ERR_MISMATCH:
 	case PMPI_ERR_REFUSED:
-	case PMPI_ERR_TRUNCATE:
-	case PMPI_ERR_NOT_MEMBER:
-		return XLA_FFI_Error_Code_INVALID_ARGUMENT;
-	case PMPI_ERR_NOT_INITIALIZED:
-	case PMPI_ERR_GROUP_BROKEN:
-	case PMPI_ERR_GROUP_DESTROYED:
-	case PMPI_ERR_FORKED:
-		return XLA_FFI_Error_Code_FAILED_PRECONDITION;
+		return XLA_FFI_Error_Code_ABORTED;
 	case PMPI_ERR_TIMEOUT:
 		return XLA_FFI_Error_Code_DEADLINE_EXCEEDED;
 	case PMPI_ERR_INTERRUPTED:
@@ -49,12 +41,13 @@ static XLA_FFI_Error_Code kind_of(int32_t code) {
 	case PMPI_ERR_PROC_FAILED:
 	case PMPI_ERR_REVOKED:
 		return XLA_FFI_Error_Code_UNAVAILABLE;
-	case PMPI_ERR_UNSUPPORTED:
-		return XLA_FFI_Error_Code_UNIMPLEMENTED;
 	case PMPI_ERR_NO_MEMORY:
 		return XLA_FFI_Error_Code_RESOURCE_EXHAUSTED;
+	case PMPI_ERR_MPI:
+	case PMPI_ERR_PANIC:
+		return XLA_FFI_Error_Code_INTERNAL;
 	}
-	return XLA_FFI_Error_Code_INTERNAL;
+	return XLA_FFI_Error_Code_FAILED_PRECONDITION;
 }
 
 static XLA_FFI_Error *make_error(const XLA_FFI_CallFrame *frame, int32_t code, const char *text) {
@@ -241,8 +234,10 @@ static XLA_FFI_Error *carry_out(XLA_FFI_CallFrame *frame) {
 		.timeout_ns = -1,
 	};
 	memcpy(&op.scale, &call[SCALE], sizeof op.scale);
-	if (op.code == PMPI_OP_BROADCAST && op.n_send == 1 && op.n_recv == 1) {
-		/* It works in place. XLA was told that the result may lie where the operand does. */
+	int in_place = op.code == PMPI_OP_BROADCAST || op.code == PMPI_OP_EXSCAN;
+	if (in_place && op.n_send == 1 && op.n_recv == 1) {
+		/* A rank may keep what it has. XLA was told that the result may lie where the operand does.
+		 */
 		if (recv[0].data != send[0].data)
 			memcpy(recv[0].data, send[0].data,
 				   (size_t)(send[0].count * pmpi_dtype_size(send[0].dtype)));

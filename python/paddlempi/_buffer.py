@@ -11,6 +11,7 @@ Thread-safety: all functions may be called from any thread.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
@@ -203,8 +204,17 @@ def _resolve(tensor: object) -> None:
     _native.core().register(tensor_type, kind.describe, kind.bump)
 
 
+def _elsewhere(recv: object, send: object, *call: Any) -> Any:
+    """Carry out a call into JAX's arrays, which cannot be written to; None: they are others."""
+    jax = sys.modules.get("jax")
+    if jax is None or not any(isinstance(tensor, jax.Array) for tensor in _leaves(recv)):
+        return None
+    return import_module(".jax.arrays", __package__).carry_out(recv, send, *call)
+
+
 def _install(core: ModuleType) -> None:
     core.set_resolver(_resolve)
+    core.set_elsewhere(_elsewhere)
 
 
 _native.on_load(_install)

@@ -107,8 +107,7 @@ def all_reduce(
         or (group is not None and group.__class__ is not ProcessGroup)
     ):
         return _submit_reduction(Op.ALL_REDUCE, None, tensor, op, group, async_op)
-    _native.submit(3, 0 if group is None else group._id, None, tensor, op)
-    return None
+    return _native.submit(3, 0 if group is None else group._id, None, tensor, op)  # type: ignore[no-any-return]
 
 
 def all_reduce_coalesced(
@@ -548,4 +547,6 @@ def _submit(
         send_splits=send_splits,
         recv_splits=recv_splits,
     )
-    return Work(operation, code.label, recv if written else None, group) if async_op else None
+    if async_op:
+        return Work(operation, code.label, recv if written else None, group)
+    return operation  # type: ignore[no-any-return]

@@ -17,6 +17,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
+from weakref import WeakValueDictionary
 
 from . import _exit, _marks, _native, memory
 from ._ops import Op
@@ -57,6 +58,9 @@ WORLD: ProcessGroup | None
 """The group of all ranks; None before init and after destroy (``paddlempi.group.WORLD``)."""
 
 
+_by_id: WeakValueDictionary[int, ProcessGroup] = WeakValueDictionary()
+
+
 class ProcessGroup:
     """Some ranks of the world, in an order. Made by :func:`new_group` and the like.
 
@@ -72,6 +76,7 @@ class ProcessGroup:
         self._id = id
         self._rank = rank
         self._ranks = ranks
+        _by_id.setdefault(id, self)
 
     def rank(self) -> int:
         """This process's rank in the group; -1 if it is no member."""
@@ -289,6 +294,11 @@ def is_available() -> bool:
 def is_initialized() -> bool:
     """Whether there is a world: after init and before destroy."""
     return _state.world is not None
+
+
+def group_of_id(id: int) -> ProcessGroup:
+    """Return the group of this process with an id of the core."""
+    return _by_id[id]
 
 
 # Queries: none of them communicates

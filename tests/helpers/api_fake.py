@@ -141,6 +141,9 @@ class FakeCore(ModuleType):
     def set_resolver(self, resolver: Any) -> None:
         self.resolver = resolver
 
+    def set_elsewhere(self, elsewhere: Any) -> None:
+        self.elsewhere = elsewhere
+
     def register(self, kind: type, describe: Any, bump: Any = None) -> None:
         self.registered[kind] = describe
 

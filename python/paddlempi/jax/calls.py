@@ -61,6 +61,11 @@ class Call(NamedTuple):
         """The number of members of the group."""
         return len(members(self.group)._ranks)
 
+    @property
+    def is_root(self) -> bool:
+        """Whether this rank is the root."""
+        return self.root == members(self.group)._rank
+
 
 _register_once = threading.Lock()
 _registered = False
@@ -129,15 +134,16 @@ def _types(*operands: Any, call: Call, ordered: bool, **result: Any) -> Any:
 
 def _lower(ctx: Any, *operands: Any, call: Call, **_: Any) -> Any:
     _register()
-    sent = () if call.code is Op.RECV else operands
-    # A broadcast reads its root's result. A reduction in place saves a loop the copy of its result.
-    aliased = call.code in (Op.ALL_REDUCE, Op.BROADCAST)
+    gives = call.code is not Op.RECV and (call.code is not Op.SCATTER or call.is_root)
+    sent = operands if gives else ()
+    # The first two work in place in the core. The third may, which saves a loop a copy.
+    aliased = call.code in (Op.BROADCAST, Op.EXSCAN, Op.ALL_REDUCE)
     return _private.emit(ctx, _TARGET, sent, aliased, call.attribute())
 
 
 # vmap: one call has the whole batch, because all ranks batch the same function
 
-_ELEMENTWISE = (Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE, Op.SCAN)
+_ELEMENTWISE = (Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE, Op.SCAN, Op.EXSCAN)
 _PARTS_GIVEN = (Op.REDUCE_SCATTER, Op.SCATTER, Op.ALL_TO_ALL)
 _PARTS_GOT = (Op.ALL_GATHER, Op.GATHER, Op.ALL_TO_ALL)
 
@@ -162,9 +168,7 @@ def _batch(
     if call.code in _ELEMENTWISE:
         to = dim
     else:
-        gives_parts = call.code in _PARTS_GIVEN and (
-            call.code is not Op.SCATTER or call.root == members(call.group)._rank
-        )
+        gives_parts = call.code in _PARTS_GIVEN and (call.code is not Op.SCATTER or call.is_root)
         array = jnp.moveaxis(array, dim, int(gives_parts))
         to = int(call.code in _PARTS_GOT)
     if not result:
@@ -243,7 +247,7 @@ def _transpose(
     elif call.code is Op.SENDRECV:
         back = _reversed(call)
     result = apply(back, [cotangent], shape, dtype, ordered, axes)
-    if back.code is Op.REDUCE and back.root != members(group)._rank:
+    if back.code is Op.REDUCE and not back.is_root:
         result = jnp.zeros_like(result)  # what another rank gave to the broadcast is not used
     return [result]
 

@@ -14,8 +14,9 @@ For all functions here:
 * **Derivatives.** Each function says its own. Where it has none, ``jax.grad`` raises
   ``NotImplementedError``.
 * **Errors.** Wrong arguments raise ``ArgumentError`` or ``DtypeError`` while a function is traced.
-  An error of the call itself is a ``jax.errors.JaxRuntimeError`` with our text: a mismatch, the
-  group's deadline, a rank that has died. JAX raises it where the result is waited for.
+  An error of the call itself has our text: a mismatch, the group's deadline, a rank that has died.
+  JAX raises it as ``jax.errors.JaxRuntimeError``, or as ``ValueError`` where its fast path calls a
+  compiled function, in the call or where the result is waited for.
 * **Ranks** are ranks of the world, in a group too, as for :func:`paddlempi.send`.
 * **Threads.** Every function may be called from any thread. Two threads that call collectives of
   one group must agree on the order with each other, as in MPI.
@@ -43,12 +44,17 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "all_to_all",
+    "array_of",
     "barrier",
     "broadcast",
+    "check_array",
+    "message_tag",
     "recv",
     "reduce_scatter",
+    "reduction",
     "send",
     "sendrecv",
+    "shape_of",
 ]
 
 _Group = ProcessGroup | None
@@ -77,8 +83,8 @@ def all_reduce(
 
     Source: ``MPI_Allreduce``.
     """
-    x = _array("all_reduce", x)
-    call = _reduction(Op.ALL_REDUCE, op, group)
+    x = array_of("all_reduce", x)
+    call = reduction(Op.ALL_REDUCE, op, group)
     return apply(call, [x], x.shape, x.dtype, ordered)
 
 
@@ -100,7 +106,7 @@ def all_gather(
 
     Source: ``MPI_Allgather``; ``tiled`` is that of ``jax.lax.all_gather``.
     """
-    x = _array("all_gather", x)
+    x = array_of("all_gather", x)
     if tiled and not x.ndim:
         raise ArgumentError("all_gather: x is a scalar, which cannot be tiled: leave out tiled")
     call = Call(Op.ALL_GATHER, _member("all_gather", group))
@@ -131,8 +137,8 @@ def reduce_scatter(
 
     Source: ``MPI_Reduce_scatter_block``; ``tiled`` is that of ``jax.lax.psum_scatter``.
     """
-    x = _array("reduce_scatter", x)
-    call = _reduction(Op.REDUCE_SCATTER, op, group)
+    x = array_of("reduce_scatter", x)
+    call = reduction(Op.REDUCE_SCATTER, op, group)
     x = _parts("reduce_scatter", x, call.size, tiled)
     return apply(call, [x], x.shape[1:], x.dtype, ordered)
 
@@ -156,7 +162,7 @@ def all_to_all(
 
     Source: ``MPI_Alltoall``.
     """
-    x = _array("all_to_all", x)
+    x = array_of("all_to_all", x)
     call = Call(Op.ALL_TO_ALL, _member("all_to_all", group))
     x = _parts("all_to_all", x, call.size, tiled)
     received = apply(call, [x], x.shape, x.dtype, ordered)
@@ -186,7 +192,7 @@ def broadcast(
 
     Source: ``MPI_Bcast``.
     """
-    x = _array("broadcast", x)
+    x = array_of("broadcast", x)
     group = _member("broadcast", group)
     root = root_of("broadcast", members(group), "src", src, group_src)
     return apply(Call(Op.BROADCAST, group, root=root), [x], x.shape, x.dtype, ordered)
@@ -203,10 +209,10 @@ def send(x: Any, dst: int, group: _Group = None, tag: int = 0) -> None:
 
     Source: ``MPI_Send``.
     """
-    x = _array("send", x)
+    x = array_of("send", x)
     group = _member("send", group)
     peer = root_of("send", members(group), "dst", dst, None)
-    apply(Call(Op.SEND, group, peer=peer, tag=_tag("send", "tag", tag)), [x], None)
+    apply(Call(Op.SEND, group, peer=peer, tag=message_tag("send", "tag", tag)), [x], None)
 
 
 def recv(like: Any, src: int | None = None, group: _Group = None, tag: int = 0) -> jax.Array:
@@ -226,8 +232,8 @@ def recv(like: Any, src: int | None = None, group: _Group = None, tag: int = 0) 
     """
     group = _member("recv", group)
     peer = -1 if src is None else root_of("recv", members(group), "src", src, None)
-    call = Call(Op.RECV, group, peer=peer, tag=_tag("recv", "tag", tag, -1))
-    shape, dtype = _shape("recv", like)
+    call = Call(Op.RECV, group, peer=peer, tag=message_tag("recv", "tag", tag, -1))
+    shape, dtype = shape_of("recv", like)
     operands = [lax.stop_gradient(like)] if isinstance(like, Tracer) else []
     return apply(call, operands, shape, dtype)
 
@@ -259,16 +265,16 @@ def sendrecv(
 
     Source: ``MPI_Sendrecv``.
     """
-    x = _array("sendrecv", x)
-    shape, dtype = _shape("sendrecv", x if like is None else like)
+    x = array_of("sendrecv", x)
+    shape, dtype = shape_of("sendrecv", x if like is None else like)
     group = _member("sendrecv", group)
     call = Call(
         Op.SENDRECV,
         group,
         peer=root_of("sendrecv", members(group), "dst", dst, None),
-        tag=_tag("sendrecv", "send_tag", send_tag),
+        tag=message_tag("sendrecv", "send_tag", send_tag),
         peer2=root_of("sendrecv", members(group), "src", src, None),
-        tag2=_tag("sendrecv", "recv_tag", recv_tag),
+        tag2=message_tag("sendrecv", "recv_tag", recv_tag),
     )
     return apply(call, [x], shape, dtype)
 
@@ -287,24 +293,27 @@ def barrier(group: _Group = None) -> None:
 # Arguments
 
 
-def _array(what: str, x: Any) -> jax.Array:
+def array_of(what: str, x: Any) -> jax.Array:
+    """Return an argument as an array."""
     try:
         array = jnp.asarray(x)
     except TypeError as error:
         raise DtypeError(f"{what}: x is a {type(x).__name__}, it must be an array") from error
-    _check_dtype(what, array.dtype)
+    check_array(what, array)
     return array
 
 
-def _check_dtype(what: str, dtype: Any) -> None:
-    if dtype.name not in DTYPE_BY_NAME:
-        raise DtypeError(f"{what}: an array of dtype {dtype} cannot be sent: {KNOWN_DTYPES}")
+def check_array(what: str, array: Any) -> None:
+    """Raise DtypeError if the dtype of an array is none that operations take."""
+    if array.dtype.name not in DTYPE_BY_NAME:
+        raise DtypeError(f"{what}: an array of dtype {array.dtype} cannot be sent: {KNOWN_DTYPES}")
 
 
-def _shape(what: str, like: Any) -> tuple[tuple[int, ...], Any]:
+def shape_of(what: str, like: Any) -> tuple[tuple[int, ...], Any]:
+    """Return the shape and the dtype of what is received."""
     if not isinstance(like, jax.ShapeDtypeStruct):
-        like = _array(what, like)
-    _check_dtype(what, like.dtype)
+        like = array_of(what, like)
+    check_array(what, like)
     return tuple(like.shape), like.dtype
 
 
@@ -319,7 +328,8 @@ def _member(what: str, group: _Group) -> _Group:
     return group
 
 
-def _reduction(code: Op, op: str | ReduceOp, group: _Group) -> Call:
+def reduction(code: Op, op: str | ReduceOp, group: _Group) -> Call:
+    """Return a reduction, whose arguments are checked."""
     group = _member(code.label, group)
     found = getattr(ReduceOp, op.upper(), None) if isinstance(op, str) else op
     if found is PremulSum or not isinstance(found, ReduceOp):
@@ -346,7 +356,8 @@ def _tiled(x: jax.Array) -> jax.Array:
     return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
 
 
-def _tag(what: str, name: str, tag: Any, least: int = 0) -> int:
+def message_tag(what: str, name: str, tag: Any, least: int = 0) -> int:
+    """Return a tag that fits the core's int32. The core checks MPI's own limit."""
     try:
         number = index(tag)
     except TypeError:
