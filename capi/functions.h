@@ -7,8 +7,9 @@
 
 #include "pmpi.h"
 
-/* Pointers to functions of pmpi.h, which has their contracts. The table is valid as long as the
- * process. Entries are only added, at the end; size says how many there are. */
+/* Pointers to functions of pmpi.h, which has their contracts, but for submit, which is xla_submit
+ * of xla.h. The table is valid as long as the process. Entries are only added, at the end; size
+ * says how many there are. */
 typedef struct pmpi_functions {
 	uint32_t size; /* sizeof(pmpi_functions) */
 	int (*control)(const char *method, const char *request, char **reply);

@@ -67,7 +67,7 @@ static PyObject *py_functions(PyObject *self, PyObject *const *args, Py_ssize_t 
 		.size = sizeof table,
 		.control = pmpi_control,
 		.free = pmpi_free,
-		.submit = pmpi_submit,
+		.submit = xla_submit,
 		.release = pmpi_release,
 		.memory_is_free = pmpi_memory_is_free,
 		.last_error = pmpi_last_error,
@@ -77,7 +77,10 @@ static PyObject *py_functions(PyObject *self, PyObject *const *args, Py_ssize_t 
 		.heap_free = pmpi_heap_free,
 	};
 	(void)self, (void)args;
-	return wants(n, 0, 0, "functions") ? PyLong_FromLongLong((int64_t)(intptr_t)&table) : NULL;
+	if (!wants(n, 0, 0, "functions"))
+		return NULL;
+	xla_count_interrupts();
+	return PyLong_FromLongLong((int64_t)(intptr_t)&table);
 }
 
 static PyObject *py_heap_alloc(PyObject *self, PyObject *const *args, Py_ssize_t n) {

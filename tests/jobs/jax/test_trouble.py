@@ -80,6 +80,35 @@ def test_death(tmp_path: Path) -> None:
     assert len(found) == 2 and max(map(int, found)) < 20, done.stdout
 
 
+INTERRUPTED = """
+import os, signal, threading
+
+add = mapped(lambda a: lax.psum(a, "x"))
+long = spread(np.ones({count}))
+add(long).block_until_ready()
+if rank == 1:
+    time.sleep(60)
+threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+began = time.monotonic()
+try:
+    add(long).block_until_ready()
+except Exception as error:  # JAX's error may come first, and is followed by the interrupt
+    assert "interrupted" in str(error), error
+    time.sleep(60)
+finally:
+    print("after", round(time.monotonic() - began), flush=True)
+"""
+
+
+@pytest.mark.parametrize("count", [4, 1 << 20])
+def test_ctrl_c(tmp_path: Path, count: int) -> None:
+    """A short program runs on the main thread, a long one on a thread of XLA."""
+    ended = run(2, INTERRUPTED.replace("{count}", str(count)), tmp_path, mpi="node")
+    after = re.search(r"after (\d+)", ended.output)
+    assert after and int(after[1]) < 20, ended.output
+    assert ended.returncode == 130, ended.output
+
+
 RAISES = """
 add = mapped(lambda a: lax.psum(a, "x"))
 fine = spread(np.ones(4))
