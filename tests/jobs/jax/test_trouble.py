@@ -169,3 +169,17 @@ def test_slurms_variables_do_not_count(tmp_path: Path, monkeypatch: pytest.Monke
     for name, value in others.items():
         monkeypatch.setenv(name, value)
     assert succeed(2, SLURM, tmp_path, mpi="node").count("done") == 2
+
+
+@pytest.mark.parametrize("name", ["jax", "jaxlib"])
+def test_other_releases_are_refused_by_name(tmp_path: Path, name: str) -> None:
+    """Also another jaxlib, which may ask its MPI for other names."""
+    module = "jax" if name == "jax" else "jax.lib"
+    script = tmp_path / "other.py"
+    script.write_text(
+        f"import jax, jax.lib\n{module}.__version__ = '0.9.2'\nimport paddlempi.jax\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert f"UnsupportedError: paddlempi.jax works with {name} 0.10.1 and 0.10.2" in done.stderr
+    assert f"this is {name} 0.9.2" in done.stderr
