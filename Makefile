@@ -97,7 +97,7 @@ TESTS = test-torch-jobs-newest test-cluster test-programs $(call faults_of,openm
 	test-cuda soak test-new-collective $(call faults_of,debian-%) $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu) test-paddle-openmpi-2 test-paddle-openmpi-3 test-jax-2 test-jax-3 test-jax-jobs test-abi \
 	$(foreach mpi,$(MPIS),$(foreach ranks,$(call ranks_of,$(mpi)),test-mpi-$(mpi)-$(ranks))) test-mpi-node-2 test-torch-newest-4 test-torch-newest-1
 # What test-all adds.
-TESTS_MORE = test-torch-oldest test-examples-unpinned test-paddle-mpich-2 $(addprefix test-mpi-,$(foreach mpi,$(MPIS),$(filter $(mpi)-%,$(MORE_RANKS))))
+TESTS_MORE = test-torch-oldest test-jax-netket test-examples-unpinned test-paddle-mpich-2 $(addprefix test-mpi-,$(foreach mpi,$(MPIS),$(filter $(mpi)-%,$(MORE_RANKS))))
 test: clean-results test-core test-two
 
 ## test-all      all tests: also the oldest supported torch, unpinned versions, MPICH on 2 ranks and Intel MPI on 3, Paddle with MPICH; CI runs it when a pinned version changes
@@ -327,7 +327,7 @@ test-paddle-jobs: .venv-openmpi/.tests | $(RESULTS)
 	@: > $(RESULTS)/paddle-jobs.xml
 	.venv-openmpi/bin/$(call pytest_jobs,paddle-jobs) tests/jobs/paddle
 
-## test-jax      paddlempi.jax on 2 and 3 ranks, the latter without MPI; jobs; the programs of docs/jax.md
+## test-jax      paddlempi.jax on 2 and 3 ranks, the latter without MPI; JAX's own processes: programs, wrong use, deaths; the programs of docs/jax.md
 .PHONY: test-jax
 test-jax: test-jax-2 test-jax-3 test-jax-jobs
 # Three ranks have no MPI.
@@ -344,7 +344,12 @@ $(foreach ranks,1 2 3 4,$(eval $(call jax_test,$(ranks))))
 .PHONY: test-jax-jobs
 test-jax-jobs: $(JAX)/.jax | $(RESULTS)
 	@: > $(RESULTS)/jax-jobs.xml
-	$(JAX)/bin/$(call pytest_jobs,jax-jobs) -k "jobs/jax or programs_run" tests/jobs/jax tests/jobs/docs
+	$(JAX)/bin/$(call pytest_jobs,jax-jobs) -k "jobs/jax or programs_run" --ignore tests/jobs/jax/test_netket.py tests/jobs/jax tests/jobs/docs
+
+.PHONY: test-jax-netket
+test-jax-netket: $(JAX)/.netket | $(RESULTS)
+	@: > $(RESULTS)/jax-netket.xml
+	$(JAX)/bin/$(call pytest_jobs,jax-netket) tests/jobs/jax/test_netket.py
 
 ## test-programs Lightning, accelerate, transformers, DeepSpeed, Paddle's fit and fleet: same numbers as over gloo
 .PHONY: test-programs
@@ -613,6 +618,10 @@ $(UNPINNED)/.package: $(WHEEL)/.built | $(UNPINNED)/.created
 $(JAX)/.jax: tests/requirements-jax.txt constraints.txt | $(JAX)/.package
 	$(JAX)/bin/pip install -r tests/requirements-jax.txt
 	$(JAX)/bin/python -W ignore -c "import jax; jax.numpy.zeros(1)"
+	@touch $@
+
+$(JAX)/.netket: tests/requirements-netket.txt constraints.txt | $(JAX)/.jax
+	$(JAX)/bin/pip install -r tests/requirements-netket.txt
 	@touch $@
 
 $(JAX)/.package: $(WHEEL)/.built | $(JAX)/.created

@@ -19,11 +19,13 @@ import toolchain
 
 
 class BuildCore(build_ext):
-    """Builds the only extension, with Go instead of a C compiler alone."""
+    """Builds the only extension, with Go instead of a C compiler alone, and a library beside it."""
 
     def build_extension(self, ext: Extension) -> None:
         print(f"building {ext.name} with {core.info(toolchain.find())}")
-        core.build(Path(self.get_ext_fullpath(ext.name)).resolve(), pymodule=True)
+        target = Path(self.get_ext_fullpath(ext.name)).resolve()
+        core.build(target, pymodule=True)
+        core.build_trampoline(target.with_name("libpaddlempi_trampoline.so"))
 
 
 class VendorModules(sdist):

@@ -7,6 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "functions.h"
 #include "gil.h"
 #include "guard.h"
 #include "operation.h"
@@ -59,6 +60,27 @@ static PyObject *py_control(PyObject *self, PyObject *const *args, Py_ssize_t n)
 	PyObject *out = PyUnicode_FromString(reply);
 	pmpi_free(reply);
 	return out;
+}
+
+static PyObject *py_functions(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+	static const pmpi_functions table = {
+		.size = sizeof table,
+		.control = pmpi_control,
+		.free = pmpi_free,
+		.submit = xla_submit,
+		.release = pmpi_release,
+		.memory_is_free = pmpi_memory_is_free,
+		.last_error = pmpi_last_error,
+		.window_new = pmpi_window_new,
+		.window = pmpi_window,
+		.heap_alloc = pmpi_heap_alloc,
+		.heap_free = pmpi_heap_free,
+	};
+	(void)self, (void)args;
+	if (!wants(n, 0, 0, "functions"))
+		return NULL;
+	xla_count_interrupts();
+	return PyLong_FromLongLong((int64_t)(intptr_t)&table);
 }
 
 static PyObject *py_heap_alloc(PyObject *self, PyObject *const *args, Py_ssize_t n) {
@@ -179,6 +201,7 @@ static PyMethodDef methods[] = {
 		"window_atomic(window, dtype, rank, index, value, reduce_op, expected=absent): combine an "
 		"element with a Python number, or with expected compare and swap it; returns the element "
 		"before."),
+	METHOD(functions, "functions(): the address of a table of functions; see functions.h."),
 	METHOD(heap_alloc, "heap_alloc(bytes): take memory of this rank's heap; returns its address."),
 	METHOD(heap_free, "heap_free(address): give memory of heap_alloc back; in a fork: nothing."),
 	METHOD(register,

@@ -75,10 +75,9 @@ static void count(int number, siginfo_t *info, void *context) {
 		pythons.sa_handler(number);
 }
 
-/* count_interrupts begins to count, unless SIGINT is ignored, or nobody handles it. A program that
- * sets a handler of SIGINT later takes ours away, and another call of this function brings it back.
- */
-static void count_interrupts(void) {
+/* Not if SIGINT is ignored, or nobody handles it. A program that sets a handler of SIGINT later
+ * takes ours away, and another call of this function brings it back. */
+void xla_count_interrupts(void) {
 	struct sigaction now;
 	if (sigaction(SIGINT, NULL, &now) || now.sa_handler == SIG_DFL || now.sa_handler == SIG_IGN ||
 		((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == count))
@@ -114,6 +113,15 @@ static void put_off(void) {
 	if (traceback)
 		Py_DecRef(traceback);
 	PyGILState_Release(s);
+}
+
+int xla_submit(const pmpi_op *op, pmpi_work *work, pmpi_result *result) {
+	begun_at = 1 + interrupts;
+	int rc = pmpi_submit(op, work, result);
+	begun_at = 0;
+	if (rc == PMPI_ERR_INTERRUPTED && syscall(SYS_gettid) == getpid())
+		put_off();
+	return rc;
 }
 
 /* ---- the call ---- */
@@ -245,16 +253,12 @@ static XLA_FFI_Error *carry_out(XLA_FFI_CallFrame *frame) {
 	}
 	pmpi_work work = 0;
 	pmpi_result result;
-	begun_at = 1 + interrupts;
-	int rc = pmpi_submit(&op, &work, &result);
-	begun_at = 0;
+	int rc = xla_submit(&op, &work, &result);
 	if (rc == 0)
 		return NULL;
 	const pmpi_error *error = pmpi_last_error();
 	char text[PMPI_ERROR_TEXT + 64];
 	snprintf(text, sizeof text, "paddlempi: %s", error->message);
-	if (rc == PMPI_ERR_INTERRUPTED && syscall(SYS_gettid) == getpid())
-		put_off();
 	if (work != 0)
 		wait_for_memory(work, text);
 	return make_error(frame, rc, text);
@@ -278,7 +282,7 @@ PyObject *py_xla_handler(PyObject *self, PyObject *const *args, Py_ssize_t n) {
 	(void)self, (void)args;
 	if (!wants(n, 0, 0, "xla_handler"))
 		return NULL;
-	count_interrupts();
+	xla_count_interrupts();
 	return PyLong_FromLongLong((int64_t)(intptr_t)handle);
 }
 #endif

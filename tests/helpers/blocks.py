@@ -5,6 +5,7 @@ A fence says what its block is, in the words after the three backticks:
 * ``python``: a program. It runs as it is printed, on two ranks; on others with ``ranks=N``, where
   one rank is a process without a launcher. With ``gpu`` it runs where a GPU is. A program that
   defines tests is run by pytest.
+* ``python jax``: a program of JAX. tests/jobs/jax runs it, on two processes.
 * ``python fragment``: part of a program. It is only compiled. Few blocks should be one.
 * ``sh``, ``bash``, ``console``: commands, in ``console`` those after ``$``. Verbs and options are
   looked up. With ``run`` they run as they are printed, beside the programs of the page that have a
@@ -24,7 +25,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 COMMANDS = {"sh", "bash", "console"}
 LANGUAGES = {"", "text", "python", *COMMANDS}
 # Words after the language, as regular expressions.
-WORDS = {"python": r"fragment|gpu|ranks=\d+", "sh": "run"}
+WORDS = {"python": r"fragment|gpu|jax|ranks=\d+", "sh": "run"}
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ class Block:
 
     @property
     def runs(self) -> bool:
-        """Whether it is a program."""
-        return self.language == "python" and "fragment" not in self.words
+        """Whether it is a program that runs with the other programs of its page."""
+        return self.language == "python" and not {"fragment", "jax"} & {*self.words}
 
     @property
     def ranks(self) -> int:

@@ -67,6 +67,21 @@ def build(target: Path, *, pymodule: bool) -> None:
         staged.replace(target)
 
 
+def build_trampoline(target: Path) -> None:
+    """Write the library that jaxlib loads as its MPI to ``target``. It is C without Go."""
+    tools = toolchain.find()
+    sources = sorted(map(str, (toolchain.ROOT / "capi" / "trampoline").glob("*.c")))
+    flags = ["-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-shared", "-pthread"]
+    flags += ["-Wl,--strip-all", f"-Wl,-soname,{target.name}"]
+    staged = target.with_name(f".{target.name}.{os.getpid()}")
+    command = [*tools.cc, *flags, "-o", str(staged), *sources]
+    done = subprocess.run(command, env=toolchain.environment(tools), check=False)
+    if done.returncode != 0:
+        status = f"ended with status {done.returncode}"
+        raise toolchain.ToolchainError(f"`{' '.join(command)}` {status}; its output says why")
+    staged.replace(target)
+
+
 def vendor(target: Path) -> None:
     """Write the sources of the modules in go.mod to ``target``, as go looks for them in vendor/."""
     present = toolchain.ROOT / "vendor"

@@ -1,4 +1,4 @@
-"""Tests that run jobs: they need another world than tests/ranks/jax has, or end one."""
+"""Tests that run jobs with JAX: they need another world than tests/ranks/jax has, or end one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from sweeping import pytest_sessionfinish
 
 __all__ = ["pytest_sessionfinish"]
 
-# It is not imported: every worker of pytest would take a second for that.
+# It is not imported: every worker of pytest would take seconds for that.
 if importlib.util.find_spec("jax") is None:
     pytest.skip("jax is not installed", allow_module_level=True)
