@@ -12,9 +12,9 @@ import toolchain
 
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
-    toolchain.find.cache_clear()
+    toolchain._find.cache_clear()
     yield
-    toolchain.find.cache_clear()
+    toolchain._find.cache_clear()
 
 
 @pytest.fixture
