@@ -518,14 +518,14 @@ wheels: $(PUBLISHED)/.built .venv-wheels/.tools
 
 ## test-wheels   what is published, judged by the tools of others; and the instructions that order shared words on aarch64
 .PHONY: test-wheels
-test-wheels: $(PUBLISHED)/.built .venv-wheels/.tools | $(RESULTS)
+test-wheels: $(PUBLISHED)/.built .venv-wheels/.tools .debian-old/.asked | $(RESULTS)
 	@: > $(RESULTS)/wheels.xml
 	.venv-wheels/bin/$(call pytest,wheels) tests/wheels
 
 ## clean         remove all files that make has made
 .PHONY: clean
 clean:
-	rm -rf .venv-openmpi .venv-mpich .venv-impi .venv-debian-openmpi .venv-debian-mpich .venv-aarch64 .venv-wheels .debian-arm64 $(TORCH_oldest) $(UNPINNED) $(TORCHREC) \
+	rm -rf .venv-openmpi .venv-mpich .venv-impi .venv-debian-openmpi .venv-debian-mpich .venv-aarch64 .venv-wheels .debian-arm64 .debian-old $(TORCH_oldest) $(UNPINNED) $(TORCHREC) \
 		.venv-tools .debian-mpi $(RESULTS) dist $(WHEEL) build/lib*.so python/paddlempi/_core.abi3.so
 
 ## help          this list
@@ -678,8 +678,14 @@ $(PUBLISHED)/.built: $(SOURCES) tools/wheels.py MANIFEST.in README.md LICENSE co
 	.venv-wheels/bin/pip install -r tools/requirements-wheels.txt
 	@touch $@
 
+# A system with glibc 2.31. Its Python is too old for the package, and can load the core.
+.debian-old/.asked: tools/debian_root.sh
+	@reason=$$(tools/debian_root.sh .debian-old amd64 bullseye python3 zlib1g); status=$$?; mkdir -p .debian-old; \
+	case $$status in 0) ;; 3) echo "$$reason" | tee .debian-old/.reason ;; *) exit $$status ;; esac
+	@touch $@
+
 # aarch64 on x86-64, for the tests.
-.debian-arm64/.asked: tools/debian_arm64.sh
+.debian-arm64/.asked: tools/debian_arm64.sh tools/debian_root.sh
 	@reason=$$(tools/debian_arm64.sh .debian-arm64); status=$$?; mkdir -p .debian-arm64; \
 	case $$status in 0) ;; 3) echo "$$reason" | tee .debian-arm64/.reason ;; *) exit $$status ;; esac
 	@touch $@
