@@ -95,7 +95,7 @@ LEAVE_OUT ?=
 faults_of = $(addprefix test-faults-,$(filter $(1),$(MPIS)))
 TESTS = test-torch-jobs-newest test-cluster test-programs $(call faults_of,openmpi) test-torch-suite-newest test-docs test-examples \
 	test-paddle-jobs $(call faults_of,mpich) test-faults-ps test-unit fuzz test-torch-newest-2 test-torch-newest-3 $(call faults_of,impi) \
-	test-cuda soak test-new-collective $(call faults_of,debian-%) $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu) test-paddle-openmpi-2 test-paddle-openmpi-3 test-abi \
+	test-cuda soak test-wheels test-aarch64-core test-new-collective $(call faults_of,debian-%) $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu) test-paddle-openmpi-2 test-paddle-openmpi-3 test-abi \
 	$(foreach mpi,$(MPIS),$(foreach ranks,$(call ranks_of,$(mpi)),test-mpi-$(mpi)-$(ranks))) test-mpi-node-2 test-torch-newest-4 test-torch-newest-1
 # What test-all adds.
 TESTS_MORE = test-torch-oldest test-examples-unpinned test-paddle-mpich-2 $(addprefix test-mpi-,$(foreach mpi,$(MPIS),$(filter $(mpi)-%,$(MORE_RANKS))))
@@ -515,6 +515,19 @@ build: .venv-tools/.tools
 wheels: $(PUBLISHED)/.built .venv-wheels/.tools
 	.venv-wheels/bin/python tools/wheels.py --check $(PUBLISHED)
 	@ls $(PUBLISHED)
+
+## release-check from a clean clone: both wheels, and the x86-64 one in an environment for each MPI without a compiler, with README's and docs' programs and the examples
+.PHONY: release-check
+RELEASE := build/release
+release-check:
+	rm -rf $(RELEASE)
+	git clone --quiet . $(RELEASE)
+	$(MAKE) -C $(RELEASE) wheels
+	$(PYTHON) tools/release.py $(RELEASE) $(filter-out debian-%,$(MPIS))
+	mkdir -p $(RELEASE)/$(WHEEL)
+	cp $(RELEASE)/$(PUBLISHED)/*_$(shell uname -m).whl $(RELEASE)/$(WHEEL)
+	touch $(RELEASE)/$(WHEEL)/.built
+	$(MAKE) -C $(RELEASE) test-docs test-examples
 
 ## test-wheels   what is published, judged by the tools of others; and the instructions that order shared words on aarch64
 .PHONY: test-wheels
