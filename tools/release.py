@@ -1,9 +1,10 @@
-"""Try the wheel that would be published as a user's pip does: ``tools/release.py TREE MPI ...``.
+"""Try what would be published, from a clean clone of HEAD: ``tools/release.py MPI ...``.
 
-TREE is a clone in which `make wheels` has run. For each MPI (openmpi, mpich, impi) the wheel for
+The clone, in build/release, makes both wheels. For each MPI (openmpi, mpich, impi) the wheel for
 this machine is installed with its extra into a new environment, with neither a compiler nor a
 source in reach. There two ranks start, tell which core they have, and run the examples that need
-NumPy alone.
+NumPy alone. Then the clone's tests run README's and docs' programs, and the examples, with that
+wheel.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
 
 # All that PATH offers, beside the environment: what mpirun and Python's launchers start.
 PROGRAMS = (
@@ -75,13 +78,33 @@ def changelog(tree: Path) -> None:
     assert head in (tree / "CHANGELOG.md").read_text(), f"CHANGELOG.md has no {head}"
 
 
-def main(tree: Path, mpis: list[str]) -> None:
+def make(tree: Path, *targets: str) -> None:
+    """Run make in the clone, as a user's shell starts it and not as the make of this tree does."""
+    inherited = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "PIP_CONSTRAINT")
+    env = {name: value for name, value in os.environ.items() if name not in inherited}
+    env.pop("PIP_BUILD_CONSTRAINT", None)
+    subprocess.run(["make", "-C", str(tree), *targets], env=env, check=True)
+
+
+def main(mpis: list[str]) -> None:
     """Check all."""
+    tree = ROOT / "build" / "release"
+    shutil.rmtree(tree, ignore_errors=True)
+    tree.parent.mkdir(exist_ok=True)
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(tree)], check=True)
     changelog(tree)
+    make(tree, "wheels")
     with tempfile.TemporaryDirectory(prefix="paddlempi-release-") as scratch:
         for mpi in mpis:
             check(tree, mpi, Path(scratch))
+    # The environments of the clone's tests have the published wheel, and not one of their own.
+    built = tree / "build" / "wheel"
+    built.mkdir(parents=True, exist_ok=True)
+    (wheel,) = (tree / "dist" / "published").glob(f"*_{platform.machine()}.whl")
+    shutil.copy(wheel, built)
+    (built / ".built").touch()
+    make(tree, "test-docs", "test-examples")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve(), sys.argv[2:])
+    main(sys.argv[1:])
