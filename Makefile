@@ -38,6 +38,9 @@ export PIP_RETRIES ?= 10
 # pip would compile all 15,000 modules of the frameworks to bytecode. Python compiles those that it imports.
 export PIP_COMPILE ?= 0
 
+# What is published: the same bytes for the same sources.
+PUBLISHED := dist/published
+
 # The files that the installed package is made from.
 SOURCES := $(shell find gocore capi python tools/build \( -name '*.go' -o -name '*.[chsS]' -o -name '*.map' \
 	-o -name '*.bz2' -o -name '*.py' -o -name '*.pyi' -o -name py.typed \) ! -name '*_test.go' ! -path '*/cudafake/*') go.mod go.sum setup.py pyproject.toml LICENSE-THIRD-PARTY
@@ -94,7 +97,7 @@ LEAVE_OUT ?=
 faults_of = $(addprefix test-faults-,$(filter $(1),$(MPIS)))
 TESTS = test-torch-jobs-newest test-cluster test-programs $(call faults_of,openmpi) test-torch-suite-newest test-docs test-examples \
 	test-paddle-jobs $(call faults_of,mpich) test-faults-ps test-unit fuzz test-torch-newest-2 test-torch-newest-3 $(call faults_of,impi) \
-	test-cuda soak test-new-collective $(call faults_of,debian-%) $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu) test-paddle-openmpi-2 test-paddle-openmpi-3 test-jax-2 test-jax-3 test-jax-jobs test-abi \
+	test-cuda soak test-wheels test-aarch64-core test-new-collective $(call faults_of,debian-%) $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu) test-paddle-openmpi-2 test-paddle-openmpi-3 test-jax-2 test-jax-3 test-jax-jobs test-abi \
 	$(foreach mpi,$(MPIS),$(foreach ranks,$(call ranks_of,$(mpi)),test-mpi-$(mpi)-$(ranks))) test-mpi-node-2 test-torch-newest-4 test-torch-newest-1
 # What test-all adds.
 TESTS_MORE = test-torch-oldest test-jax-netket test-examples-unpinned test-paddle-mpich-2 $(addprefix test-mpi-,$(foreach mpi,$(MPIS),$(filter $(mpi)-%,$(MORE_RANKS))))
@@ -254,6 +257,30 @@ test-faults-$(1): environments | $(RESULTS)
 	.venv-$(1)/bin/$$(call pytest_jobs,faults-$(1)) tests/jobs/core tests/jobs/faults; fi
 endef
 $(foreach mpi,$(MPIS),$(eval $(call faults_test,$(mpi))))
+
+## test-aarch64  tests/unit/core and tests/ranks/core on 2 ranks of aarch64, by qemu-user, without installing it: x86-64 with apt; QEMU_FLAGS="-p 65536"
+# Left out: tests of minutes (gigabytes, made-up examples, damaged words), those of frameworks, which have no wheel or take
+# gigabytes, one with a deadline of half a second, and those of documents, make and the repository, which no processor changes.
+AARCH64_LEFT_OUT := $(addprefix --ignore tests/ranks/core/test_,large.py corruption.py frameworks.py properties.py) \
+	$(addprefix --ignore tests/unit/core/test_,docs.py docs_blocks.py makefile.py left_out.py imports.py tried_twice.py bench.py) \
+	--deselect tests/ranks/core/test_interrupt.py::test_what_mpi_goes_on_reading
+.PHONY: test-aarch64
+QEMU_FLAGS ?=
+export QEMU_FLAGS
+AARCH64 := .venv-aarch64/bin/python
+aarch64_left_out = cat .debian-arm64/.reason 2>/dev/null
+aarch64_ranks = tools/launched.sh $(AARCH64) -m paddlempi.testing.launch -np 2 --
+test-aarch64: .venv-aarch64/.tests | $(RESULTS)
+	@if $(aarch64_left_out); then :; else : > $(RESULTS)/aarch64-unit.xml; set -x; \
+	$(AARCH64) -m pytest -q --color=no -p no:hypothesispytest --junitxml=$(RESULTS)/aarch64-unit.xml $(AARCH64_LEFT_OUT) tests/unit/core; \
+	$(aarch64_ranks) $(AARCH64) -m pytest -q --color=no --junitxml=$(RESULTS)/ranks-aarch64-2.xml --mpi --mpi-timeout 600 --mpi-ranks 2 \
+		$(AARCH64_LEFT_OUT) tests/ranks/core; fi
+
+## test-aarch64-core of that init, every collective, send and recv, and a death: part of make test
+.PHONY: test-aarch64-core
+test-aarch64-core: .venv-aarch64/.tests | $(RESULTS)
+	@if $(aarch64_left_out); then :; else : > $(RESULTS)/aarch64.xml; set -x; \
+	.venv-openmpi/bin/$(call pytest,aarch64) tests/aarch64; fi
 
 ## faults        the whole matrix of faults (MPIS="openmpi mpich ..."); writes docs/faults.md
 .PHONY: faults
@@ -518,10 +545,27 @@ build: .venv-tools/.tools
 	.venv-tools/bin/pip wheel --no-deps -w dist .
 	.venv-tools/bin/python tools/build/core.py dist/libpaddlempi.so
 
+## wheels        what is published, in dist/published: wheels for x86-64 and aarch64, and the source distribution they are made of; checked
+.PHONY: wheels
+wheels: $(PUBLISHED)/.built .venv-wheels/.tools
+	.venv-wheels/bin/python tools/wheels.py --check $(PUBLISHED)
+	@ls $(PUBLISHED)
+
+## release-check from a clean clone: both wheels, and the x86-64 one in an environment for each MPI without a compiler, with README's and docs' programs and the examples
+.PHONY: release-check
+release-check:
+	$(PYTHON) tools/release.py $(filter-out debian-%,$(MPIS))
+
+## test-wheels   what is published, judged by the tools of others; and the instructions that order shared words on aarch64
+.PHONY: test-wheels
+test-wheels: $(PUBLISHED)/.built .venv-wheels/.tools .debian-old/.asked | $(RESULTS)
+	@: > $(RESULTS)/wheels.xml
+	.venv-wheels/bin/$(call pytest,wheels) tests/wheels
+
 ## clean         remove all files that make has made
 .PHONY: clean
 clean:
-	rm -rf .venv-openmpi .venv-mpich .venv-impi .venv-debian-openmpi .venv-debian-mpich $(TORCH_oldest) $(JAX) $(UNPINNED) $(TORCHREC) \
+	rm -rf .venv-openmpi .venv-mpich .venv-impi .venv-debian-openmpi .venv-debian-mpich .venv-aarch64 .venv-wheels .debian-arm64 .debian-old $(TORCH_oldest) $(JAX) $(UNPINNED) $(TORCHREC) \
 		.venv-tools .debian-mpi $(RESULTS) dist $(WHEEL) build/lib*.so python/paddlempi/_core.abi3.so
 
 ## help          this list
@@ -678,6 +722,34 @@ $(TORCH_oldest)/.package: $(WHEEL)/.built | $(TORCH_oldest)/constraints.txt
 	$(PYTHON) -m venv --clear .venv-tools
 	.venv-tools/bin/pip install -r tools/requirements.txt $$(.venv-tools/bin/python tools/go.py --missing)
 	@touch $@
+
+$(PUBLISHED)/.built: $(SOURCES) tools/wheels.py MANIFEST.in README.md LICENSE constraints.txt | .venv-wheels/.tools
+	.venv-wheels/bin/python tools/wheels.py $(PUBLISHED)
+	@touch $@
+
+.venv-wheels/.tools: tools/requirements-wheels.txt constraints.txt
+	$(PYTHON) -m venv --clear .venv-wheels
+	.venv-wheels/bin/pip install -r tools/requirements-wheels.txt
+	@touch $@
+
+# A system with glibc 2.31. Its Python is too old for the package, and can load the core.
+.debian-old/.asked: tools/debian_root.sh
+	@reason=$$(tools/debian_root.sh .debian-old amd64 bullseye python3 zlib1g); status=$$?; mkdir -p .debian-old; \
+	case $$status in 0) ;; 3) echo "$$reason" | tee .debian-old/.reason ;; *) exit $$status ;; esac
+	@touch $@
+
+# aarch64 on x86-64, for the tests.
+.debian-arm64/.asked: tools/debian_arm64.sh tools/debian_root.sh
+	@reason=$$(tools/debian_arm64.sh .debian-arm64); status=$$?; mkdir -p .debian-arm64; \
+	case $$status in 0) ;; 3) echo "$$reason" | tee .debian-arm64/.reason ;; *) exit $$status ;; esac
+	@touch $@
+
+.venv-aarch64/.tests: .debian-arm64/.asked tools/aarch64.py $(PUBLISHED)/.built constraints.txt | .venv-tools/.tools
+	$(aarch64_left_out) >/dev/null || .venv-tools/bin/python tools/aarch64.py .debian-arm64 .venv-aarch64 $(PUBLISHED)/*aarch64.whl $(AARCH64_NEEDS)
+	@mkdir -p $(@D)
+	@touch $@
+# Those of tests/requirements.txt but Paddle, which has no wheel for it.
+AARCH64_NEEDS := $(shell grep -v ^-r tests/requirements.txt) numpy
 
 .PHONY: clean-results
 clean-results:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import sys
+import tarfile
 import tempfile
 import zipfile
 from pathlib import Path
@@ -15,7 +17,13 @@ from setuptools.command.sdist import sdist
 sys.path.insert(0, str(Path(__file__).resolve().parent / "tools" / "build"))
 
 import core
+import sbom
 import toolchain
+
+# The date of all files in archives, the first that a zip can have: the same sources give the same
+# bytes, whenever they are built.
+DATE = (1980, 1, 1, 0, 0, 0)
+DATE_SECONDS = 315532800
 
 
 class BuildCore(build_ext):
@@ -28,19 +36,51 @@ class BuildCore(build_ext):
         core.build_trampoline(target.with_name("libpaddlempi_trampoline.so"))
 
 
-class VendorModules(sdist):
-    """Adds the Go modules that the core uses, so that a build needs no module proxy."""
+class Sources(sdist):
+    """Adds the Go modules that the core uses, so that a build needs no module proxy.
+
+    The archive has neither dates nor owners, and its files are sorted.
+    """
 
     def make_release_tree(self, base_dir: str, files: list[str]) -> None:
         super().make_release_tree(base_dir, files)
         core.vendor(Path(base_dir, "vendor").resolve())
 
+    def make_archive(  # type: ignore[no-untyped-def]
+        self, base_name, format, root_dir=None, base_dir=None, owner=None, group=None
+    ):
+        if format != "gztar":
+            raise ValueError(f"format={format!r}: a source distribution is a gztar (PEP 625)")
+        folder, archive = Path(base_dir), f"{base_name}.tar.gz"
+        with (
+            open(archive, "wb") as raw,
+            gzip.GzipFile("", "wb", mtime=DATE_SECONDS, fileobj=raw) as packed,
+            tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar,
+        ):
+            for path in sorted(folder.rglob("*")):
+                tar.add(path, recursive=False, filter=_anonymous)
+        return archive
 
-class TagWheel(bdist_wheel):
+
+def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.mtime, member.uid, member.gid, member.uname, member.gname = DATE_SECONDS, 0, 0, "", ""
+    member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+    return member
+
+
+class Wheel(bdist_wheel):
     """Tags the wheel as manylinux if the C compiler guarantees that, else for this platform.
 
-    It compresses the wheel with the highest level of deflate, which setuptools cannot be told.
+    It adds the bill of materials. It compresses the wheel with the highest level of deflate, which
+    setuptools cannot be told, and writes no dates.
     """
+
+    def write_wheelfile(self, folder: str, *arguments: str) -> None:
+        super().write_wheelfile(folder, *arguments)
+        built = Path(str(self.bdist_dir), "paddlempi", "_core.abi3.so")
+        if built.is_file():  # not in an editable install, whose core stays in the tree
+            name, version = self.distribution.get_name(), self.distribution.get_version()
+            sbom.write(Path(folder, "sboms"), built, name, version)
 
     def run(self) -> None:
         super().run()
@@ -49,7 +89,12 @@ class TagWheel(bdist_wheel):
         tight = wheel.with_suffix(".tight")
         with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(tight, "w") as new:
             for info in old.infolist():
-                new.writestr(info, old.read(info), compresslevel=9)
+                kept = zipfile.ZipInfo(info.filename, DATE)
+                kept.compress_type = zipfile.ZIP_DEFLATED
+                # As for a umask of 022: only the core may be executable.
+                mode = 0o755 if info.external_attr >> 16 & 0o100 else 0o644
+                kept.external_attr = (0o100000 | mode) << 16
+                new.writestr(kept, old.read(info), compresslevel=9)
         tight.replace(wheel)
 
     def get_tag(self) -> tuple[str, str, str]:
@@ -62,7 +107,7 @@ toolchain.check_python()
 scratch = tempfile.TemporaryDirectory(prefix="paddlempi-build-")
 setup(
     ext_modules=[Extension("paddlempi._core", sources=[], py_limited_api=True)],
-    cmdclass={"build_ext": BuildCore, "bdist_wheel": TagWheel, "sdist": VendorModules},
+    cmdclass={"build_ext": BuildCore, "bdist_wheel": Wheel, "sdist": Sources},
     options={
         "bdist_wheel": {"py_limited_api": "cp310"},
         "build": {"build_base": scratch.name},

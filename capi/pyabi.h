@@ -17,6 +17,7 @@ typedef struct _object {
 } PyObject;
 
 typedef struct _ts PyThreadState;
+typedef struct _is PyInterpreterState;
 typedef int PyGILState_STATE;
 
 typedef PyObject *(*PyCFunctionFast)(PyObject *, PyObject *const *, Py_ssize_t);
@@ -109,7 +110,8 @@ typedef struct Py_buffer {
 #define PY extern __attribute__((weak))
 
 PY PyObject _Py_NoneStruct, _Py_TrueStruct, _Py_FalseStruct;
-PY PyObject *PyExc_TypeError, *PyExc_ValueError, *PyExc_RuntimeError, *PyExc_MemoryError;
+PY PyObject *PyExc_TypeError, *PyExc_ValueError, *PyExc_RuntimeError, *PyExc_MemoryError,
+	*PyExc_ImportError;
 
 #define Py_None  (&_Py_NoneStruct)
 #define Py_True  (&_Py_TrueStruct)
@@ -118,6 +120,8 @@ PY PyObject *PyExc_TypeError, *PyExc_ValueError, *PyExc_RuntimeError, *PyExc_Mem
 PY void Py_IncRef(PyObject *);
 PY void Py_DecRef(PyObject *);
 PY PyObject *PyModule_Create2(PyModuleDef *, int);
+PY PyInterpreterState *PyInterpreterState_Get(void);
+PY int64_t PyInterpreterState_GetID(PyInterpreterState *); /* 0: the main one */
 PY unsigned long PyType_GetFlags(PyTypeObject *);
 PY PyObject *PyType_FromSpec(PyType_Spec *);
 PY PyObject *PyType_GenericAlloc(PyTypeObject *, Py_ssize_t);

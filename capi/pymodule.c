@@ -235,6 +235,13 @@ static PyModuleDef module = {
 
 __attribute__((visibility("default"))) PyObject *PyInit__core(void) {
 	pmpi_slack_restore();
+	/* Types, exceptions and the GIL of this module are those of one interpreter. The words are
+	 * those of CPython 3.12, which refuses most subinterpreters itself. */
+	if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
+		PyErr_SetString(PyExc_ImportError,
+						"module paddlempi._core does not support loading in subinterpreters");
+		return NULL;
+	}
 	pmpi_set_interrupt(check_signals);
 	if (operation_prepare() || submit_prepare() || prepared_prepare())
 		return NULL;

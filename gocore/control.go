@@ -275,6 +275,7 @@ func controlAbort(request []byte, _ work.Interrupt) (any, error) {
 // coreInfo is the reply of info.
 type coreInfo struct {
 	Build       string           `json:"build"`
+	BuildID     string           `json:"build_id"` // of the sources
 	Go          string           `json:"go"`
 	Kernels     string           `json:"kernels"` // instruction set of the reductions
 	CPUs        int              `json:"cpus"`
@@ -328,7 +329,7 @@ func controlInfo(request []byte, _ work.Interrupt) (any, error) {
 	if err := method.Parse("info", request, &r); err != nil {
 		return nil, err
 	}
-	info := coreInfo{Build: buildInfo, Go: runtime.Version(), Kernels: reduce.ISA(), CPUs: runtime.NumCPU(), PID: os.Getpid(), Launcher: mpi.Launcher(), Heap: describeHeap()}
+	info := coreInfo{Build: buildInfo, BuildID: buildID, Go: runtime.Version(), Kernels: reduce.ISA(), CPUs: runtime.NumCPU(), PID: os.Getpid(), Launcher: mpi.Launcher(), Heap: describeHeap()}
 	if r.CUDA {
 		found := diagnose.FindCUDA()
 		info.CUDA = &found

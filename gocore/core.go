@@ -24,6 +24,9 @@ const Preempted = 75
 // buildInfo says how the core was built. The build sets it.
 var buildInfo string
 
+// buildID names the sources that the core was built of: tools/build/core.py. The build sets it.
+var buildID string
+
 var (
 	initOnce sync.Mutex // held by Init, Destroy and Exit
 	endFile  string     // InitOptions.EndFile

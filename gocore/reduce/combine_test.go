@@ -253,7 +253,7 @@ func TestScaleRefuses(t *testing.T) {
 	assert.Equal(t, status.Argument, status.CodeOf(Scale(ptr(p), -1, op.Float64, 2)))
 	assert.Equal(t, status.Argument, status.CodeOf(Divide(ptr(p), 1, op.Float64, 0)))
 	assert.Equal(t, int64(9), p[0])
-	assert.Contains(t, []string{"portable", "avx2", "avx512"}, ISA())
+	assert.Contains(t, []string{"portable", "avx2", "avx512", "neon"}, ISA())
 }
 
 func BenchmarkCombine(b *testing.B) {

@@ -21,6 +21,12 @@ int pmpi_reduce_isa(void) {
 	return PMPI_ISA_AVX2;
 }
 
+#elif defined(__aarch64__)
+
+int pmpi_reduce_isa(void) {
+	return PMPI_ISA_NEON;
+}
+
 #else
 
 int pmpi_reduce_isa(void) {
@@ -35,6 +41,8 @@ void pmpi_reduce_floats(const pmpi_floats *k, int isa) {
 		done = pmpi_floats_avx512(k, 0);
 	else if (isa == PMPI_ISA_AVX2)
 		done = pmpi_floats_avx2(k, 0);
+	else if (isa == PMPI_ISA_NEON)
+		done = pmpi_floats_neon(k, 0);
 	if (done < k->n)
 		pmpi_floats_portable(k, done);
 }

@@ -17,7 +17,7 @@
 
 enum { PMPI_K_SUM, PMPI_K_PRODUCT, PMPI_K_MIN, PMPI_K_MAX, PMPI_K_AND, PMPI_K_OR, PMPI_K_XOR };
 
-enum { PMPI_ISA_PORTABLE, PMPI_ISA_AVX2, PMPI_ISA_AVX512 };
+enum { PMPI_ISA_PORTABLE, PMPI_ISA_AVX2, PMPI_ISA_AVX512, PMPI_ISA_NEON };
 
 // The types of elements.
 enum {
@@ -71,6 +71,7 @@ void pmpi_reduce_floats_call(void *dst, const uintptr_t *srcs, int32_t nsrc, con
 int64_t pmpi_floats_portable(const pmpi_floats *k, int64_t start);
 int64_t pmpi_floats_avx2(const pmpi_floats *k, int64_t start);
 int64_t pmpi_floats_avx512(const pmpi_floats *k, int64_t start);
+int64_t pmpi_floats_neon(const pmpi_floats *k, int64_t start);
 
 // pmpi_combine does dst[i] = dst[i] op src[i] for n elements. It returns 0, or -1 if op is not
 // defined for the type.

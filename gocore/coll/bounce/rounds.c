@@ -1,6 +1,8 @@
 #define _GNU_SOURCE
 #include "rounds.h"
 
+#include "../../arrive/words.h"
+
 #include <sched.h>
 #include <stddef.h>
 #include <string.h>
@@ -14,11 +16,11 @@ static void pause_once(void) {
 }
 
 static uint64_t load(const uint64_t *at) {
-	return __atomic_load_n(at, __ATOMIC_ACQUIRE);
+	return sw_read64(at);
 }
 
 static void store(const uint64_t *at, uint64_t round) {
-	__atomic_store_n((uint64_t *)at, round, __ATOMIC_RELEASE);
+	sw_write64((uint64_t *)at, round);
 }
 
 static int64_t least(int64_t a, int64_t b) {

@@ -2,6 +2,7 @@
 #include "chunks.h"
 
 #include "../../arrive/kill.h"
+#include "../../arrive/words.h"
 
 #include <sched.h>
 #include <stddef.h>
@@ -46,10 +47,9 @@ static inline int is_possible(const sm_op *op, uint64_t w) {
 
 /* take sets the word of a chunk that nobody has claimed for op. Returns 1 if this call did. */
 static int take(sm_op *op, int chunk, int state) {
-	uint64_t old = __atomic_load_n(&op->words[chunk], __ATOMIC_ACQUIRE);
+	uint64_t old = sw_read64(&op->words[chunk]);
 	return seq_of(old) < op->seq &&
-		   __atomic_compare_exchange_n(&op->words[chunk], &old, word(op->seq, op->me, state), 0,
-									   __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+		   sw_swap64(&op->words[chunk], &old, word(op->seq, op->me, state));
 }
 
 /* A strip is a part of the result that has the same ranks on both sides. */
@@ -182,11 +182,9 @@ int sm_work(sm_op *op, int most) {
 			work(op, chunk);
 			PMPI_KILL_POINT("before-done");
 			uint64_t mine = word(op->seq, op->me, CLAIMED), done = word(op->seq, op->me, DONE);
-			if (!__atomic_compare_exchange_n(&op->words[chunk], &mine, done, 0, __ATOMIC_RELEASE,
-											 __ATOMIC_RELAXED)) { /* a rank has left */
+			if (!sw_publish64(&op->words[chunk], &mine, done)) { /* a rank has left */
 				PMPI_KILL_POINT("before-fail");
-				__atomic_store_n(&op->words[chunk], word(op->seq, op->me, CLOSED),
-								 __ATOMIC_RELEASE);
+				sw_write64(&op->words[chunk], word(op->seq, op->me, CLOSED));
 			}
 			PMPI_KILL_POINT("after-done");
 			did++;
@@ -196,17 +194,16 @@ int sm_work(sm_op *op, int most) {
 }
 
 void sm_blind(sm_op *op) {
-	uint64_t old = __atomic_load_n(op->blind_ranks, __ATOMIC_ACQUIRE), new;
+	uint64_t old = sw_read64(op->blind_ranks), new;
 	do
 		new = seq_of(old) == op->seq ? old + 1 : word(op->seq, 0, 1);
-	while (!__atomic_compare_exchange_n(op->blind_ranks, &old, new, 0, __ATOMIC_ACQ_REL,
-										__ATOMIC_ACQUIRE));
+	while (!sw_swap64(op->blind_ranks, &old, new));
 	op->blind = 1;
 	PMPI_KILL_POINT("after-blind");
 }
 
 static int all_blind(const sm_op *op) {
-	uint64_t w = __atomic_load_n(op->blind_ranks, __ATOMIC_ACQUIRE);
+	uint64_t w = sw_read64(op->blind_ranks);
 	return seq_of(w) == op->seq && (int)(w & 0xfffff) == op->n;
 }
 
@@ -218,7 +215,7 @@ int sm_state(sm_op *op, int spin, int yield_every) {
 	if (op->damaged)
 		return sm_close(op);
 	while (op->next < total) {
-		uint64_t w = __atomic_load_n(&op->words[op->next], __ATOMIC_ACQUIRE);
+		uint64_t w = sw_read64(&op->words[op->next]);
 		if (seq_of(w) == op->seq) {
 			if (state_of(w) == DONE) {
 				op->next++;
@@ -248,7 +245,7 @@ int sm_close(sm_op *op) {
 	for (int i = 0; i < total; i++) {
 		if (take(op, i, CLOSED))
 			PMPI_KILL_POINT("in-close-chunks");
-		uint64_t w = __atomic_load_n(&op->words[i], __ATOMIC_ACQUIRE);
+		uint64_t w = sw_read64(&op->words[i]);
 		if (!is_possible(op, w)) {
 			closed = op->damaged = 1;
 			continue;
@@ -264,10 +261,9 @@ int sm_close(sm_op *op) {
 int sm_leave(sm_op *op) {
 	for (int i = 0; i < op->chunks; i++) {
 		take(op, i, CLOSED);
-		uint64_t w = __atomic_load_n(&op->words[i], __ATOMIC_ACQUIRE);
+		uint64_t w = sw_read64(&op->words[i]);
 		if (state_of(w) == CLAIMED && is_possible(op, w))
-			__atomic_compare_exchange_n(&op->words[i], &w, word(op->seq, owner_of(w), LEFT), 0,
-										__ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+			sw_swap64(&op->words[i], &w, word(op->seq, owner_of(w), LEFT));
 		PMPI_KILL_POINT("in-leave");
 	}
 	return sm_close(op);
@@ -275,7 +271,7 @@ int sm_leave(sm_op *op) {
 
 int sm_worker(const sm_op *op) {
 	for (int i = 0; i < op->chunks; i++) {
-		uint64_t w = __atomic_load_n(&op->words[i], __ATOMIC_ACQUIRE);
+		uint64_t w = sw_read64(&op->words[i]);
 		if (seq_of(w) == op->seq && (state_of(w) == CLAIMED || state_of(w) == LEFT) &&
 			is_possible(op, w))
 			return owner_of(w);
@@ -285,7 +281,7 @@ int sm_worker(const sm_op *op) {
 
 int sm_closer(const sm_op *op, int *from) {
 	for (int i = *from + 1; i < op->chunks; i++) {
-		uint64_t w = __atomic_load_n(&op->words[i], __ATOMIC_ACQUIRE);
+		uint64_t w = sw_read64(&op->words[i]);
 		if (seq_of(w) == op->seq && state_of(w) == CLOSED && owner_of(w) < op->n) {
 			*from = i;
 			return owner_of(w);
@@ -299,8 +295,7 @@ int sm_bury(sm_op *op, int rank) {
 	for (int i = 0; i < op->chunks; i++)
 		for (int state = CLAIMED; state <= LEFT; state += LEFT - CLAIMED) {
 			uint64_t its = word(op->seq, rank, state);
-			found += __atomic_compare_exchange_n(&op->words[i], &its, word(op->seq, rank, CLOSED),
-												 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+			found += sw_swap64(&op->words[i], &its, word(op->seq, rank, CLOSED));
 		}
 	PMPI_KILL_POINT("after-bury");
 	return found;

@@ -43,7 +43,7 @@ const sanitizer = "-O1 -g -fsanitize=thread"
 func harness(t *testing.T, cc, flags string, replace ...string) string {
 	t.Helper()
 	dir := t.TempDir()
-	for _, file := range []string{"arrive/lines.c", "arrive/lines.h", "arrive/kill.h", "coll/shm/chunks.c", "coll/shm/chunks.h", "coll/shm/testdata/ranks.c", "reduce/fold.h"} {
+	for _, file := range []string{"arrive/lines.c", "arrive/lines.h", "arrive/kill.h", "arrive/words.h", "coll/shm/chunks.c", "coll/shm/chunks.h", "coll/shm/testdata/ranks.c", "reduce/fold.h"} {
 		text, err := os.ReadFile(filepath.Join("..", "..", file))
 		require.NoError(t, err)
 		to := filepath.Join(dir, file)
@@ -113,10 +113,10 @@ func TestThreadSanitizer(t *testing.T) {
 func TestThreadSanitizerFindsWeakOrders(t *testing.T) {
 	cc := compiler(t)
 	for name, replace := range map[string][]string{
-		"the announcement": {"lines.c", "here, 0, __ATOMIC_RELEASE", "here, 0, __ATOMIC_RELAXED"},
-		"finished":         {"lines.c", "seq - 1, __ATOMIC_RELEASE", "seq - 1, __ATOMIC_RELAXED"},
+		"the announcement": {"lines.c", "sw_publish64(&s->seq, &old, here)", "__atomic_compare_exchange_n(&s->seq, &old, here, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED)"},
+		"finished":         {"lines.c", "sw_write64(&m[me].finished, seq - 1)", "__atomic_store_n(&m[me].finished, seq - 1, __ATOMIC_RELAXED)"},
 		"who looks at it":  {"lines.c", "return seq < PA_SLOTS || pa_finished(m, n, seq - PA_SLOTS + 1);", "(void)m, (void)n, (void)seq; return 1;"},
-		"done":             {"chunks.c", "&mine, done, 0, __ATOMIC_RELEASE", "&mine, done, 0, __ATOMIC_RELAXED"},
+		"done":             {"chunks.c", "sw_publish64(&op->words[chunk], &mine, done)", "__atomic_compare_exchange_n(&op->words[chunk], &mine, done, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED)"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			program := harness(t, cc, sanitizer, replace...)

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 enum {
 	HUGE = 2 << 20,
@@ -63,7 +64,7 @@ static int new_block(pt_table *t, int reserved) {
 		want = least;
 	int rc;
 	for (;;) {
-		int64_t unit = want >= HUGE ? HUGE : 4096;
+		int64_t unit = want >= HUGE ? HUGE : sysconf(_SC_PAGESIZE);
 		int64_t size = (want + unit - 1) / unit * unit;
 		rc = take(t, size, reserved);
 		if (rc == PT_OK) {
