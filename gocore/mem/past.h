@@ -4,8 +4,8 @@
  * Where they do not, the lines of memory that is used again and again stay in the cache of the
  * reader: to write to them takes eight times as long as past the caches, while the reader needs
  * half as long again at most. Which of the two it is changes while a job runs: the kernel moves
- * ranks, and hypervisors move cores. So a writer times its copies, and now and then one of the other
- * kind. */
+ * ranks, and hypervisors move cores. So a writer times its copies, and now and then one of the
+ * other kind. */
 #ifndef PMPI_PAST_H
 #define PMPI_PAST_H
 
@@ -15,7 +15,8 @@
 #include <emmintrin.h>
 #endif
 
-/* pmpi_far is what a writer knows of its copies. Zeros: nothing yet. One thread uses it at a time. */
+/* pmpi_far is what a writer knows of its copies. Zeros: nothing yet. One thread uses it at a time.
+ */
 typedef struct pmpi_far {
 	uint64_t cost[2]; /* of a KiB, in ticks: into the caches, and past them; 0: not known */
 	uint32_t copies;  /* that were timed */

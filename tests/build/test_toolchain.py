@@ -173,5 +173,5 @@ def test_other_versions_of_the_compilers_are_refused(
 
 def test_an_unknown_target_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PADDLEMPI_TARGET", "riscv64")
-    with pytest.raises(toolchain.ToolchainError, match=r"PADDLEMPI_TARGET=riscv64.*x86_64 or aarch"):
+    with pytest.raises(toolchain.ToolchainError, match=r"PADDLEMPI_TARGET=riscv64.*x86_64 or"):
         toolchain.find()

@@ -72,8 +72,8 @@ typedef struct pb_op {
 		ahead; /* of a block, and how many windows this rank publishes before it goes on */
 	int64_t step, window; /* bytes of a lane in a round, and of a slot */
 	int64_t elem;         /* bytes of an element, for a reduction */
-	pmpi_far far;       /* how windows are written, which this rank finds out by itself */
-	int32_t past;       /* the result is copied past the caches, which do not hold all of it */
+	pmpi_far far;         /* how windows are written, which this rank finds out by itself */
+	int32_t past;         /* the result is copied past the caches, which do not hold all of it */
 	const pb_row *give; /* `lanes` rows: what this rank gives. Where lanes is 1, all get the same */
 	const pb_row *get;  /* the results: a row from each rank if kind is PB_COPY, else one */
 	const pb_head *const *block; /* n, by rank, in this process; that of this rank is its own */

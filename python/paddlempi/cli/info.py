@@ -202,7 +202,8 @@ def _text(found: dict[str, Any]) -> str:
     if core is None:
         return "\n".join([*lines, _row("core", "not usable: " + found["core_error"])])
     build = core["build"] or f"built by hand, {core['go']}"  # how it was built says Go's version
-    lines.append(_row("core", f"{build}, id {core['build_id'] or 'unknown'}, reductions with {core['kernels']}"))
+    build += f", id {core['build_id'] or 'unknown'}"
+    lines.append(_row("core", f"{build}, reductions with {core['kernels']}"))
     lines += _mpi(core)
     lines += _launcher(core["launcher"])
     lines.append(_row("world", _world(found["world"], core.get("transport") or "")))

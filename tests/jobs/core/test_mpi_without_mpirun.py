@@ -57,7 +57,7 @@ except dist.Error as error:
 
 
 def found() -> dict[str, str]:
-    """Return the variables by which ranks find an MPI that lies beside its mpirun, and in no wheel."""
+    """Return the variables by which ranks find an MPI that is in no wheel."""
     if WHEEL:
         return {}
     here = Path(launch.mpirun_path()).resolve().parent

@@ -30,7 +30,8 @@ ALONE = {
     "LocalSize": -1,
 }
 CORE = {
-    "build": "go test", "build_id": "3f0c9a1be27d",
+    "build": "go test",
+    "build_id": "3f0c9a1be27d",
     "go": "go1.26",
     "kernels": "avx2",
     "cpus": 2,
