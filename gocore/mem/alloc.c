@@ -17,3 +17,7 @@ void pmpi_block_free(void *p) {
 void pmpi_copy(void *dst, const void *src, size_t n) {
 	memmove(dst, src, n);
 }
+
+void pmpi_copy_to_far(pmpi_far *far, void *dst, const void *src, size_t n) {
+	pmpi_copy_far(far, dst, src, (int64_t)n);
+}

@@ -4,6 +4,8 @@
 
 #include <stddef.h>
 
+#include "past.h"
+
 #pragma GCC visibility push(hidden)
 
 // pmpi_block_new returns size bytes that begin at a multiple of 64, or NULL.
@@ -14,6 +16,9 @@ void pmpi_block_free(void *p);
 
 // pmpi_copy is memmove.
 void pmpi_copy(void *dst, const void *src, size_t n);
+
+// pmpi_copy_to_far is pmpi_copy_far.
+void pmpi_copy_to_far(pmpi_far *far, void *dst, const void *src, size_t n);
 
 #pragma GCC visibility pop
 

@@ -24,6 +24,8 @@ Names, argument order and meaning are ``torch.distributed``'s. For all functions
 * **rank_list** replaces ``group``. ``[[0, 1], [2, 3]]`` names disjoint lists of global ranks.
   The members of a call are the ranks of the list that has this rank, or this rank alone if no
   list has it.
+* **Arrays of JAX** cannot be written to. Functions that work in place return a new array, and those
+  that can only write into an argument raise ``ArgumentError``: docs/jax.md.
 * **async_op=True** returns a :class:`~paddlempi.work.Work` at once. Otherwise the function
   returns None when the result is in the output tensors. With tensors in CUDA memory it returns
   when the current stream has been made to wait for the result.

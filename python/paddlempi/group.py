@@ -109,6 +109,7 @@ class _State:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.world: ProcessGroup | None = None
+        self.ranks = range(0)  # of the world
         self.local_rank = 0
         self.local_size = 1
         self.before_destroy: list[Callable[[], None]] = []
@@ -220,6 +221,7 @@ def init_process_group(
         _state.local_rank = answer["local_rank"]
         _state.local_size = answer["local_size"]
         _state.world = ProcessGroup(answer["group"], answer["rank"], range(answer["size"]))
+        _state.ranks = range(answer["size"])
         _exit.install(foreign)
         _marks.began(answer["rank"], answer["size"])
     if answer["no_heaps"] and answer["local_rank"] == 0:  # one warning for a node
@@ -260,7 +262,7 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
         world = _world("destroy_process_group")
         if group is None or group is world:
             _exit.uninstall()
-            _state.world = None
+            _state.world, _state.ranks = None, range(0)
             try:
                 _exit.tell_dead()
                 _native.control("destroy")

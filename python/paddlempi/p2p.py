@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import index
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from . import _native
 from ._ops import ASYNC, Op
@@ -56,6 +56,10 @@ __all__ = [
 
 _Group = ProcessGroup | None
 _Tensors = Tensor | Sequence[Tensor]
+
+# To look a member of an enumeration up takes longer than all else that send does in Python.
+_SEND: Final = Op.SEND
+_RECV: Final = Op.RECV
 
 _MAX_TAG = 2**31 - 1
 _ANY_TAG = -1
@@ -87,9 +91,11 @@ def send(
         group: the group of both ranks; None is the world.
         tag: the receiver has to ask for this tag, or for any tag.
     """
-    if _is_plain(group, dst, group_dst, tag):
-        _native.submit(Op.SEND, 0, tensor, None, peer=dst, tag=tag)  # type: ignore[arg-type]
-        return
+    if group is None and group_dst is None and type(dst) is type(tag) is int:
+        # As mostly: no check is left but these.
+        if dst in _state.ranks and 0 <= tag <= _MAX_TAG:
+            _native.submit(_SEND, 0, tensor, None, peer=dst, tag=tag)
+            return
     if is_nonmember(group, Op.SEND):
         return
     peer, tag = _peer(Op.SEND, group, "dst", dst, group_dst), _tag(Op.SEND, tag)
@@ -122,9 +128,11 @@ def recv(
             If it has more than 16 MiB, and ``tensor`` has less than 16 bytes, its sender is not
             told, and waits until its deadline.
     """
-    if _is_plain(group, src, group_src, tag):
-        answer = _native.submit(Op.RECV, 0, None, tensor, peer=src, tag=tag)  # type: ignore[arg-type]
-        return answer[0]  # type: ignore[no-any-return]
+    if group is None and group_src is None and type(src) is type(tag) is int:
+        # As in send.
+        if src in _state.ranks and 0 <= tag <= _MAX_TAG:
+            answer = _native.submit(_RECV, 0, None, tensor, peer=src, tag=tag)
+            return answer[0]  # type: ignore[no-any-return]
     if is_nonmember(group, Op.RECV):
         return -1
     peer, tag = _source(Op.RECV, group, src, group_src), _tag(Op.RECV, tag, _ANY_TAG)
@@ -307,20 +315,6 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
         for p2p_op in p2p_op_list
     ]
     return [work for work in works if work is not None]
-
-
-def _is_plain(group: _Group, rank: int | None, group_rank: int | None, tag: Any) -> bool:
-    """Whether the arguments are a rank of the world and a tag, as mostly: no check is left."""
-    world = _state.world
-    return (
-        group is None
-        and group_rank is None
-        and world is not None
-        and type(rank) is int
-        and type(tag) is int
-        and 0 <= rank < len(world._ranks)
-        and 0 <= tag <= _MAX_TAG
-    )
 
 
 def _tag(code: Op, tag: Any, least: int = 0) -> int:

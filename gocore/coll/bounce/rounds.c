@@ -4,9 +4,6 @@
 #include <sched.h>
 #include <stddef.h>
 #include <string.h>
-#if defined(__x86_64__)
-#include <emmintrin.h>
-#endif
 
 static void pause_once(void) {
 #if defined(__x86_64__)
@@ -27,8 +24,6 @@ static void store(const uint64_t *at, uint64_t round) {
 static int64_t least(int64_t a, int64_t b) {
 	return a < b ? a : b;
 }
-
-enum { LINE = 64 };
 
 static int64_t lines(int64_t bytes) {
 	return (bytes + 63) & ~(int64_t)63;
@@ -75,77 +70,13 @@ static void copy(char *to, const char *from, int64_t n) {
 		memcpy(to, from, (size_t)n);
 }
 
-/* copy_past copies past the caches. */
-static void copy_past(char *to, const char *from, int64_t n) {
-#if defined(__x86_64__)
-	if (to != from && n >= 4 * LINE) {
-		int64_t head = -(intptr_t)to & (LINE - 1);
-		copy(to, from, head);
-		for (to += head, from += head, n -= head; n >= LINE; to += LINE, from += LINE, n -= LINE) {
-			__m128i a = _mm_loadu_si128((const __m128i *)from),
-					b = _mm_loadu_si128((const __m128i *)from + 1);
-			__m128i c = _mm_loadu_si128((const __m128i *)from + 2),
-					d = _mm_loadu_si128((const __m128i *)from + 3);
-			_mm_stream_si128((__m128i *)to, a);
-			_mm_stream_si128((__m128i *)to + 1, b);
-			_mm_stream_si128((__m128i *)to + 2, c);
-			_mm_stream_si128((__m128i *)to + 3, d);
-		}
-		_mm_sfence();
-	}
-#endif
-	copy(to, from, n);
-}
-
 /* copy_out copies to a result. Of a long one the processor would fetch every line first, only to
  * overwrite it. */
 static void copy_out(const pb_op *op, char *to, const char *from, int64_t n) {
 	if (op->past)
-		copy_past(to, from, n);
+		pmpi_copy_past(to, from, n);
 	else
 		copy(to, from, n);
-}
-
-static uint64_t ticks(void) {
-#if defined(__x86_64__)
-	return __builtin_ia32_rdtsc();
-#else
-	return 0;
-#endif
-}
-
-enum { TIMED = 4096, PROBE_EVERY = 64 };
-
-/* write_past tells how to write the next window. Where the cores share a cache, a slot is best
- * written into it. Where they do not, the lines of a slot stay in the cache of the reader, and to
- * write to them takes eight times as long as past the caches, while the reader needs half as long
- * again at most. Which of the two it is changes while a job runs: the kernel moves ranks, and
- * hypervisors move cores. So this rank times its copies, and now and then one of the other kind. */
-static int write_past(const pb_op *op) {
-	int past;
-	if (!op->cost[0] || !op->cost[1])
-		return op->cost[0] != 0;
-	past = op->cost[0] > 2 * op->cost[1];
-	return op->windows % PROBE_EVERY == 0 ? !past : past;
-}
-
-/* write_window copies to a slot. */
-static void write_window(pb_op *op, char *to, const char *from, int64_t n) {
-	int past = ticks() != 0 && write_past(op);
-	uint64_t began = ticks(), cost;
-	if (past)
-		copy_past(to, from, n);
-	else
-		copy(to, from, n);
-	if (n < TIMED || began == 0)
-		return;
-	cost = 1 + ((ticks() - began) << 10) / (uint64_t)n;
-	op->windows++;
-	if (op->cost[past] == 0 || cost < op->cost[past])
-		op->cost[past] = cost;
-	else /* a rank that lost its core for a while says little of the copy */
-		op->cost[past] +=
-			((cost < 4 * op->cost[past] ? cost : 4 * op->cost[past]) - op->cost[past]) / 8;
 }
 
 /* has tells whether a rank has come to `round` by its counter. No rank can be further than the
@@ -191,10 +122,10 @@ static int publish(pb_op *op) {
 		pb_row row = now(op, &op->give[i], op->published);
 		if (op->kind == PB_SLICED) {
 			int64_t n, from = slice(op, op->me, row.bytes, &n);
-			write_window(op, to, row.at, from);
-			write_window(op, to + from + n, row.at + from + n, row.bytes - from - n);
+			pmpi_copy_far(&op->far, to, row.at, from);
+			pmpi_copy_far(&op->far, to + from + n, row.at + from + n, row.bytes - from - n);
 		} else if (op->lanes == 1 || i != op->me) {
-			write_window(op, to + i * op->step, row.at, row.bytes);
+			pmpi_copy_far(&op->far, to + i * op->step, row.at, row.bytes);
 		}
 	}
 	op->published++;

@@ -24,6 +24,7 @@
 #ifndef PMPI_BOUNCE_ROUNDS_H
 #define PMPI_BOUNCE_ROUNDS_H
 
+#include "../../mem/past.h"
 #include "../../reduce/fold.h"
 
 #include <stdint.h>
@@ -71,9 +72,7 @@ typedef struct pb_op {
 		ahead; /* of a block, and how many windows this rank publishes before it goes on */
 	int64_t step, window; /* bytes of a lane in a round, and of a slot */
 	int64_t elem;         /* bytes of an element, for a reduction */
-	/* How windows are written, which this rank finds out by itself: see write_window. */
-	uint64_t cost[2];   /* of a KiB, in ticks: into the caches, and past them; 0: not known */
-	uint32_t windows;   /* that were timed */
+	pmpi_far far;       /* how windows are written, which this rank finds out by itself */
 	int32_t past;       /* the result is copied past the caches, which do not hold all of it */
 	const pb_row *give; /* `lanes` rows: what this rank gives. Where lanes is 1, all get the same */
 	const pb_row *get;  /* the results: a row from each rank if kind is PB_COPY, else one */

@@ -139,56 +139,53 @@ func (c *Comm) Send(data unsafe.Pointer, bytes int64, to, tag int32) (*transport
 	if err != nil {
 		return nil, err
 	}
-	o := c.o
+	o, peer := c.o, c.members[to]
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	s := &sending{r: r, data: unsafe.Slice((*byte)(data), bytes), to: c.members[to]}
 	p := packet{kind: whole, tag: tag, context: c.context, bytes: bytes}
+	out := &o.out[peer]
 	switch {
-	case o.out[s.to].broken != 0:
-		o.end(r, o.out[s.to].broken)
-		return r, nil
-	case s.to == o.rank:
-		return r, o.sendHere(s, &p)
+	case out.broken != 0:
+		o.end(r, out.broken)
+	case peer == o.rank:
+		return r, o.sendHere(&sending{r: r, data: unsafe.Slice((*byte)(data), bytes), to: peer}, &p)
 	case bytes > short:
 		p.kind = ask
 		o.numbers++
 		p.number, p.answer = o.numbers, uint64(uintptr(data))
-		o.asked[p.number] = s
-		o.out[s.to].queue = append(o.out[s.to].queue, &outgoing{head: p})
+		o.asked[p.number] = &sending{r: r, data: unsafe.Slice((*byte)(data), bytes), to: peer}
+		o.queue(peer, &outgoing{head: p})
+	case bytes <= piece && len(out.queue) == 0 && out.has(inRing(int(bytes))): // as mostly
+		out.put(&p, unsafe.Slice((*byte)(data), bytes), &o.far)
+		o.ring(peer)
+		o.end(r, 0)
 	default:
-		o.out[s.to].queue = append(o.out[s.to].queue, &outgoing{head: p, from: s.data, of: s})
+		o.queue(peer, &outgoing{head: p, from: unsafe.Slice((*byte)(data), bytes), r: r})
 	}
-	o.deliver(s.to)
 	return r, nil
 }
 
 // sendHere sends a message to this process itself. The caller holds mu.
 func (o *office) sendHere(s *sending, p *packet) error {
 	c := o.context(p.context)
-	m := &message{Status: transport.Status{Tag: p.tag, Bytes: p.bytes}, peer: o.rank}
-	if p.bytes > short {
-		m.local = s
-	}
-	take := func(b []byte) { copy(b, s.data) }
+	m := &message{Status: transport.Status{Source: c.places[o.rank], Tag: p.tag, Bytes: p.bytes}, peer: o.rank}
+	m.local = s
 	if r := c.match(m); r != nil {
-		o.receive(r, m, take)
-	} else {
-		if m.local == nil {
-			room, err := mem.Alloc(max(1, p.bytes))
-			if err != nil {
-				mem.Free(unsafe.Pointer(s.r))
-				return err
-			}
-			copy(unsafe.Slice((*byte)(room), p.bytes), s.data)
-			m.short = room
-			o.kept += p.bytes
-		}
-		c.came = append(c.came, m)
+		o.taken(r, m)
+		return nil
 	}
-	if m.local == nil {
+	if p.bytes <= short {
+		room, err := mem.Alloc(max(1, p.bytes))
+		if err != nil {
+			mem.Free(unsafe.Pointer(s.r))
+			return err
+		}
+		copy(unsafe.Slice((*byte)(room), p.bytes), s.data)
+		m.short, m.local = room, nil
+		o.kept += p.bytes
 		o.end(s.r, 0)
 	}
+	c.came = append(c.came, m)
 	return nil
 }
 
@@ -204,17 +201,16 @@ func (c *Comm) Receive(data unsafe.Pointer, bytes int64, from, tag int32) (*tran
 	o := c.o
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	w := &receiving{r: r, data: unsafe.Slice((*byte)(data), bytes), from: from, tag: tag}
+	w := o.newReceiving(r, data, bytes, from, tag)
 	in := o.context(c.context)
 	if at := in.find(from, tag); at >= 0 {
 		m := in.came[at]
 		in.came = slices.Delete(in.came, at, at+1)
 		o.taken(w, m)
-		o.pull()
 		return r, nil
 	}
 	if from >= 0 && o.in[c.members[from]].broken != 0 {
-		o.end(r, o.in[c.members[from]].broken)
+		o.endReceive(w, o.in[c.members[from]].broken)
 		return r, nil
 	}
 	in.waiting = append(in.waiting, w)
@@ -282,8 +278,7 @@ func (c *Comm) Take(m transport.Message, data unsafe.Pointer, bytes int64) (*tra
 		return nil, status.New(status.Argument, "a message that was not matched, or was taken")
 	}
 	delete(o.matched, uint64(m.Handle))
-	o.taken(&receiving{r: r, data: unsafe.Slice((*byte)(data), bytes)}, got)
-	o.pull()
+	o.taken(o.newReceiving(r, data, bytes, 0, 0), got)
 	return r, nil
 }
 
@@ -297,7 +292,7 @@ func (c *Comm) Cancel(r *transport.Request) error {
 		if w.r == r {
 			in.waiting = slices.Delete(in.waiting, i, i+1)
 			r.Cancelled = 1
-			o.end(r, 0)
+			o.endReceive(w, 0)
 			break
 		}
 	}

@@ -2,11 +2,10 @@
 // implements transport.Comm without MPI.
 //
 // Each ordered pair of ranks has a ring of bytes (ring.go), in which packets lie (packet.go). A
-// short message is one packet, which its receiver keeps if nobody waits for it. Of a long message
-// there is only a question until a receive has room for it; then the receiver reads it in the memory
-// of its sender (read.go), or its pieces follow. So a message that nobody takes stops no other one,
-// and what a receiver keeps is bounded: beyond mostKept bytes it reads no further, and its senders
-// wait.
+// short message is a packet or a few, which its receiver keeps if nobody waits for it. Of a long
+// message there is only a question until a receive has room for it; then both sides move it
+// (stream.go). So a message that nobody takes stops no other one, and what a receiver keeps is
+// bounded: beyond mostKept bytes it reads no further, and its senders wait.
 //
 // Nothing moves but in calls: every call of a Poller takes all messages of this process further.
 //
@@ -15,15 +14,18 @@
 package memory
 
 import (
-	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/transport"
 )
+
+// mostSpare is how many records of receives are kept for the next ones.
+const mostSpare = 64
 
 // mostKept is how many bytes of messages that nobody has received yet a process keeps.
 const mostKept = 64 << 20
@@ -42,22 +44,23 @@ func Bytes(size int) int64 { return bellsOf(size) + int64(size)*int64(size)*stri
 type office struct {
 	rank, size int
 
-	mu        sync.Mutex
-	bells     []bell   // by rank; nil in a small world
-	rung      uint64   // this rank's bell, when it was read last
-	stalled   bool     // something was left in a ring
-	out       []outbox // by rank
-	in        []inbox  // by rank
-	contexts  map[uint64]*context
-	asked     map[uint64]*sending   // by number: long messages that wait for their receiver's answer
-	filling   map[uint64]*receiving // by number: long messages whose pieces come
-	pulls     []*receiving          // of long messages that this process reads, in the order in which it does
-	nonce     unsafe.Pointer        // see proof
-	matched   map[uint64]*message   // by number: those that Match has taken out
-	numbers   uint64
-	kept      int64
-	streaming int // long messages whose pieces go
-	rounds    []*round
+	mu       sync.Mutex
+	bells    []bell   // by rank; nil in a small world
+	rung     uint64   // this rank's bell, when it was read last
+	stalled  bool     // something was left in a ring
+	out      []outbox // by rank
+	in       []inbox  // by rank
+	contexts map[uint64]*context
+	asked    map[uint64]*sending // by number: long messages that their receivers do not have yet
+	longs    int                 // long messages that this process receives
+	streams  int                 // those that it sends, and whose receivers have said go
+	nonce    unsafe.Pointer      // see proof
+	matched  map[uint64]*message // by number: those that Match has taken out
+	numbers  uint64
+	kept     int64
+	rounds   []*round
+	far      mem.Far
+	spare    []*receiving
 
 	moving  atomic.Bool // bytes of long messages are moving
 	comms   int         // that are not freed
@@ -69,29 +72,43 @@ type office struct {
 type outbox struct {
 	ring
 	queue  []*outgoing
-	broken int32 // the code with which requests end; 0: it is not broken
+	stream *sending // the long message whose receiver has said go; nil: none
+	broken int32    // the code with which requests end; 0: it is not broken
 }
 
 // inbox is what comes from a rank.
 type inbox struct {
 	ring
-	broken int32   // as of an outbox
-	reads  verdict // whether this process may read that rank's memory
-	pid    uint64  // of that rank, if it may
+	open   partly       // the message that was begun last
+	longs  []*receiving // long messages. The first one is moving
+	costs  costs        // of them
+	broken int32        // as of an outbox
+	reads  verdict      // whether this process may read that rank's memory
+	pid    uint64       // of that rank, if it may
 }
 
-// outgoing is a packet that has to be written, or the pieces of a long message.
+// partly is a message of which some pieces have come.
+type partly struct {
+	left int64  // bytes that are still to come; 0: it has come whole
+	room []byte // where they go; shorter if the rest is not wanted
+	r    *receiving
+	kept *message // nil once somebody has received it, or nobody can any more
+}
+
+// outgoing is a packet that has to be written, and those of the pieces that follow it.
 type outgoing struct {
 	head packet
-	from []byte   // payload, or what is left of a long message
-	of   *sending // ends when the payload was written; nil: nothing does
+	from []byte             // of a message: what is left of it
+	r    *transport.Request // ends when all was written; nil: nothing does
 }
 
-// sending is a Send that is not done.
+// sending is a long message that its receiver does not have yet.
 type sending struct {
-	r    *transport.Request
-	data []byte
-	to   int
+	r      *transport.Request
+	data   []byte
+	to     int
+	wanted int64  // once its receiver has said go: how many bytes it wants
+	claims uint64 // see stream.go
 }
 
 // receiving is a Receive that is not done. The fields after peer are of a long message that comes.
@@ -102,9 +119,14 @@ type receiving struct {
 
 	peer   int // rank of the office
 	bytes  int64
-	got    int64
-	number uint64 // by which its sender knows the message that this process reads
+	wanted int64  // of bytes: there is no room for more
+	got    int64  // of these
+	number uint64 // by which its sender knows the message
+	claims uint64 // see stream.go
 	at     uint64 // where the message is in its sender
+	way    way
+	looked int       // how often this rank has looked for a piece in vain
+	began  time.Time // when the message began to move, if both ways are open
 }
 
 // context is what belongs to one Comm.
@@ -127,7 +149,7 @@ type message struct {
 
 func newOffice(shared []byte, rank, size int) *office {
 	o := &office{rank: rank, size: size, out: make([]outbox, size), in: make([]inbox, size), contexts: map[uint64]*context{},
-		asked: map[uint64]*sending{}, filling: map[uint64]*receiving{}, matched: map[uint64]*message{}}
+		asked: map[uint64]*sending{}, matched: map[uint64]*message{}}
 	if bellsOf(size) > 0 {
 		o.bells = unsafe.Slice((*bell)(unsafe.Pointer(unsafe.SliceData(shared))), size)
 		shared = shared[bellsOf(size):]
@@ -163,11 +185,15 @@ func (o *office) progress() {
 			o.collect(r)
 		}
 	}
-	o.pull()
-	for r := range o.size {
-		o.deliver(r)
+	for r := 0; r < o.size && o.longs > 0; r++ {
+		o.readOn(r)
 	}
-	if moving := len(o.filling) > 0 || len(o.pulls) > 0 || o.streaming > 0; moving != o.moving.Load() {
+	for r := range o.size {
+		if len(o.out[r].queue) > 0 || o.out[r].stream != nil {
+			o.deliver(r)
+		}
+	}
+	if moving := o.longs > 0 || o.streams > 0; moving != o.moving.Load() {
 		o.moving.Store(moving)
 	}
 	for i := 0; i < len(o.rounds); {
@@ -179,45 +205,65 @@ func (o *office) progress() {
 	}
 }
 
+// queue writes a packet to a rank as soon as there is room.
+func (o *office) queue(to int, one *outgoing) {
+	o.out[to].queue = append(o.out[to].queue, one)
+	o.deliver(to)
+}
+
 // deliver writes what goes to a rank, as far as there is room.
 func (o *office) deliver(to int) {
 	out := &o.out[to]
-	if len(out.queue) == 0 || out.broken != 0 {
+	if out.broken != 0 {
 		return
 	}
-	wrote := false
 	for len(out.queue) > 0 {
-		room, sound := out.room()
+		one := out.queue[0]
+		done, sound := o.write(to, one)
 		if !sound {
 			o.breakOff(to, codeDamaged)
 			return
 		}
-		one := out.queue[0]
-		if one.head.kind == data {
-			one.head.bytes = int64(min(len(one.from), piece))
+		if !done {
+			return
 		}
-		n := one.head.payload()
-		if packetBytes+aligned(n) > room {
-			break
+		if out.queue = out.queue[1:]; one.r != nil {
+			o.end(one.r, 0)
 		}
-		var head [packetBytes]byte
-		one.head.put(&head)
-		out.put(head[:])
-		out.put(one.from[:n])
-		out.mine += uint64(aligned(n) - n)
-		wrote = true
-		out.queue = out.queue[1:]
-		if one.from = one.from[n:]; len(one.from) > 0 {
-			out.queue = append(out.queue, one) // others have their turn between two pieces
-			continue
-		}
-		o.gone(one, 0)
 	}
-	if wrote {
-		out.show()
-		if o.bells != nil {
-			o.bells[to].count.Add(1)
+	if out.stream != nil {
+		if !o.stream(to) {
+			o.breakOff(to, codeDamaged)
 		}
+	}
+}
+
+// write writes a packet and its pieces, as far as there is room. It tells whether all are written. The receiver's words may
+// be unsound.
+func (o *office) write(to int, one *outgoing) (done, sound bool) {
+	out := &o.out[to]
+	for {
+		n := min(len(one.from), piece)
+		room, sound := out.room()
+		if !sound || inRing(n) > room {
+			return false, sound
+		}
+		if one.head.kind == more {
+			one.head.bytes = int64(n)
+		}
+		out.put(&one.head, one.from[:n], &o.far)
+		o.ring(to)
+		if one.from = one.from[n:]; len(one.from) == 0 {
+			return true, true
+		}
+		one.head.kind = more
+	}
+}
+
+// ring rings the bell of a rank.
+func (o *office) ring(to int) {
+	if o.bells != nil {
+		o.bells[to].count.Add(1)
 	}
 }
 
@@ -232,23 +278,12 @@ func (o *office) mustLook() bool {
 	return look
 }
 
-// gone ends what had to be written.
-func (o *office) gone(one *outgoing, code int32) {
-	if one.of != nil {
-		o.end(one.of.r, code)
-	}
-	if one.head.kind == data {
-		o.streaming--
-	}
-}
-
 // collect reads what has come from a rank.
 func (o *office) collect(from int) {
 	in := &o.in[from]
 	if in.broken != 0 {
 		return
 	}
-	read := false
 	for {
 		if o.kept >= mostKept {
 			o.stalled = true
@@ -258,102 +293,94 @@ func (o *office) collect(from int) {
 		if sound && there == 0 {
 			break
 		}
-		var head [packetBytes]byte
 		var p packet
-		if sound = sound && there >= packetBytes; sound {
-			in.take(head[:], packetBytes)
-			sound = p.read(&head) && packetBytes+aligned(p.payload()) <= there
-		}
-		if !sound || !o.handle(from, &p) {
+		if !sound || !in.next(&p, there) || !o.handle(from, &p) {
 			o.breakOff(from, codeDamaged)
 			return
 		}
-		read = true
-	}
-	if read {
-		in.free()
+		in.free() // at once: the sender may wait for it
 	}
 }
 
-// handle takes a packet in, whose payload is next in the ring. It returns false if it cannot be.
+// handle takes in the next packet of a ring. It returns false if it cannot be.
 func (o *office) handle(from int, p *packet) bool {
 	in := &o.in[from]
-	skip := func(n int) { in.take(nil, n) }
 	switch p.kind {
 	case whole, ask:
-		c := o.contexts[p.context]
-		if c == nil { // this rank has not made the Comm yet, or has freed it
-			c = o.context(p.context)
-		}
-		m := &message{Status: transport.Status{Tag: p.tag, Bytes: p.bytes}, peer: from, number: p.number, at: p.answer}
-		if r := c.match(m); r != nil {
-			o.receive(r, m, func(b []byte) { in.take(b, len(b)); skip(p.payload() - len(b)) })
-		} else {
-			if p.kind == whole {
-				room, err := mem.Alloc(max(1, p.bytes))
-				if err != nil {
-					return false
-				}
-				in.take(unsafe.Slice((*byte)(room), p.bytes), int(p.bytes))
-				m.short = room
-				o.kept += p.bytes
-			}
-			c.came = append(c.came, m)
-		}
-	case goOn:
-		s := o.asked[p.number]
-		if s == nil || s.to != from {
+		return o.come(from, p)
+	case more:
+		if p.bytes > in.open.left {
 			return false
 		}
-		delete(o.asked, p.number)
-		o.streaming++
-		o.out[from].queue = append(o.out[from].queue, &outgoing{head: packet{kind: data, number: p.answer}, from: s.data, of: s})
-	case took:
-		s := o.asked[p.number]
-		if s == nil || s.to != from {
-			return false
-		}
-		delete(o.asked, p.number)
-		o.end(s.r, 0)
+		o.fill(in, p)
+		return true
 	case data:
-		r := o.filling[p.number]
-		if r == nil || r.peer != from || r.got+p.bytes > r.bytes {
+		return o.takePiece(from, p)
+	}
+	in.take(p, nil)
+	if p.kind == goOn {
+		return o.goOn(from, p)
+	}
+	return o.tookAll(from, p)
+}
+
+// come takes in a message, or its first piece.
+func (o *office) come(from int, p *packet) bool {
+	in := &o.in[from]
+	if in.open.left > 0 && p.kind == whole {
+		return false
+	}
+	c := o.context(p.context) // this rank may not have made the Comm yet, or has freed it
+	m := message{Status: transport.Status{Source: c.places[from], Tag: p.tag, Bytes: p.bytes}, peer: from, number: p.number, at: p.answer}
+	r := c.match(&m)
+	if r != nil {
+		r.receives(&m)
+	}
+	switch {
+	case p.kind == ask:
+		if in.take(p, nil); r != nil {
+			o.receiveLong(r)
+			return true
+		}
+	case r != nil:
+		in.open = partly{left: p.bytes, room: r.data, r: r}
+		o.fill(in, p)
+		return true
+	default:
+		room, err := mem.Alloc(max(1, p.bytes))
+		if err != nil {
 			return false
 		}
-		n := max(0, min(int64(len(r.data))-r.got, p.bytes))
-		if n > 0 {
-			in.take(r.data[r.got:r.got+n], int(n))
-		}
-		skip(int(p.bytes - n))
-		if r.got += p.bytes; r.got == r.bytes {
-			delete(o.filling, p.number)
-			o.received(r)
-		}
+		m.short = room
+		o.kept += p.bytes
 	}
-	skip(aligned(p.payload()) - p.payload())
+	kept := new(message)
+	*kept = m
+	if c.came = append(c.came, kept); p.kind == whole {
+		in.open = partly{left: p.bytes, room: unsafe.Slice((*byte)(m.short), p.bytes), kept: kept}
+		o.fill(in, p)
+	}
 	return true
 }
 
-// receive gives a message to a receive. take copies so many of its bytes, if it is a short one.
-func (o *office) receive(r *receiving, m *message, take func(b []byte)) {
-	r.peer, r.bytes = m.peer, m.Bytes
-	r.r.Source, r.r.Tag, r.r.Bytes = m.Source, m.Tag, m.Bytes
-	switch {
-	case m.local != nil:
-		copy(r.data, m.local.data)
-		o.end(m.local.r, 0)
-		o.received(r)
-	case m.Bytes > short && o.mayRead(m.peer):
-		r.number, r.at = m.number, m.at
-		o.pulls = append(o.pulls, r)
-	case m.Bytes > short:
-		o.numbers++
-		o.filling[o.numbers] = r
-		o.out[m.peer].queue = append(o.out[m.peer].queue, &outgoing{head: packet{kind: goOn, number: m.number, answer: o.numbers}})
-	default:
-		take(r.data[:min(int64(len(r.data)), m.Bytes)])
-		o.received(r)
+// fill takes a piece of the message that was begun last out of a ring.
+func (o *office) fill(in *inbox, p *packet) {
+	n := int64(p.payload())
+	in.take(p, in.open.room)
+	in.open.room = in.open.room[min(n, int64(len(in.open.room))):]
+	if in.open.left -= n; in.open.left > 0 {
+		return
 	}
+	if in.open.r != nil {
+		o.received(in.open.r)
+	}
+	in.open = partly{}
+}
+
+// receives says which message a receive has taken.
+func (r *receiving) receives(m *message) {
+	r.peer, r.bytes, r.number, r.at = m.peer, m.Bytes, m.number, m.at
+	r.r.Source, r.r.Tag, r.r.Bytes = m.Source, m.Tag, m.Bytes
 }
 
 // received ends a receive whose message is there.
@@ -362,18 +389,68 @@ func (o *office) received(r *receiving) {
 	if r.bytes > int64(len(r.data)) {
 		code = codeTruncated
 	}
+	o.endReceive(r, code)
+}
+
+// endReceive ends a receive. Nobody knows it any more.
+func (o *office) endReceive(r *receiving, code int32) {
 	o.end(r.r, code)
+	*r = receiving{}
+	if len(o.spare) < mostSpare {
+		o.spare = append(o.spare, r)
+	}
+}
+
+// newReceiving returns a receive.
+func (o *office) newReceiving(r *transport.Request, data unsafe.Pointer, bytes int64, from, tag int32) (w *receiving) {
+	if n := len(o.spare); n > 0 {
+		w, o.spare = o.spare[n-1], o.spare[:n-1]
+	} else {
+		w = new(receiving)
+	}
+	w.r, w.data, w.from, w.tag = r, unsafe.Slice((*byte)(data), bytes), from, tag
+	return w
 }
 
 // taken gives a message that has come to a receive.
 func (o *office) taken(r *receiving, m *message) {
-	o.receive(r, m, func(b []byte) { copy(b, unsafe.Slice((*byte)(m.short), m.Bytes)) })
-	o.drop(m)
+	r.receives(m)
+	switch {
+	case m.local != nil:
+		copy(r.data, m.local.data)
+		o.end(m.local.r, 0)
+		o.received(r)
+	case m.short == nil && o.in[m.peer].broken != 0:
+		o.endReceive(r, o.in[m.peer].broken)
+	case m.short == nil:
+		o.receiveLong(r)
+	default:
+		in := &o.in[m.peer]
+		part := unsafe.Slice((*byte)(m.short), m.Bytes)
+		if in.open.kept == m {
+			part = part[:m.Bytes-in.open.left]
+		}
+		n := copy(r.data, part)
+		switch {
+		case in.open.kept != m:
+			o.received(r)
+		case in.broken != 0:
+			o.endReceive(r, in.broken)
+		default:
+			in.open.room, in.open.r = r.data[n:], r
+		}
+		o.drop(m)
+	}
 }
 
 // drop frees the memory of a message.
 func (o *office) drop(m *message) {
 	if m.short != nil {
+		if open := &o.in[m.peer].open; open.kept == m {
+			if open.kept = nil; open.r == nil {
+				open.room = nil // nobody wants the rest
+			}
+		}
 		mem.Free(m.short)
 		m.short = nil
 		o.kept -= m.Bytes
@@ -391,35 +468,35 @@ func (o *office) breakOff(peer int, code int32) {
 	if o.in[peer].broken != 0 {
 		return
 	}
-	o.in[peer].broken, o.out[peer].broken = code, code
-	for _, one := range o.out[peer].queue {
-		o.gone(one, code)
+	in, out := &o.in[peer], &o.out[peer]
+	in.broken, out.broken = code, code
+	for _, one := range out.queue {
+		if one.r != nil {
+			o.end(one.r, code)
+		}
 	}
-	o.out[peer].queue = nil
+	out.queue = nil
+	o.endStream(peer)
 	for number, s := range o.asked {
 		if s.to == peer {
 			delete(o.asked, number)
 			o.end(s.r, code)
 		}
 	}
-	for number, r := range o.filling {
-		if r.peer == peer {
-			delete(o.filling, number)
-			o.end(r.r, code)
-		}
+	if r := in.open.r; r != nil {
+		in.open.r, in.open.room = nil, nil
+		o.endReceive(r, code)
 	}
-	o.pulls = slices.DeleteFunc(o.pulls, func(r *receiving) bool {
-		if r.peer != peer {
-			return false
-		}
-		o.end(r.r, code)
-		return true
-	})
+	for _, r := range in.longs {
+		o.endReceive(r, code)
+	}
+	o.longs -= len(in.longs)
+	in.longs = nil
 	for _, c := range o.contexts {
 		kept := c.waiting[:0]
 		for _, r := range c.waiting {
 			if r.from >= 0 && int(r.from) < len(c.members) && c.members[r.from] == peer {
-				o.end(r.r, code)
+				o.endReceive(r, code)
 			} else {
 				kept = append(kept, r)
 			}
@@ -438,11 +515,8 @@ func (o *office) context(number uint64) *context {
 	return c
 }
 
-// match removes the receive that takes a message, and tells the message its source; nil: none does.
+// match removes the receive that takes a message; nil: none does.
 func (c *context) match(m *message) *receiving {
-	if c.places != nil {
-		m.Source = c.places[m.peer]
-	}
 	for i, r := range c.waiting {
 		if (r.from == transport.AnySource || r.from == m.Source) && (r.tag == transport.AnyTag || r.tag == m.Tag) {
 			c.waiting = append(c.waiting[:i], c.waiting[i+1:]...)

@@ -4,11 +4,12 @@ import "encoding/binary"
 
 // What a packet is.
 const (
-	whole = 1 + iota // a short message
+	whole = 1 + iota // a message, or its first piece
+	more             // the next piece of the message that was begun last
 	ask              // a long message: its receiver says go when it has room for it
-	goOn             // the answer of a receiver that cannot read the sender's memory
+	goOn             // the answer of the receiver
 	data             // a piece of a long message
-	took             // the receiver has read all of a long message
+	took             // the receiver has all of a long message
 )
 
 // packet is the head of what lies in a ring. Its payload follows, filled up to a multiple of align.
@@ -16,22 +17,22 @@ type packet struct {
 	kind    uint32
 	tag     int32
 	context uint64 // of the Comm
-	bytes   int64  // of the whole message; of data: of this piece
-	number  uint64 // of the message, by its sender; of data: by its receiver
-	answer  uint64 // of ask: where the message is in its sender; of goOn: the number by which the receiver knows it
+	bytes   int64  // of the whole message; of more and data: of this piece; of goOn: how many the receiver wants
+	number  uint64 // of the message, by its sender; of data: the claims that the piece is of (see stream.go)
+	answer  uint64 // of ask: where the message is in its sender; of goOn: its claims; of data: the place of the piece
 }
 
 const (
 	packetBytes = 40
-	align       = 8
+	align       = 64 // so that a head is on one cache line, and a message of a few numbers too
 	// short is the most bytes of a message that is sent before anybody has asked for it.
-	short = 8 << 10
-	// piece is the most bytes of a packet of data: several fit into a ring, so that both sides
-	// copy at the same time.
+	short = 64 << 10
+	// piece is the most bytes of a packet: several fit into a ring, so that both sides copy at the same time.
 	piece = 16 << 10
 )
 
-func (p *packet) put(b *[packetBytes]byte) {
+func (p *packet) put(b []byte) {
+	_ = b[packetBytes-1]
 	binary.LittleEndian.PutUint32(b[0:], p.kind)
 	binary.LittleEndian.PutUint32(b[4:], uint32(p.tag))
 	binary.LittleEndian.PutUint64(b[8:], p.context)
@@ -41,7 +42,8 @@ func (p *packet) put(b *[packetBytes]byte) {
 }
 
 // read reads a head. It returns false if no sender writes such a one.
-func (p *packet) read(b *[packetBytes]byte) bool {
+func (p *packet) read(b []byte) bool {
+	_ = b[packetBytes-1]
 	p.kind = binary.LittleEndian.Uint32(b[0:])
 	p.tag = int32(binary.LittleEndian.Uint32(b[4:]))
 	p.context = binary.LittleEndian.Uint64(b[8:])
@@ -53,9 +55,11 @@ func (p *packet) read(b *[packetBytes]byte) bool {
 		return 0 <= p.bytes && p.bytes <= short
 	case ask:
 		return p.bytes > short
-	case goOn, took:
+	case goOn:
+		return p.bytes > 0
+	case took:
 		return p.bytes == 0
-	case data:
+	case more, data:
 		return 0 < p.bytes && p.bytes <= piece
 	}
 	return false
@@ -63,10 +67,21 @@ func (p *packet) read(b *[packetBytes]byte) bool {
 
 // payload returns how many bytes follow the head.
 func (p *packet) payload() int {
-	if p.kind == whole || p.kind == data {
-		return int(p.bytes)
+	switch p.kind {
+	case whole, more, data:
+		return int(min(p.bytes, piece))
 	}
 	return 0
 }
 
-func aligned(n int) int { return (n + align - 1) &^ (align - 1) }
+// before returns how many bytes are in the ring before a payload of n bytes: a few numbers are on the cache line of the
+// head, and longer payloads begin on a line of their own.
+func before(n int) int {
+	if n <= align-packetBytes {
+		return packetBytes
+	}
+	return align
+}
+
+// inRing returns how many bytes a packet takes whose payload has n bytes.
+func inRing(n int) int { return (before(n) + n + align - 1) &^ (align - 1) }

@@ -23,11 +23,7 @@ type proof struct {
 	nonce   [nonceBytes]byte
 }
 
-const (
-	nonceBytes = 16
-	// pullBytes is the most that one step reads, so that others have their turn.
-	pullBytes = 1 << 20
-)
+const nonceBytes = 16
 
 type verdict int8
 
@@ -64,34 +60,6 @@ func (o *office) mayRead(peer int) bool {
 		}
 	}
 	return in.reads == may
-}
-
-// pull reads a part of the first message that is to be read.
-func (o *office) pull() {
-	if len(o.pulls) == 0 {
-		return
-	}
-	r := o.pulls[0]
-	whole := min(int64(len(r.data)), r.bytes)
-	if part := r.data[r.got:min(whole, r.got+pullBytes)]; len(part) > 0 {
-		n, errno := readFrom(o.in[r.peer].pid, r.at+uint64(r.got), part)
-		r.got += int64(n)
-		switch {
-		case errno == syscall.ESRCH: // it has ended: whoever waits here hears of it
-			o.pulls = o.pulls[1:]
-			return
-		case errno != 0 || n == 0:
-			o.breakOff(r.peer, codeDamaged)
-			return
-		}
-	}
-	if r.got < whole {
-		return
-	}
-	o.pulls = o.pulls[1:]
-	o.out[r.peer].queue = append(o.out[r.peer].queue, &outgoing{head: packet{kind: took, number: r.number}})
-	o.deliver(r.peer)
-	o.received(r)
 }
 
 // readFrom reads what a process has at an address, and returns how many bytes it has read.

@@ -3,20 +3,23 @@ package memory
 import (
 	"sync/atomic"
 	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/mem"
 )
 
-// A ring carries bytes from one rank to another one. The sender writes head, proof and data, the
-// receiver writes tail. Head and tail count bytes from the beginning of the world, and lie on cache
-// lines of their own.
+// A ring carries packets from one rank to another one. The sender writes head, proof and data, the
+// receiver writes tail, and both claim. Head and tail count bytes from the beginning of the world. Each lies on a cache
+// line of its own.
 const (
-	ringBytes = 64 << 10 // of data; a power of two
+	ringBytes = 128 << 10 // of data; a power of two
 	ringHead  = 256
 	stride    = ringHead + ringBytes
 )
 
 type ring struct {
 	head, tail *atomic.Uint64
-	proof      *proof // valid once a packet has come
+	proof      *proof         // valid once a packet has come
+	claims     *atomic.Uint64 // see stream.go
 	data       []byte
 	mine       uint64 // what this side has written or read: the other side may damage the shared word
 }
@@ -43,10 +46,11 @@ func bellsOf(size int) int64 {
 func ringAt(shared []byte, size, from, to int) ring {
 	at := shared[(from*size+to)*stride:]
 	return ring{
-		head:  (*atomic.Uint64)(unsafe.Pointer(&at[0])),
-		proof: (*proof)(unsafe.Pointer(&at[64])),
-		tail:  (*atomic.Uint64)(unsafe.Pointer(&at[128])),
-		data:  at[ringHead:stride:stride],
+		head:   (*atomic.Uint64)(unsafe.Pointer(&at[0])),
+		proof:  (*proof)(unsafe.Pointer(&at[64])),
+		tail:   (*atomic.Uint64)(unsafe.Pointer(&at[128])),
+		claims: (*atomic.Uint64)(unsafe.Pointer(&at[192])),
+		data:   at[ringHead:stride:stride],
 	}
 }
 
@@ -59,6 +63,12 @@ func (r *ring) room() (n int, sound bool) {
 	return int(ringBytes - used), true
 }
 
+// has tells whether the sender may write so many bytes.
+func (r *ring) has(n int) bool {
+	room, sound := r.room()
+	return sound && n <= room
+}
+
 // come returns how many bytes the receiver may read; false if the sender's word cannot be.
 func (r *ring) come() (n int, sound bool) {
 	there := r.head.Load() - r.mine
@@ -68,27 +78,37 @@ func (r *ring) come() (n int, sound bool) {
 	return int(there), true
 }
 
-// put writes bytes behind those that were written, without showing them.
-func (r *ring) put(b []byte) {
-	at := int(r.mine % ringBytes)
-	if n := copy(r.data[at:], b); n < len(b) {
-		copy(r.data, b[n:])
-	}
-	r.mine += uint64(len(b))
-}
-
-// show shows the receiver all that was put.
-func (r *ring) show() { r.head.Store(r.mine) }
-
-// take copies the next bytes out of the ring. Nil skips them.
-func (r *ring) take(b []byte, n int) {
-	if b != nil {
-		at := int(r.mine % ringBytes)
-		if m := copy(b[:n], r.data[at:]); m < n {
-			copy(b[m:n], r.data)
+// put writes a packet and shows it. There is room for it.
+func (r *ring) put(p *packet, payload []byte, far *mem.Far) {
+	at := int(r.mine % ringBytes) // a multiple of align: the head is in one part
+	p.put(r.data[at:])
+	if len(payload) > 0 {
+		at = (at + before(len(payload))) % ringBytes
+		n := min(len(payload), ringBytes-at)
+		far.Copy(r.data[at:at+n], payload)
+		if n < len(payload) {
+			far.Copy(r.data, payload[n:])
 		}
 	}
-	r.mine += uint64(n)
+	r.mine += uint64(inRing(len(payload)))
+	r.head.Store(r.mine)
+}
+
+// next reads the head of the next packet, which has to be there whole.
+func (r *ring) next(p *packet, there int) (sound bool) {
+	at := int(r.mine % ringBytes)
+	return there >= align && p.read(r.data[at:]) && inRing(p.payload()) <= there
+}
+
+// take copies the beginning of the payload of the next packet, as much as there is room for, and goes behind the packet.
+func (r *ring) take(p *packet, to []byte) {
+	if to = to[:min(len(to), p.payload())]; len(to) > 0 {
+		at := (int(r.mine%ringBytes) + before(p.payload())) % ringBytes
+		if n := copy(to, r.data[at:]); n < len(to) {
+			copy(to[n:], r.data)
+		}
+	}
+	r.mine += uint64(inRing(p.payload()))
 }
 
 // free lets the sender have the room of all that was taken.

@@ -22,6 +22,7 @@ import jax
 import numpy as np
 from jax._src import compiler, core, dispatch, distributed, effects, xla_bridge
 from jax._src.interpreters import ad, batching, mlir
+from jax._src.lib.mlir import ir
 
 from ..errors import UnsupportedError
 
@@ -160,38 +161,53 @@ def define(
     """Give a primitive its rules: its types and effects, its custom call, vmap, derivatives."""
     primitive.def_impl(partial(dispatch.apply_primitive, primitive))
     primitive.def_effectful_abstract_eval(abstract)
-    mlir.register_lowering(primitive, lower, platform="cpu")
+    mlir.register_lowering(primitive, lower, platform="cpu", cacheable=False)
     batching.primitive_batchers[primitive] = batch
     ad.primitive_jvps[primitive] = jvp
     ad.primitive_transposes[primitive] = transpose
 
 
 def emit(
-    ctx: Any, target: str, operands: Sequence[Any], aliased: bool, attribute: np.ndarray[Any, Any]
+    ctx: Any,
+    target: str,
+    operands: Sequence[Any],
+    attribute: np.ndarray[Any, Any],
+    *,
+    ordered: bool,
+    aliased: bool,
 ) -> Any:
     """Write a custom call of XLA, and return its results.
 
     Args:
         ctx: the context of the lowering rule.
         target: the name of the handler.
-        operands: the operands of the primitive.
-        aliased: whether the first result may lie where the first operand lies.
+        operands: those operands of the primitive that the handler gets, from the first on.
         attribute: the attribute ``call``.
+        ordered: whether the call has the effect :data:`ORDER`.
+        aliased: whether the result may lie where the operand lies, which saves a loop the copy of
+            its result. An argument of the whole function stays as it is, so that XLA would have to
+            copy it first.
     """
     avals_in = ctx.avals_in[: len(operands)]
     avals_out = ctx.avals_out
-    ordered = ORDER in ctx.tokens_in.effects()
     if ordered:
         operands = [*operands, ctx.tokens_in.get(ORDER)]
         avals_in, avals_out = [*avals_in, core.abstract_token], [*avals_out, core.abstract_token]
-    rule = jax.ffi.ffi_lowering(
-        target, has_side_effect=True, operand_output_aliases={0: 0} if aliased else None
-    )
+    aliases = {0: 0} if aliased and not _is_argument(operands[0]) else None
+    rule = jax.ffi.ffi_lowering(target, has_side_effect=True, operand_output_aliases=aliases)
     within = ctx.replace(avals_in=avals_in, avals_out=avals_out)
     results = list(rule(within, *operands, call=attribute))
     if ordered:
-        ctx.set_tokens_out(mlir.TokenSet({ORDER: results.pop()}))
+        ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({ORDER: results.pop()})))
     return results
+
+
+def _is_argument(operand: Any) -> bool:
+    """Whether an operand is an argument of the whole function, and not of a loop in it."""
+    if not isinstance(operand, ir.BlockArgument):
+        return False
+    of = operand.owner.owner.operation
+    return bool(of.name == "func.func" and of.attributes["sym_name"].value == "main")
 
 
 def result(shape: Sequence[int], dtype: Any, varying: frozenset[Any]) -> Any:

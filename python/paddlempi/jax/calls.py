@@ -132,13 +132,13 @@ def _types(*operands: Any, call: Call, ordered: bool, **result: Any) -> Any:
     return _private.result(result["shape"], result["dtype"], varying), effects
 
 
-def _lower(ctx: Any, *operands: Any, call: Call, **_: Any) -> Any:
+def _lower(ctx: Any, *operands: Any, call: Call, ordered: bool, **_: Any) -> Any:
     _register()
     gives = call.code is not Op.RECV and (call.code is not Op.SCATTER or call.is_root)
     sent = operands if gives else ()
     # The first two work in place in the core. The third may, which saves a loop a copy.
     aliased = call.code in (Op.BROADCAST, Op.EXSCAN, Op.ALL_REDUCE)
-    return _private.emit(ctx, _TARGET, sent, aliased, call.attribute())
+    return _private.emit(ctx, _TARGET, sent, call.attribute(), ordered=ordered, aliased=aliased)
 
 
 # vmap: one call has the whole batch, because all ranks batch the same function

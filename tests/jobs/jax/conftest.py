@@ -1,4 +1,4 @@
-"""Tests that run jobs of JAX, whose processes are started anew for each."""
+"""Tests that run jobs: they need another world than tests/ranks/jax has, or end one."""
 
 from __future__ import annotations
 

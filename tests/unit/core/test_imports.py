@@ -91,7 +91,7 @@ TORCH = (
     ("bench_model",),
 )
 
-# In PADDLE, TENSORS and IO the modules of one floor do not import each other.
+# In PADDLE, JAX, TENSORS and IO the modules of one floor do not import each other.
 PADDLE = (
     # Paddle itself: its names, its attributes that are replaced, the variables that it reads
     ("private", "patches", "environment"),
@@ -116,6 +116,15 @@ PADDLE = (
     ("static_operators", "static_updates"),
     ("static_program",),
     ("static_transpiler",),
+)
+
+JAX = (
+    ("_private",),
+    ("calls",),
+    ("functions",),
+    ("__init__",),
+    # imported by those who need them
+    ("arrays", "mpi4jax"),
 )
 
 # The describers. A describer may import the framework that it is named after. That of Paddle may
@@ -359,7 +368,9 @@ def test_imports_inside_torch_go_down() -> None:
         assert floors[inner] <= floors[module], f"torch/{module} imports {inner}"
 
 
-@pytest.mark.parametrize(("room", "table"), [("paddle", PADDLE), ("tensors", TENSORS), ("io", IO)])
+@pytest.mark.parametrize(
+    ("room", "table"), [("paddle", PADDLE), ("jax", JAX), ("tensors", TENSORS), ("io", IO)]
+)
 def test_imports_inside_a_room_go_down(room: str, table: tuple[tuple[str, ...], ...]) -> None:
     floors = {name: number for number, names in enumerate(table) for name in names}
     for module, inner in inner_imports(room, table):

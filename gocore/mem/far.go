@@ -1,0 +1,22 @@
+package mem
+
+// #cgo noescape pmpi_copy_to_far
+// #cgo nocallback pmpi_copy_to_far
+// #include "alloc.h"
+import "C"
+
+import "unsafe"
+
+// Far is what one writer knows of its copies to memory that another core reads: see past.h. The zero Far knows nothing.
+// It is not safe for concurrent use.
+type Far struct{ c C.pmpi_far }
+
+// Copy copies as many bytes as fit. The two do not overlap.
+func (f *Far) Copy(to, from []byte) {
+	n := min(len(to), len(from))
+	if n < C.PMPI_FAR_TIMED {
+		copy(to, from)
+		return
+	}
+	C.pmpi_copy_to_far(&f.c, unsafe.Pointer(unsafe.SliceData(to)), unsafe.Pointer(unsafe.SliceData(from)), C.size_t(n))
+}

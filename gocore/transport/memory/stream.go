@@ -1,0 +1,245 @@
+package memory
+
+import (
+	"syscall"
+	"time"
+)
+
+// A long message moves in one of two ways. Either its receiver reads it in the sender's memory, if it may (read.go): that is
+// one copy, by one core, and takes longer from small pages. Or the sender copies pieces into the ring, as often as it is in a
+// call, and the receiver takes them out: two copies by two cores, which go on at the same time. Which way takes less time
+// depends on the pages, on the caches, on what the sender does meanwhile, and on the cores that the two have just now. So the
+// receiver times its messages, and now and then takes the other way. While no piece comes it reads, whatever the way.
+//
+// A receiver says go for one message of a sender at a time.
+//
+// Which piece is whose, a word says that both sides add to: the claims, the number of the message above the number of its
+// first piece that nobody has claimed. The receiver sets it before it says go.
+
+const (
+	claimBits = 40
+	// readPieces is how many pieces the receiver reads at a time.
+	readPieces = 64
+	// patience is how often a receiver looks for a piece until it reads some itself.
+	patience = 256
+)
+
+type way int
+
+const (
+	reading way = iota
+	asking
+)
+
+// costs is what a receiver knows of messages from one rank, of two classes of lengths.
+type costs [2]struct {
+	perByte  [2]float64 // nanoseconds, by way; 0: not known
+	messages uint
+}
+
+// longer is the length of a message that caches do not hold.
+const longer = 4 << 20
+
+func class(bytes int64) int {
+	if bytes >= longer {
+		return 1
+	}
+	return 0
+}
+
+// choose returns the way of the next message.
+func (c *costs) choose(bytes int64) way {
+	k := &c[class(bytes)]
+	k.messages++
+	switch {
+	case k.perByte[reading] == 0:
+		return reading
+	case k.perByte[asking] == 0:
+		return asking
+	}
+	best := reading
+	if k.perByte[asking] < k.perByte[reading] {
+		best = asking
+	}
+	if k.messages%32 == 0 {
+		return 1 - best
+	}
+	return best
+}
+
+// learn notes how long a message took.
+func (c *costs) learn(w way, bytes int64, took time.Duration) {
+	cost, now := &c[class(bytes)].perByte[w], float64(took)/float64(bytes)
+	if *cost == 0 || now < *cost {
+		*cost = now
+	} else { // a rank that lost its core for a while says little of the way
+		*cost += (min(now, 4**cost) - *cost) / 8
+	}
+}
+
+// claim claims up to most pieces of a message of so many bytes. It returns where they begin and how many bytes they have;
+// 0: all are claimed, or the claims are those of another message.
+func (r *ring) claim(number uint64, bytes int64, most uint64) (from, n int64) {
+	pieces := uint64(bytes+piece-1) / piece
+	for {
+		word := r.claims.Load()
+		next := word & (1<<claimBits - 1)
+		if word>>claimBits != number || next >= pieces {
+			return 0, 0
+		}
+		k := min(most, pieces-next)
+		if r.claims.CompareAndSwap(word, word+k) {
+			from = int64(next) * piece
+			return from, min(int64(k)*piece, bytes-from)
+		}
+	}
+}
+
+// receiveLong receives a long message, as soon as those before it from the same rank have come.
+func (o *office) receiveLong(r *receiving) {
+	in := &o.in[r.peer]
+	in.longs = append(in.longs, r)
+	o.longs++
+	if len(in.longs) == 1 {
+		o.beginLong(r.peer)
+	}
+}
+
+// beginLong says go for the first long message of a rank.
+func (o *office) beginLong(peer int) {
+	in := &o.in[peer]
+	for len(in.longs) > 0 {
+		r := in.longs[0]
+		if r.wanted = min(int64(len(r.data)), r.bytes); r.wanted > 0 {
+			o.numbers++
+			r.claims = o.numbers & (1<<(64-claimBits) - 1)
+			in.claims.Store(r.claims << claimBits)
+			if r.way = asking; o.mayRead(peer) {
+				r.way, r.began = in.costs.choose(r.wanted), time.Now()
+			}
+			if r.way == reading {
+				return
+			}
+			o.queue(peer, &outgoing{head: packet{kind: goOn, bytes: r.wanted, number: r.number, answer: r.claims}})
+			return
+		}
+		o.endLong(peer)
+	}
+}
+
+// endLong ends the first long message of a rank, which has come.
+func (o *office) endLong(peer int) {
+	in := &o.in[peer]
+	r := in.longs[0]
+	in.longs = in.longs[1:]
+	o.longs--
+	if !r.began.IsZero() {
+		in.costs.learn(r.way, r.wanted, time.Since(r.began))
+	}
+	o.queue(peer, &outgoing{head: packet{kind: took, number: r.number}})
+	o.received(r)
+}
+
+// moved counts bytes of the first long message of a rank.
+func (o *office) moved(peer int, n int64) {
+	r := o.in[peer].longs[0]
+	if r.got += n; r.got >= r.wanted {
+		o.endLong(peer)
+		o.beginLong(peer)
+	}
+}
+
+// takePiece takes a piece out of the ring. It returns false if no sender writes such a one.
+func (o *office) takePiece(peer int, p *packet) bool {
+	in := &o.in[peer]
+	if len(in.longs) == 0 {
+		return false
+	}
+	r, at := in.longs[0], int64(p.answer)
+	if p.number != r.claims || at < 0 || at >= r.wanted || at%piece != 0 || p.bytes != min(piece, r.wanted-at) {
+		return false
+	}
+	in.take(p, r.data[at:at+p.bytes])
+	r.looked = 0
+	o.moved(peer, p.bytes)
+	return true
+}
+
+// readOn reads the next part of the first long message of a rank in its sender's memory.
+func (o *office) readOn(peer int) {
+	in := &o.in[peer]
+	if len(in.longs) == 0 || !o.mayRead(peer) {
+		return
+	}
+	r := in.longs[0]
+	if r.way == asking {
+		if r.looked++; r.looked < patience {
+			return
+		}
+	}
+	from, part := in.claim(r.claims, r.wanted, readPieces)
+	for end := from + part; from < end; {
+		n, errno := readFrom(in.pid, r.at+uint64(from), r.data[from:end])
+		switch {
+		case errno == syscall.ESRCH: // it has ended: whoever waits here hears of it
+			in.reads = mayNot
+			return
+		case errno != 0 || n == 0:
+			o.breakOff(peer, codeDamaged)
+			return
+		}
+		from += int64(n)
+	}
+	if part > 0 {
+		o.moved(peer, part)
+	}
+}
+
+// goOn begins to send the pieces of a long message. It returns false if no receiver asks so.
+func (o *office) goOn(peer int, p *packet) bool {
+	s, out := o.asked[p.number], &o.out[peer]
+	if s == nil || s.to != peer || out.stream != nil || p.bytes > int64(len(s.data)) {
+		return false
+	}
+	s.wanted, s.claims = p.bytes, p.answer
+	out.stream = s
+	o.streams++
+	return true
+}
+
+// tookAll ends a long message that its receiver has. It returns false if there is none.
+func (o *office) tookAll(peer int, p *packet) bool {
+	s, out := o.asked[p.number], &o.out[peer]
+	if s == nil || s.to != peer || out.stream != nil && out.stream != s {
+		return false
+	}
+	o.endStream(peer)
+	delete(o.asked, p.number)
+	o.end(s.r, 0)
+	return true
+}
+
+func (o *office) endStream(peer int) {
+	if out := &o.out[peer]; out.stream != nil {
+		out.stream = nil
+		o.streams--
+	}
+}
+
+// stream writes pieces of the long message that goes to a rank, as far as there is room. It returns false if the receiver's
+// words cannot be.
+func (o *office) stream(to int) bool {
+	out := &o.out[to]
+	for s := out.stream; ; {
+		room, sound := out.room()
+		if !sound || room < inRing(piece) {
+			return sound
+		}
+		from, n := out.claim(s.claims, s.wanted, 1)
+		if n == 0 {
+			return true
+		}
+		out.put(&packet{kind: data, bytes: n, number: s.claims, answer: uint64(from)}, s.data[from:from+n], &o.far)
+		o.ring(to)
+	}
+}
