@@ -1,6 +1,6 @@
 """Which groups of tests `.ci/run` leaves out: those that take minutes and depend on little.
 
-Prints `test-all` if a commit of the last day has pinned another version of something. Else it
+Prints `test-all` if a commit of the last day has pinned another version of what was pinned. Else it
 prints the targets of the Makefile on whose paths no commit of the last day has changed anything,
 and `make test LEAVE_OUT=...` takes them.
 """
@@ -73,21 +73,26 @@ def touched(root: Path, paths: tuple[str, ...]) -> bool:
     return bool(git(root, "log", "-1", "--since=1.day", "--format=%h", "--", *paths))
 
 
-def pins(root: Path, commit: str) -> set[tuple[str, ...]]:
-    """Return the file, the package and the version of all that a commit pins."""
+def pins(root: Path, commit: str) -> dict[tuple[str, str], str]:
+    """Return the versions that a commit pins, by file and package."""
     files = git(root, "ls-tree", "--name-only", commit).splitlines()
     return {
-        (file, *pinned)
+        (file, package): version
         for file in files
         if re.fullmatch(r"constraints.*\.txt", file)
-        for pinned in re.findall(r"^(\S+)==(\S+)", git(root, "show", f"{commit}:{file}"), re.M)
+        for package, version in re.findall(
+            r"^(\S+)==(\S+)", git(root, "show", f"{commit}:{file}"), re.M
+        )
     }
 
 
 def another_version(root: Path = ROOT) -> bool:
-    """Tell whether what is pinned is not what was pinned a day ago, so far as git knows."""
-    before = git(root, "log", "-1", "--until=1.day", "--format=%H")
-    return not before or pins(root, before) != pins(root, "HEAD")
+    """Tell whether something that was pinned a day ago, so far as git knows, has another version now."""
+    commit = git(root, "log", "-1", "--until=1.day", "--format=%H")
+    before, after = (pins(root, commit), pins(root, "HEAD")) if commit else ({}, {})
+    return not commit or any(
+        after.get(what, version) != version for what, version in before.items()
+    )
 
 
 def left_out(root: Path = ROOT) -> list[str]:

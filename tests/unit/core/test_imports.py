@@ -119,9 +119,9 @@ PADDLE = (
 )
 
 JAX = (
-    ("_private",),
-    ("calls",),
-    ("functions",),
+    ("_late", "_private"),
+    ("_library", "calls"),
+    ("_start", "functions"),
     ("__init__",),
     # imported by those who need them
     ("arrays", "mpi4jax"),

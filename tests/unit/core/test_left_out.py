@@ -63,6 +63,8 @@ def test_another_version_runs_all(tmp_path: Path) -> None:
     assert not left_out.another_version(repo)
     pin(repo, "# sorted\nb==2.0\na==1.0\n", days=0)
     assert not left_out.another_version(repo)
+    pin(repo, "a==1.0\nb==2.0\nc==1.0\n", days=0)
+    assert not left_out.another_version(repo)  # nothing that ran before may run otherwise
     pin(repo, "a==1.0\nb==2.1\n", days=0)
     assert left_out.another_version(repo)
 
