@@ -354,11 +354,7 @@ test-paddle-jobs: .venv-openmpi/.tests | $(RESULTS)
 	@: > $(RESULTS)/paddle-jobs.xml
 	.venv-openmpi/bin/$(call pytest_jobs,paddle-jobs) tests/jobs/paddle
 
-<<<<<<< HEAD
 ## test-jax      paddlempi.jax on 2 and 3 ranks, the latter without MPI; JAX's own processes: programs, wrong use, deaths; the programs of docs/jax.md
-=======
-## test-jax      paddlempi.jax on 2 and 3 ranks, the latter without MPI; jobs and JAX's own processes; the programs of docs/jax.md
->>>>>>> jaxb
 .PHONY: test-jax
 test-jax: test-jax-2 test-jax-3 test-jax-jobs
 # Three ranks have no MPI.

@@ -87,7 +87,7 @@ def pins(root: Path, commit: str) -> dict[tuple[str, str], str]:
 
 
 def another_version(root: Path = ROOT) -> bool:
-    """Tell whether something that was pinned a day ago, so far as git knows, has another version now."""
+    """Tell whether what was pinned a day ago, so far as git knows, has another version now."""
     commit = git(root, "log", "-1", "--until=1.day", "--format=%H")
     before, after = (pins(root, commit), pins(root, "HEAD")) if commit else ({}, {})
     return not commit or any(

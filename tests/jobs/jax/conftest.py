@@ -1,8 +1,4 @@
-<<<<<<< HEAD
 """Tests that run jobs with JAX: they need another world than tests/ranks/jax has, or end one."""
-=======
-"""Tests that run jobs: they need another world than tests/ranks/jax has, or end one."""
->>>>>>> jaxb
 
 from __future__ import annotations
 
