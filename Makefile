@@ -371,7 +371,7 @@ $(foreach ranks,1 2 3 4,$(eval $(call jax_test,$(ranks))))
 .PHONY: test-jax-jobs
 test-jax-jobs: $(JAX)/.jax | $(RESULTS)
 	@: > $(RESULTS)/jax-jobs.xml
-	$(JAX)/bin/$(call pytest_jobs,jax-jobs) -k "jobs/jax or programs_run" --ignore tests/jobs/jax/test_netket.py tests/jobs/jax tests/jobs/docs
+	$(JAX)/bin/$(call pytest_jobs,jax-jobs) --ignore tests/jobs/jax/test_netket.py tests/jobs/jax tests/jobs/docs/test_blocks.py::test_programs_run
 
 .PHONY: test-jax-netket
 test-jax-netket: $(JAX)/.netket | $(RESULTS)
