@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/descriptors"
 	"github.com/paddlempi/paddlempi/gocore/status"
@@ -187,11 +188,18 @@ func (s *server) put(key, value string) (string, error) {
 	return "cmd=put_result rc=0\n", nil
 }
 
+// parting is how long a barrier in MPI_Finalize waits. There MPI wants that all ranks have closed their connections before
+// one of them ends: UCX fails in a rank that closes a connection to a process that has ended. The ranks have left each other
+// in order just before, so they come within milliseconds of each other, and nothing is there any more by which they could meet.
+const parting = 200 * time.Millisecond
+
 // barrier waits until MPI is at the same barrier on all ranks, and takes what it has put there. After
-// MPI_Init it does not wait: the next barrier is in MPI_Finalize, and the ranks have left each other
-// in order before that.
+// MPI_Init it waits for a moment: the next barrier is in MPI_Finalize.
 func (s *server) barrier() error {
 	if s.started.Load() {
+		if s.size > 1 {
+			time.Sleep(parting)
+		}
 		return nil
 	}
 	all, err := s.gather(s.given)
