@@ -17,16 +17,19 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
-// messageSpin is how often a synchronous message tests its requests before it becomes a task of the
-// engine.
-const messageSpin = 300
+// A synchronous message tests its requests messageSpin times before it becomes a task of the engine, and once more for each
+// KiB, up to mostSpin times.
+const (
+	messageSpin = 300
+	mostSpin    = 4096
+)
 
 // spin drives the message for a moment on the caller's thread, and tells whether the message is
 // over.
 func (m *message) spin() bool {
 	var slots [2 * requestsOfTransfer]uintptr
 	poller := m.comm.Poller()
-	for i := 0; i < messageSpin; i++ {
+	for i, most := 0, int(min(mostSpin, messageSpin+max(m.transfers[0].bytes, m.transfers[1].bytes)>>10)); i < most; i++ {
 		if m.Poll() {
 			return true
 		}

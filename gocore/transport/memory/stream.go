@@ -77,17 +77,18 @@ func (c *costs) learn(w way, bytes int64, took time.Duration) {
 	}
 }
 
+func pieces(bytes int64) uint64 { return uint64(bytes+piece-1) / piece }
+
 // claim claims up to most pieces of a message of so many bytes. It returns where they begin and how many bytes they have;
 // 0: all are claimed, or the claims are those of another message.
 func (r *ring) claim(number uint64, bytes int64, most uint64) (from, n int64) {
-	pieces := uint64(bytes+piece-1) / piece
-	for {
+	for all := pieces(bytes); ; {
 		word := r.claims.Load()
 		next := word & (1<<claimBits - 1)
-		if word>>claimBits != number || next >= pieces {
+		if word>>claimBits != number || next >= all {
 			return 0, 0
 		}
-		k := min(most, pieces-next)
+		k := min(most, all-next)
 		if r.claims.CompareAndSwap(word, word+k) {
 			from = int64(next) * piece
 			return from, min(int64(k)*piece, bytes-from)
@@ -113,13 +114,14 @@ func (o *office) beginLong(peer int) {
 		if r.wanted = min(int64(len(r.data)), r.bytes); r.wanted > 0 {
 			o.numbers++
 			r.claims = o.numbers & (1<<(64-claimBits) - 1)
-			in.claims.Store(r.claims << claimBits)
 			if r.way = asking; o.mayRead(peer) {
 				r.way, r.began = in.costs.choose(r.wanted), time.Now()
 			}
-			if r.way == reading {
-				return
+			word := r.claims << claimBits
+			if r.way == reading { // the sender finds nothing to copy, and knows that its message moves
+				word |= pieces(r.wanted)
 			}
+			in.claims.Store(word)
 			o.queue(peer, &outgoing{head: packet{kind: goOn, bytes: r.wanted, number: r.number, answer: r.claims}})
 			return
 		}
@@ -172,12 +174,13 @@ func (o *office) readOn(peer int) {
 		return
 	}
 	r := in.longs[0]
+	from, part := r.got, min(readPieces*piece, r.wanted-r.got)
 	if r.way == asking {
 		if r.looked++; r.looked < patience {
 			return
 		}
+		from, part = in.claim(r.claims, r.wanted, readPieces)
 	}
-	from, part := in.claim(r.claims, r.wanted, readPieces)
 	for end := from + part; from < end; {
 		n, errno := readFrom(in.pid, r.at+uint64(from), r.data[from:end])
 		switch {
