@@ -503,6 +503,16 @@ HOSTED = $(filter-out debian-%,$(MPIS))
 bench-hosts: $(TORCH_newest)/.torch $(foreach mpi,$(HOSTED),.venv-$(mpi)/.tests)
 	$(TORCH_newest)/bin/python benchmarks/on_hosts.py --mpi "$(HOSTED)"
 
+## bench-step    docs/img/step.svg: a step of DDP beside gloo's and plain MPI's, on NP=2 ranks and, as root, also on 2 hosts
+.PHONY: bench-step
+STEP = --step ddp --model mlp-16M --against mpi,gloo --rounds 100 --json $(CURDIR)/build/bench-step
+bench-step: $(TORCH_newest)/.torch
+	@mkdir -p build
+	$(TORCH_newest)/bin/python -m paddlempi.testing.launch -np $(NP) -- python -m paddlempi bench $(STEP)-one.json
+	test "$$(id -u)" != 0 || $(TORCH_newest)/bin/python benchmarks/on_hosts.py --mpi openmpi --shape 2x1 -- $(STEP)-two.json
+	$(TORCH_newest)/bin/python benchmarks/step_picture.py docs/img/step.svg build/bench-step-one.json \
+		$$(test "$$(id -u)" != 0 || echo build/bench-step-two.json)
+
 ## bench-ps      tables and parameter servers, against fbgemm, gRPC, Redis, torch's RPC and TorchRec (LEVELS="table transport ...")
 .PHONY: bench-ps
 LEVELS ?= table transport dense rpc servers model

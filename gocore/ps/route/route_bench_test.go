@@ -11,8 +11,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/op"
 )
 
-// zipf draws n ids of a million whose frequencies fall with the exponent 1.05, as in docs/ps.md, by
-// inversion of the continuous distribution. A factor spreads them over all int64.
+// zipf draws n ids of a million whose frequencies fall with the exponent 1.05, as in docs/benchmarks.md,
+// by inversion of the continuous distribution. A factor spreads them over all int64.
 func zipf(n int) []int64 {
 	const kinds, exponent = 1e6, 1.05
 	random := rand.New(rand.NewPCG(1, 1))

@@ -1,7 +1,7 @@
 /* One update of one row, which hot.h includes. w is the row, s its state, g the gradient, in
  * float32. room holds a row and may be g. The formulas are those of torch's optimizers (of
- * SparseAdam's lazy kind: a row that is not in a push stays as it is), in their order; docs/ps.md
- * has them. */
+ * SparseAdam's lazy kind: a row that is not in a push stays as it is), in their order;
+ * docs/ps-reference.md has them. */
 
 /* prepared returns the gradient after clipping and weight decay. */
 INLINE const float *FN(prepared)(const pt_step *o, const float *w, const float *g, float *room,

@@ -17,7 +17,8 @@ A parameter server gives the ranks roles: trainers compute, servers have the row
         ...
     ps.shutdown()
 
-``docs/ps.md`` has the roles, the modes, the formulas of the optimizers and the memory of a row.
+``docs/ps-guide.md`` has the roles and the modes, ``docs/ps-reference.md`` the formulas of the
+optimizers and the memory of a row.
 """
 
 from importlib import import_module as _import_module

@@ -1,7 +1,7 @@
 """The optimizers of a table, by the formulas of torch's of the same name.
 
 A row that is not in a push stays as it is, also its momentum (torch's ``SparseAdam`` and Paddle's
-``lazy_mode`` do the same). ``docs/ps.md`` has the formulas.
+``lazy_mode`` do the same). ``docs/ps-reference.md`` has the formulas.
 """
 
 from __future__ import annotations

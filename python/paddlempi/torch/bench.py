@@ -220,7 +220,8 @@ class Steps:
         kind: "ddp"; "fsdp2"; or "hsdp", FSDP2 on a mesh that shards on a node and replicates over
             the nodes.
         model: a name of ``MODELS``.
-        against: other contenders: "gloo".
+        against: other contenders: "gloo", "mpi".
+        mpi: the group of the contender "mpi".
 
     Attributes:
         calls: the step of each contender, by name. "no communication", "barrier" and "paddlempi"
@@ -232,7 +233,7 @@ class Steps:
         what: the model and its collectives, in words.
     """
 
-    def __init__(self, kind: str, model: str, against: Sequence[str]) -> None:
+    def __init__(self, kind: str, model: str, against: Sequence[str], mpi: Any = None) -> None:
         self._make = {"ddp": self._ddp, "fsdp2": self._fsdp2, "hsdp": self._hsdp}[kind]
         self._model = model
         self._expected: list[torch.Tensor] | None = None
@@ -246,7 +247,7 @@ class Steps:
         self.checks: dict[str, Callable[[], str]] = {}
         self.absent: dict[str, str] = {}
         for name in ("no communication", "barrier", "paddlempi", *against):
-            group = gloo() if name == "gloo" else calls.group.WORLD
+            group = gloo() if name == "gloo" else mpi if name == "mpi" else calls.group.WORLD
             if isinstance(group, str):
                 self.absent[name] = group
                 continue

@@ -33,9 +33,11 @@ def test_it_reports(tmp_path: Path) -> None:
         assert (step["kind"], step["model"], step["rounds"]) == (kind, "mlp-1M", 2)
         assert step["what"] == f"1.0 MiB of gradients, {collectives} collectives a step"
         names = {"no communication", "barrier", "paddlempi", "paddlempi again"}
-        assert set(step["ms"]) - {"gloo"} == {*names, "collectives alone"}
+        assert set(step["ms"]) - {"gloo", "mpi"} == {*names, "collectives alone"}
+        assert ("mpi" in step["tanc_ms"]) != ("mpi" in step["absent"]), step  # absent: hsdp
+        assert ("mpi" in step["absent"]) == (kind == "hsdp" or record["mpi"] is None), step
         assert "gloo" in step["ms"] or step["absent"]["gloo"]
-        assert set(step["tanc_ms"]) - {"gloo"} == {"barrier", "paddlempi"}
+        assert set(step["tanc_ms"]) - {"gloo", "mpi"} == {"barrier", "paddlempi"}
         assert min(step["ms"].values()) > 0
 
 

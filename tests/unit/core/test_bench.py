@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import io
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +84,7 @@ def test_wrong_arguments(
         (["all", "--plot", "p.svg"], "a picture shows one operation"),
         (["barrier", "--plot", "p.svg"], "a picture shows one operation"),
         (["--against", "gloo,none"], "--against gloo,none: none stands alone"),
-        (["--step", "ddp", "--against", "mpi"], "steps are compared with gloo only"),
+        (["--step", "ddp", "--against", "mpi4py"], "compared with gloo and mpi only"),
         (["--model", "mlp-1M"], "models are of --step"),
         (["ps", "--against", "gloo"], "--against is not for ps"),
         (["ps", "--level", "dense", "--plot", "p.svg"], "--plot is not for ps"),
@@ -457,6 +460,40 @@ def test_the_table_of_steps() -> None:
     assert "3.00 times paddlempi's" in text
     assert "(paddlempi - barrier) : this = 0.50" in text
     assert "not measured: mpi: why" in text
+
+
+def test_the_picture_of_steps_has_a_bar_for_each_contender() -> None:
+    text = picture.bars("a step", "grey", [("one", 10, {"paddlempi": 5.0, "gloo": 30.0})])
+    bars = re.findall(r"width='([\d.]+)' height='18' fill='(#\w+)'", text)
+    lengths = [float(length) for length, _ in bars]
+    assert len({fill for _, fill in bars}) == 3
+    assert lengths[0] == lengths[2] and lengths[1] / lengths[0] == pytest.approx(0.5, abs=0.01)
+    assert lengths[3] / lengths[2] == pytest.approx(3, abs=0.01)
+    assert "10.0 + 30.0 ms" in text and "width='0.0'" not in text
+    quiet = picture.bars("a step", "grey", [("one", 10, {"paddlempi": -1.0})])
+    assert "width='0.0' height='18'" in quiet and "10.0 + -1.0 ms" in quiet
+
+
+def test_the_picture_of_a_step_needs_all_contenders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """benchmarks/step_picture.py draws records of the command."""
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[3] / "benchmarks"))
+    step_picture = importlib.import_module("step_picture")
+    ms = samples(silent=10, barrier=11, ours=13, mpi=15, gloo=19, alone=2, again=13)
+    row = steps.summary("ddp", "mlp-16M", "x", ms, {}).record()
+    record = {"steps": [row], "nodes": 1, "ranks": 2, "shape": "1 x 2", "mpi": {"name": "X"}}
+    hosts = record | {"nodes": 2, "shape": "2 x 1"}
+    files = [tmp_path / name for name in ("one.json", "two.json")]
+    for file, content in zip(files, (record, hosts), strict=True):
+        file.write_text(json.dumps(content))
+    step_picture.main(str(tmp_path / "step.svg"), *map(str, files))
+    text = (tmp_path / "step.svg").read_text()
+    assert "one node, 2 ranks, X: ddp mlp-16M, 20 rounds" in text and "2 nodes (2 x 1), X" in text
+    assert text.count("12.0 + 9.0 ms") == 2  # gloo, on each
+    del row["tanc_ms"]["mpi"]
+    with pytest.raises(SystemExit, match="mpi is not measured"):
+        step_picture.group(record)
 
 
 class Terminal(io.StringIO):

@@ -32,7 +32,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 
 CHECK = """
 import numpy as np
-mine = [p.numpy().tobytes() for p in model.parameters()]
+mine = [p.detach().numpy().tobytes() for p in model.parameters()]
 everyone = [None] * dist.get_world_size()
 dist.all_gather_object(everyone, mine)
 assert dist.get_world_size() == 2 and everyone == [mine, mine]

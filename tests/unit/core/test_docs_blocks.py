@@ -78,7 +78,7 @@ def check_command(words: list[str]) -> bool:
             assert count.isdigit()
             assert check_command(rest)
         case ["mpirun" | "srun", *rest]:
-            return check_command(rest)
+            return check_command(list(itertools.dropwhile(lambda w: w.startswith("--"), rest)))
         case ["make", *rest]:
             for word in rest:
                 assert re.match(r"[A-Z_]+=", word) or word in VERBS, f"make {word}"

@@ -97,7 +97,7 @@ def add_to(commands: Any) -> None:
         default=[],
         metavar="KIND,...",
         help="training steps: ddp, fsdp2, hsdp (FSDP2 on each node, gradients averaged over the "
-        "nodes), paddle (with --against gloo: over gloo too)",
+        "nodes), paddle (with --against gloo: over gloo too; mpi: ddp and fsdp2 over plain MPI)",
     )
     parser.add_argument(
         "--model", type=lambda text: text.split(","), metavar="NAME,...", help="of --step; all"
@@ -239,10 +239,8 @@ def _check(chosen: argparse.Namespace) -> None:
         raise ArgumentError(missing)
     if chosen.model and not chosen.step:
         raise ArgumentError(f"bench: --model {','.join(chosen.model)}: models are of --step")
-    if chosen.step and chosen.against and "gloo" not in chosen.against and not chosen.operations:
-        raise ArgumentError(
-            f"bench: --against {','.join(chosen.against)}: steps are compared with gloo only"
-        )
+    if chosen.step and chosen.against == ["mpi4py"] and not chosen.operations:
+        raise ArgumentError("bench: --against mpi4py: steps are compared with gloo and mpi only")
 
 
 def _no_folder(chosen: argparse.Namespace) -> str:
@@ -276,7 +274,7 @@ def _measure(chosen: argparse.Namespace) -> None:
     rows, absent = _operations(chosen, found["nodes"] > 1, say, bar)
     measured = []
     for kind, model in models:
-        against = [name for name in chosen.against if name == "gloo"]
+        against = [name for name in chosen.against if name in ("gloo", "mpi")]
         measured.append(steps.measure(kind, model, against, chosen.rounds, bar.show))
         bar.next()
         say(*report.step_lines(measured[-1]))

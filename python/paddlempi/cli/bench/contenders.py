@@ -18,7 +18,7 @@ from ...errors import ArgumentError
 from .operations import storage
 from .sampling import Call
 
-__all__ = ["Buffer", "Contender", "Framework", "front", "make", "stop"]
+__all__ = ["Buffer", "Contender", "Framework", "front", "make", "plain_group", "stop"]
 
 
 class Buffer(NamedTuple):
@@ -188,14 +188,27 @@ def _without_mpi() -> bool:
     return bool(_native.control("info")["transport"] != "mpi")
 
 
+def plain_group(of: Any, *operations: str) -> tuple[Any, int] | str:
+    """Make a group whose operations are plain MPI's, or say why there is none. Collective.
+
+    Args:
+        of: a ``Framework``, or the module ``bench`` of a framework's front.
+        operations: those that are forced to MPI.
+    """
+    if _without_mpi():
+        return _NO_MPI
+    with _forced(",".join(f"{operation}:mpi" for operation in operations)):
+        made: tuple[Any, int] = of.new_group()
+        return made
+
+
 def _plain_mpi(operation: str, tensors: Framework) -> Contender | str:
     if operation == "sendrecv":
         return "the way of messages cannot be chosen"
-    if _without_mpi():
-        return _NO_MPI
-    with _forced(f"{operation}:mpi"):
-        made, number = tensors.new_group()
-    return replace(_by(tensors, "mpi", operation, made, number), algorithm="mpi")
+    made = plain_group(tensors, operation)
+    if isinstance(made, str):
+        return made
+    return replace(_by(tensors, "mpi", operation, *made), algorithm="mpi")
 
 
 @contextmanager

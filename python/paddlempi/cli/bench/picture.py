@@ -1,4 +1,4 @@
-"""Draws times over bytes, and losses over time, as SVG. It needs nothing but Python."""
+"""Draws times over bytes, losses over time, and steps, as SVG. It needs nothing but Python."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from .collectives import AGAIN, Row
 
-__all__ = ["curves", "draw"]
+__all__ = ["bars", "curves", "draw"]
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 760, 420, 70, 130, 40, 50
 _COLORS = {
@@ -122,6 +122,42 @@ def curves(
         color = _OF_CURVES[number % len(_OF_CURVES)]
         out.append(_text(_WIDTH - _RIGHT + 10, top + 20 + 18 * number, name, "start", color))
     return "\n".join([*out, "</svg>", ""])
+
+
+def bars(title: str, what: str, groups: Sequence[tuple[str, float, Mapping[str, float]]]) -> str:
+    """Return a picture of bars below each other, all on one axis that begins at 0.
+
+    Args:
+        title: the words above the picture.
+        what: the words of the grey part of each bar.
+        groups: of each its words, the length of the grey part, and what comes on top of it for
+            each contender. A length below 0 is drawn as 0.
+    """
+    wide = _WIDTH - 2 * _RIGHT
+    most = max(max(base + above for above in on_top.values()) for _, base, on_top in groups)
+    out, at = [_text(_WIDTH / 2, 22, title)], float(_TOP)
+    for words, base, on_top in groups:
+        out.append(_text(20, at + 14, words, "start"))
+        at += 24
+        for name, above in on_top.items():
+            grey, more = (wide * max(length, 0.0) / most for length in (base, above))
+            color = _COLORS[name]
+            out.append(_text(_RIGHT - 10, at + 13, name, "end", color))
+            for left, width, fill in ((0.0, grey, _RULE), (grey, more, color)):
+                place = f"x='{_RIGHT + left:.1f}' y='{at:.1f}' width='{width:.1f}' height='18'"
+                out.append(f"<rect {place} fill='{fill}'/>")
+            end = _RIGHT + grey + more + 6
+            out.append(_text(end, at + 13, f"{base:.1f} + {above:.1f} ms", "start", color))
+            at += 24
+        at += 12
+    out.append(f"<rect x='{_RIGHT}' y='{at:.1f}' width='18' height='12' fill='{_RULE}'/>")
+    out.append(_text(_RIGHT + 26, at + 11, what, "start"))
+    height = at + 28
+    head = (
+        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {_WIDTH} {height:.0f}'>",
+        f"<rect width='{_WIDTH}' height='{height:.0f}' fill='white'/>",
+    )
+    return "\n".join([*head, *out, "</svg>", ""])
 
 
 def readable(size: int) -> str:

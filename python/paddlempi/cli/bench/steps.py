@@ -13,7 +13,7 @@ from typing import Any
 
 from ...collectives import barrier
 from .collectives import AGAIN, LEAST_ROUNDS, OURS, WrongResultError, of_all_ranks
-from .contenders import front
+from .contenders import front, plain_group
 from .figures import Quartiles, differs, quantile, quartiles
 from .sampling import Call, shuffled, slowest, stamped
 
@@ -22,7 +22,11 @@ __all__ = ["ALONE", "BARRIER", "KINDS", "SILENT", "StepRow", "measure", "summary
 KINDS = {"ddp": "torch", "fsdp2": "torch", "hsdp": "torch", "paddle": "paddle"}
 """The kinds of steps, and the front that makes them."""
 
+PLAIN = {"ddp": ["all_reduce"], "fsdp2": ["all_gather", "reduce_scatter"]}
+"""The kinds that can be measured over plain MPI, and the collectives of their steps."""
+
 SILENT, BARRIER, ALONE = "no communication", "barrier", "collectives alone"
+_NOT_PLAIN = f"steps of {' and '.join(PLAIN)} only"
 WARM = 3
 PARTS = 5
 """A ratio of single rounds says little: a TANC is a difference, which may be near 0."""
@@ -78,7 +82,7 @@ def measure(
     Args:
         kind: of ``KINDS``.
         model: of the front's ``MODELS``.
-        against: contenders besides paddlempi: "gloo".
+        against: contenders besides paddlempi: "gloo", "mpi".
         rounds: how many steps of each contender are measured.
         progress: gets what is measured, and which part of it is done, from 0 to 1.
 
@@ -87,8 +91,18 @@ def measure(
     """
     label = f"{kind} {model}"
     progress(label, 0)
-    steps = front(KINDS[kind]).Steps(kind, model, against)
-    absent: dict[str, str] = dict(steps.absent)
+    framework = front(KINDS[kind])
+    absent: dict[str, str] = {}
+    given: dict[str, Any] = {}
+    if "mpi" in against:
+        plain = plain_group(framework, *PLAIN[kind]) if kind in PLAIN else _NOT_PLAIN
+        if isinstance(plain, str):
+            absent["mpi"] = plain
+        else:
+            given["mpi"] = plain[0]
+    others = [name for name in against if name not in absent]
+    steps = framework.Steps(kind, model, others, **given)
+    absent |= steps.absent
     for name, check in steps.checks.items():
         for rank, reason in enumerate(of_all_ranks(check())):
             if not reason:
