@@ -427,12 +427,13 @@ test-build: .venv-tools/.tools | $(RESULTS)
 	@: > $(RESULTS)/build.xml
 	.venv-tools/bin/$(call pytest,build) tests/build
 
-## generate      write the files generated from the tables of operations, launchers and rooms, the exports, types and docs of collectives, the gRPC code, the licenses, and the PTX of the kernels
+## generate      write the files generated from the tables of operations, launchers and rooms, the exports, types and docs of collectives, the table of settings, the gRPC code, the licenses, and the PTX of the kernels
 .PHONY: generate
 generate: .venv-tools/.tools
 	$(GO) run ./tools/opgen
 	.venv-tools/bin/python tools/rooms.py
 	.venv-tools/bin/python tools/fronts.py
+	.venv-tools/bin/python tools/settings.py
 	.venv-tools/bin/python tools/pspb.py
 	.venv-tools/bin/python tools/licenses.py
 	.venv-tools/bin/python tools/ptx/ptx.py
@@ -448,6 +449,7 @@ verify: .venv-tools/.tools lint
 	$(GO) run ./tools/opgen -check
 	.venv-tools/bin/python tools/rooms.py --check
 	.venv-tools/bin/python tools/fronts.py --check
+	.venv-tools/bin/python tools/settings.py --check
 	.venv-tools/bin/python tools/way/way.py --check
 	.venv-tools/bin/python tools/pspb.py --check
 	.venv-tools/bin/python tools/licenses.py --check
