@@ -96,7 +96,7 @@ LEAVE_OUT ?=
 # so that both lanes end together.
 faults_of = $(addprefix test-faults-,$(filter $(1),$(MPIS)))
 TESTS = test-torch-jobs-newest test-cluster test-programs $(call faults_of,openmpi) test-torch-suite-newest test-docs test-examples \
-	test-paddle-jobs $(call faults_of,mpich) test-faults-ps test-unit fuzz test-torch-newest-2 test-torch-newest-3 $(call faults_of,impi) \
+	test-paddle-jobs $(call faults_of,mpich) test-faults-ps test-unit test-docs-site fuzz test-torch-newest-2 test-torch-newest-3 $(call faults_of,impi) \
 	test-cuda soak test-wheels test-aarch64-core test-new-collective $(call faults_of,debian-%) $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu) test-paddle-openmpi-2 test-paddle-openmpi-3 test-jax-2 test-jax-3 test-jax-jobs test-abi \
 	$(foreach mpi,$(MPIS),$(foreach ranks,$(call ranks_of,$(mpi)),test-mpi-$(mpi)-$(ranks))) test-mpi-node-2 test-torch-newest-4 test-torch-newest-1
 # What test-all adds.
@@ -402,6 +402,19 @@ test-docs: $(TORCH_newest)/.programs | $(RESULTS)
 	@: > $(RESULTS)/docs.xml
 	$(TORCH_newest)/bin/$(call pytest_jobs,docs) tests/jobs/docs
 
+## docs          the site of the documents, in build/site: no link or anchor is dead, every public name is documented
+SITE := build/site
+.PHONY: docs
+docs: .venv-docs/.tools
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build
+	@echo "$(SITE)/index.html"
+
+## test-docs-site the site in Debian's Chromium: no error, the search finds, readable at 400 pixels, nothing serious from axe
+.PHONY: test-docs-site
+test-docs-site: .venv-docs/.tools .debian-chromium/.asked | $(RESULTS)
+	@: > $(RESULTS)/docs-site.xml
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/$(call pytest,docs-site) tests/site
+
 ## test-cluster  several hosts and a small Slurm on this machine: as root, with Debian's iproute2 and slurm-wlm
 .PHONY: test-cluster
 test-cluster: environments $(FAKE_CUDA) | $(RESULTS)
@@ -414,12 +427,13 @@ test-build: .venv-tools/.tools | $(RESULTS)
 	@: > $(RESULTS)/build.xml
 	.venv-tools/bin/$(call pytest,build) tests/build
 
-## generate      write the files generated from the tables of operations, launchers and rooms, the exports, types and docs of collectives, the gRPC code, the licenses, and the PTX of the kernels
+## generate      write the files generated from the tables of operations, launchers and rooms, the exports, types and docs of collectives, the table of settings, the gRPC code, the licenses, and the PTX of the kernels
 .PHONY: generate
 generate: .venv-tools/.tools
 	$(GO) run ./tools/opgen
 	.venv-tools/bin/python tools/rooms.py
 	.venv-tools/bin/python tools/fronts.py
+	.venv-tools/bin/python tools/settings.py
 	.venv-tools/bin/python tools/pspb.py
 	.venv-tools/bin/python tools/licenses.py
 	.venv-tools/bin/python tools/ptx/ptx.py
@@ -435,6 +449,7 @@ verify: .venv-tools/.tools lint
 	$(GO) run ./tools/opgen -check
 	.venv-tools/bin/python tools/rooms.py --check
 	.venv-tools/bin/python tools/fronts.py --check
+	.venv-tools/bin/python tools/settings.py --check
 	.venv-tools/bin/python tools/way/way.py --check
 	.venv-tools/bin/python tools/pspb.py --check
 	.venv-tools/bin/python tools/licenses.py --check
@@ -575,7 +590,7 @@ test-wheels: $(PUBLISHED)/.built .venv-wheels/.tools .debian-old/.asked | $(RESU
 ## clean         remove all files that make has made
 .PHONY: clean
 clean:
-	rm -rf .venv-openmpi .venv-mpich .venv-impi .venv-debian-openmpi .venv-debian-mpich .venv-aarch64 .venv-wheels .debian-arm64 .debian-old $(TORCH_oldest) $(JAX) $(UNPINNED) $(TORCHREC) \
+	rm -rf .venv-openmpi .venv-mpich .venv-impi .venv-debian-openmpi .venv-debian-mpich .venv-aarch64 .venv-wheels .debian-arm64 .debian-old .venv-docs .debian-chromium $(SITE) $(TORCH_oldest) $(JAX) $(UNPINNED) $(TORCHREC) \
 		.venv-tools .debian-mpi $(RESULTS) dist $(WHEEL) build/lib*.so python/paddlempi/_core.abi3.so
 
 ## help          this list
@@ -740,6 +755,17 @@ $(PUBLISHED)/.built: $(SOURCES) tools/wheels.py MANIFEST.in README.md LICENSE co
 .venv-wheels/.tools: tools/requirements-wheels.txt constraints.txt
 	$(PYTHON) -m venv --clear .venv-wheels
 	.venv-wheels/bin/pip install -r tools/requirements-wheels.txt
+	@touch $@
+
+.venv-docs/.tools: tools/requirements-docs.txt constraints.txt
+	$(PYTHON) -m venv --clear .venv-docs
+	.venv-docs/bin/pip install -r tools/requirements-docs.txt
+	@touch $@
+
+# The browser for the tests of the site.
+.debian-chromium/.asked: tools/debian_chromium.sh tools/debian_root.sh
+	@reason=$$(tools/debian_chromium.sh .debian-chromium); status=$$?; mkdir -p .debian-chromium; \
+	case $$status in 0) ;; 3) echo "$$reason" | tee .debian-chromium/.reason ;; *) exit $$status ;; esac
 	@touch $@
 
 # A system with glibc 2.31. Its Python is too old for the package, and can load the core.

@@ -17,6 +17,7 @@ from setuptools.command.sdist import sdist
 sys.path.insert(0, str(Path(__file__).resolve().parent / "tools" / "build"))
 
 import core
+import links
 import sbom
 import toolchain
 
@@ -105,7 +106,10 @@ class Wheel(bdist_wheel):
 toolchain.check_python()
 # An empty build folder: setuptools would also pack old modules that it finds in build/.
 scratch = tempfile.TemporaryDirectory(prefix="paddlempi-build-")
+readme = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
 setup(
+    long_description=links.absolute(readme, "README.md"),
+    long_description_content_type="text/markdown",
     ext_modules=[Extension("paddlempi._core", sources=[], py_limited_api=True)],
     cmdclass={"build_ext": BuildCore, "bdist_wheel": Wheel, "sdist": Sources},
     options={

@@ -188,7 +188,7 @@ func (c *collective) checkReduce(t *op.Trait) error {
 		return nil
 	}
 	if !op.Defined(a.Reduce, a.DType) {
-		return status.New(status.Type, "%s: %s is not defined for %s (docs/ops.md has the table)", a.Code, a.Reduce, a.DType)
+		return status.New(status.Type, "%s: %s is not defined for %s (%s/ops.md has the table)", a.Code, a.Reduce, a.DType, status.Pages)
 	}
 	if a.Reduce == op.Avg && t.Prefix {
 		return status.New(status.Type, "%s: AVG has no meaning for a scan; use SUM and divide", a.Code)

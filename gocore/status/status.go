@@ -45,6 +45,10 @@ const (
 	PeerDied           Code = 27 // Ranks have died: their processes ended without leaving
 )
 
+// Pages is the address of the documents, for errors that name one: a user has no docs/ beside the
+// package. [project.urls] in pyproject.toml and paddlempi._pages have the same.
+const Pages = "https://github.com/paddlempi/paddlempi/blob/main/docs"
+
 // Error is the only type of error that leaves the core.
 type Error struct {
 	Code     Code

@@ -10,7 +10,8 @@
 
 The MPI of the launcher is found at run time; ``python -m paddlempi info`` says which it is and why.
 All exceptions are in :mod:`paddlempi.errors`. What holds for all collectives, tensors included, is
-in :mod:`paddlempi.collectives`.
+in :mod:`paddlempi.collectives`. The documents that docstrings name, as ``docs/install.md``, are at
+https://github.com/paddlempi/paddlempi/tree/main/docs.
 """
 
 from importlib import import_module as _import_module

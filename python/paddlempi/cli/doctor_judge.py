@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from .._pages import PAGES
+
 __all__ = ["Finding", "judge", "spell"]
 
 _Facts = dict[str, Any]
@@ -402,7 +404,7 @@ def _devices(facts: Sequence[_Facts]) -> list[Finding]:
             found = f"{host}: {spell(ranks)} share {uuid}"
             advice = (
                 "they take turns: one rank for each GPU is faster, or start "
-                "nvidia-cuda-mps-control -d before the job (docs/gpu.md)"
+                f"nvidia-cuda-mps-control -d before the job ({PAGES}/gpu.md)"
             )
             findings.append(Finding("shared gpu", "warn", found, advice))
     errors = [fact for fact in facts if fact["cuda"]["error"]]

@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from .. import _native, group, objects
+from .._pages import PAGES
 from ..errors import ArgumentError
 from ..group_arguments import to_seconds
 from ..start import worlds
@@ -122,7 +123,7 @@ def expect(rank: int, size: int) -> None:
     problem = f"{', '.join(wrong)} given to MPI's rank {mpi_rank} of {mpi_size}" if wrong else None
     advice = (
         "leave rank and world_size out, because MPI knows them, or give MPI's. A framework that "
-        "gives them reads them from variables: docs/torch.md says which"
+        f"gives them reads them from variables: {PAGES}/torch.md says which"
     )
     try:
         _raise_together("init_process_group", problem, advice)
