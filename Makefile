@@ -413,7 +413,7 @@ docs: .venv-docs/.tools
 .PHONY: test-docs-site
 test-docs-site: .venv-docs/.tools .debian-chromium/.asked | $(RESULTS)
 	@: > $(RESULTS)/docs-site.xml
-	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/$(call pytest,docs-site) tests/site
+	.venv-docs/bin/$(call pytest,docs-site) tests/site
 
 ## test-cluster  several hosts and a small Slurm on this machine: as root, with Debian's iproute2 and slurm-wlm
 .PHONY: test-cluster
