@@ -262,7 +262,7 @@ $(foreach mpi,$(MPIS),$(eval $(call faults_test,$(mpi))))
 # Left out: tests of minutes (gigabytes, made-up examples, damaged words), those of frameworks, which have no wheel or take
 # gigabytes, one with a deadline of half a second, and those of documents, make and the repository, which no processor changes.
 AARCH64_LEFT_OUT := $(addprefix --ignore tests/ranks/core/test_,large.py corruption.py frameworks.py properties.py) \
-	$(addprefix --ignore tests/unit/core/test_,docs.py docs_blocks.py makefile.py left_out.py imports.py tried_twice.py bench.py) \
+	$(addprefix --ignore tests/unit/core/test_,addresses.py docs.py docs_blocks.py makefile.py left_out.py imports.py tried_twice.py bench.py) \
 	--deselect tests/ranks/core/test_interrupt.py::test_what_mpi_goes_on_reading
 .PHONY: test-aarch64
 QEMU_FLAGS ?=
@@ -413,7 +413,7 @@ docs: .venv-docs/.tools
 .PHONY: test-docs-site
 test-docs-site: .venv-docs/.tools .debian-chromium/.asked | $(RESULTS)
 	@: > $(RESULTS)/docs-site.xml
-	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/$(call pytest,docs-site) tests/site
+	.venv-docs/bin/$(call pytest,docs-site) tests/site
 
 ## test-cluster  several hosts and a small Slurm on this machine: as root, with Debian's iproute2 and slurm-wlm
 .PHONY: test-cluster

@@ -50,6 +50,31 @@ GROUPS = {
         "tests/jobs/torch/pytorch_suite.py",
         "tests/jobs/torch/test_pytorch_suite.py",
     ),
+    # The site of the documents; the packages' __init__.py have the public names.
+    ("test-docs-site",): (
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "README.md",
+        "constraints.txt",
+        "docs",
+        "mkdocs.yml",
+        "python/paddlempi/__init__.py",
+        "python/paddlempi/io/__init__.py",
+        "python/paddlempi/jax/__init__.py",
+        "python/paddlempi/paddle",
+        "python/paddlempi/ps/__init__.py",
+        "python/paddlempi/testing/__init__.py",
+        "python/paddlempi/torch",
+        "tests/helpers/site_build.py",
+        "tests/site",
+        "tools/build/links.py",
+        "tools/debian_chromium.sh",
+        "tools/debian_root.sh",
+        "tools/requirements-docs.txt",
+        "tools/site.css",
+        "tools/site.js",
+        "tools/site_hook.py",
+    ),
     # The generators of what a new collective needs. tests/unit/core/test_ops.py always looks for
     # other lists of operations.
     ("test-new-collective",): (

@@ -48,6 +48,11 @@ def test_metadata(zig_built: Built) -> None:
         folder = next(name for name in archive.namelist() if name.endswith("/METADATA"))
         metadata = message_from_string(archive.read(folder).decode())
         entry_points = archive.read(folder.replace("METADATA", "entry_points.txt")).decode()
+    text = metadata.get_payload()
+    assert isinstance(text, str) and "blob/main/docs/install.md)" in text  # where README is shown
+    assert not re.search(r"\]\((?!https://)", text)
+    addresses = dict(one.split(", ") for one in metadata.get_all("Project-URL") or [])
+    assert {"Homepage", "Documentation", "Changelog", "Issues"} == addresses.keys()
     required = metadata.get_all("Requires-Dist") or []
     assert all("extra ==" in requirement for requirement in required)
     assert set(metadata.get_all("Provides-Extra") or []) == {"openmpi", "mpich", "impi"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,16 +11,10 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
+from site_build import ROOT, build
 
-ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = ROOT / ".debian-chromium"
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tools" / "build")]
-
-
-def build(tree: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Build the site of a tree into a folder."""
-    command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(folder)]
-    return subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=120)
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import site_hook
-from conftest import ROOT, build
 from markdown_it import MarkdownIt
+from site_build import ROOT, build
 
 # What a reader sees of the structure. Of lists with blank lines between some items, the two make
 # other paragraphs.

@@ -29,7 +29,7 @@ MPI = {"gocore", "gocore/diagnose", "gocore/coll", "gocore/pmi", "gocore/mpi/mpi
 # The floors of the Python package, from the bottom up. A module imports modules of lower floors, or
 # of its own floor. A folder is one entry.
 PYTHON = (
-    ("errors", "_ops", "tensor_types"),
+    ("errors", "_ops", "_pages", "tensor_types"),
     ("reduce_op", "_marks", "_processes", "group_arguments"),
     ("_native",),
     ("tensors",),
