@@ -31,6 +31,9 @@ NOT_CHECKED = "W009"
 # the same Py_buffer, and is tested.
 NEWER_THAN_3_10 = {"PyBuffer_Release", "PyObject_CheckBuffer", "PyObject_GetBuffer"}
 
+# The core, and the library that jaxlib loads as its MPI, which has nothing of Python.
+LIBRARIES = 2
+
 
 def make(folder: Path, machines: list[str]) -> None:
     """Write the source distribution and a wheel for each machine to an empty folder."""
@@ -84,8 +87,8 @@ def _stable_abi(wheel: str) -> list[str]:
         newer = set(result["future_abi3_objects"]) - NEWER_THAN_3_10
         if newer or result["non_abi3_symbols"] or not result["is_abi3"]:
             return [f"abi3audit {name}: {result}"]
-    if len(found) != 1:
-        return [f"abi3audit {name}: it looked at {len(found)} modules"]
+    if len(found) != LIBRARIES:
+        return [f"abi3audit {name}: it looked at {len(found)} libraries"]
     print(f"abi3audit {name}: good but for the functions of the buffer protocol")
     return []
 

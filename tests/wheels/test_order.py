@@ -146,7 +146,8 @@ def test_no_order_is_asked_for_elsewhere(name: str) -> None:
 
 # Go's side: functions that read or write a word of memory that ranks share, and how.
 GO = {
-    "arrive.(*gathering).look": {"LDAR"},
+    "arrive.(*gathering).hear": {"LDAR"},
+    "arrive.(*gathering).listen": {"LDAR"},
     "arrive.(*Board).put": {"STLR"},
     "arrive.(*gathering).tellNode": {"STLR"},
     "heap.(*Heap).enter": {"STLR"},
@@ -155,8 +156,11 @@ GO = {
     "trace.Mark.End": {"STLR"},
     "trace.Mark.lock": {"LDAR"},
     "transport/memory.(*office).collect": {"LDAR", "STLR"},
-    "transport/memory.(*office).deliver": {"LDAR", "STLR"},
+    "transport/memory.(*office).write": {"LDAR"},
+    "transport/memory.(*office).stream": {"LDAR"},
     "transport/memory.(*office).progress": {"LDAR"},
+    "transport/memory.(*ring).put": {"STLR"},
+    "transport/memory.(*ring).claim": {"LDAR"},
 }
 
 

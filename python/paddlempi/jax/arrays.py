@@ -14,12 +14,11 @@ from .._ops import Op
 from ..arguments import refuse
 from ..errors import ArgumentError
 from ..group import ProcessGroup, group_of_id
-from .calls import Call, apply
+from .calls import ELEMENTWISE, Call, apply
 from .functions import check_array
 
 __all__ = ["carry_out"]
 
-_IN_PLACE = (Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE, Op.SCAN, Op.EXSCAN)
 _OTHERS = {
     Op.ALL_GATHER: "all_gather(x)",
     Op.REDUCE_SCATTER: "reduce_scatter(x)",
@@ -58,7 +57,7 @@ def carry_out(
     """
     op = Op(code)  # type: ignore[call-arg]
     group = None if group_id == 0 else group_of_id(group_id)
-    if op not in _IN_PLACE or send is not None or not isinstance(recv, jax.Array):
+    if op not in ELEMENTWISE or send is not None or not isinstance(recv, jax.Array):
         instead = _OTHERS.get(op)
         _refuse(
             op,

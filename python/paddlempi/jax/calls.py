@@ -22,12 +22,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import _native
-from .._ops import Op, ReduceCode
+from .._ops import Arity, Op, ReduceCode, Shares, Who
 from ..group import ProcessGroup, members
 from . import _private
 from ._private import ORDER, Zero
 
-__all__ = ["Call", "apply"]
+__all__ = ["ELEMENTWISE", "Call", "apply"]
 
 _TARGET = "paddlempi_call"
 
@@ -136,14 +136,23 @@ def _lower(ctx: Any, *operands: Any, call: Call, ordered: bool, **_: Any) -> Any
     _register()
     gives = call.code is not Op.RECV and (call.code is not Op.SCATTER or call.is_root)
     sent = operands if gives else ()
-    # The first two work in place in the core. The third may, which saves a loop a copy.
-    aliased = call.code in (Op.BROADCAST, Op.EXSCAN, Op.ALL_REDUCE)
+    # Where a rank gets nothing it keeps what it has. All-reduce may work in place, which saves a
+    # loop a copy.
+    keeps = call.code.trait.gets in (Who.EXCEPT_ROOT, Who.EXCEPT_FIRST)
+    aliased = keeps or call.code is Op.ALL_REDUCE
     return _private.emit(ctx, _TARGET, sent, call.attribute(), ordered=ordered, aliased=aliased)
 
 
 # vmap: one call has the whole batch, because all ranks batch the same function
 
-_ELEMENTWISE = (Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE, Op.SCAN, Op.EXSCAN)
+ELEMENTWISE = tuple(
+    code
+    for code in Op
+    if (code.trait.reduces or code.trait.rooted)
+    and code.trait.shares is Shares.NO_SHARES
+    and code.trait.recv is not Arity.MANY
+)
+"""Operations whose result is as long as what each rank gives."""
 _PARTS_GIVEN = (Op.REDUCE_SCATTER, Op.SCATTER, Op.ALL_TO_ALL)
 _PARTS_GOT = (Op.ALL_GATHER, Op.GATHER, Op.ALL_TO_ALL)
 
@@ -165,7 +174,7 @@ def _batch(
     (array,), (dim,) = operands, dims
     length = array.shape[dim]
     to = 0
-    if call.code in _ELEMENTWISE:
+    if call.code in ELEMENTWISE:
         to = dim
     else:
         gives_parts = call.code in _PARTS_GIVEN and (call.code is not Op.SCATTER or call.is_root)
@@ -312,5 +321,6 @@ def _primitive(code: Op) -> Any:
 
 _primitives = {
     code: _primitive(code)
-    for code in (*_LINEAR, *_WITHOUT_RESULT, Op.RECV, Op.GATHER, Op.SCATTER, Op.SCAN, Op.EXSCAN)
+    for code in Op
+    if code in (*ELEMENTWISE, *_LINEAR, *_WITHOUT_RESULT, Op.RECV, Op.GATHER, Op.SCATTER)
 }
