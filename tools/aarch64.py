@@ -50,11 +50,22 @@ def make(debian: Path, environment: Path, wheel: Path, requirements: list[str]) 
     aarch64 = ["--python-version", "3.11", "--only-binary", ":all:"]
     aarch64 += [word for name in PLATFORMS for word in ("--platform", f"{name}_aarch64")]
     _pip("install", "--target", str(packages), *aarch64, str(wheel), *requirements)
+    _fill_up(packages / "paddlempi" / "_core.abi3.so")
     with tempfile.TemporaryDirectory() as scratch:
         _pip("download", "--no-deps", "--dest", f"{scratch}/aarch64", *aarch64, "mpich")
         _pip("download", "--no-deps", "--dest", f"{scratch}/x86_64", "mpich")
         _unpack(next(Path(scratch, "aarch64").glob("*.whl")), environment, "lib")
         _unpack(next(Path(scratch, "x86_64").glob("*.whl")), environment, "bin")
+
+
+def _fill_up(core: Path) -> None:
+    """Fill a library up to whole pages of 64 KiB.
+
+    qemu maps files by the pages of this machine: it has no memory behind the end of a file, where a
+    kernel with such pages has the rest of the last one, and the library its variables.
+    """
+    size = core.stat().st_size
+    os.truncate(core, -(-size // 65536) * 65536)
 
 
 def _pip(*words: str) -> None:
