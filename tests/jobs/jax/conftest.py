@@ -10,5 +10,5 @@ from sweeping import pytest_sessionfinish
 __all__ = ["pytest_sessionfinish"]
 
 # It is not imported: every worker of pytest would take seconds for that.
-if importlib.util.find_spec("jax") is None:
+if importlib.util.find_spec("jaxlib") is None:
     pytest.skip("jax is not installed", allow_module_level=True)
