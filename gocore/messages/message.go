@@ -17,11 +17,11 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
-// A synchronous message tests its requests messageSpin times before it becomes a task of the engine, and once more for each
+// A synchronous message tests its requests messageSpin times, which takes some 40 us, before it becomes a task of the engine, and once more for each
 // KiB, up to mostSpin times.
 const (
-	messageSpin = 300
-	mostSpin    = 4096
+	messageSpin = 1500
+	mostSpin    = 8192
 )
 
 // spin drives the message for a moment on the caller's thread, and tells whether the message is
