@@ -14,6 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "build"))
 
+import generated
 import toolchain
 
 FILE = toolchain.ROOT / "LICENSE-THIRD-PARTY"
@@ -71,18 +72,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; fail on a stale file")
     check = parser.parse_args(arguments).check
-    wanted = text()
-    if FILE.is_file() and FILE.read_text() == wanted:
-        return 0
-    if check:
-        print(
-            f"tools/licenses.py: {FILE.name} is not up to date; run make generate and commit the "
-            "result",
-            file=sys.stderr,
-        )
-        return 1
-    FILE.write_text(wanted)
-    return 0
+    return generated.settle("licenses.py", FILE.name, FILE, text(), check=check)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import generated
 import uses
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -377,19 +378,8 @@ def main(arguments: list[str]) -> int:
     if asked.uses:
         print_uses()
         return 0
-    check = asked.check
-    have = PAGE.read_text()
-    want = written(have)
-    if check and have != want:
-        print(
-            "tools/rooms.py: the table of rooms in docs/architecture.md is not up to date; "
-            "run make generate and commit the result",
-            file=sys.stderr,
-        )
-        return 1
-    if have != want:
-        PAGE.write_text(want)
-    return 0
+    what, want = "the table of rooms in docs/architecture.md", written(PAGE.read_text())
+    return generated.settle("rooms.py", what, PAGE, want, check=asked.check)
 
 
 if __name__ == "__main__":

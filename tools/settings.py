@@ -13,6 +13,8 @@ import re
 import sys
 from pathlib import Path
 
+import generated
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "settings.md"
 
@@ -148,22 +150,13 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; fail on a stale table")
     check = parser.parse_args(arguments).check
-    have = PAGE.read_text()
     try:
-        want = written(have)
+        want = written(PAGE.read_text())
     except ValueError as error:
         print(f"tools/settings.py: {error}", file=sys.stderr)
         return 1
-    if check and have != want:
-        print(
-            "tools/settings.py: the table in docs/settings.md is not up to date; run make generate "
-            "and commit the result",
-            file=sys.stderr,
-        )
-        return 1
-    if have != want:
-        PAGE.write_text(want)
-    return 0
+    what = "the table in docs/settings.md"
+    return generated.settle("settings.py", what, PAGE, want, check=check)
 
 
 if __name__ == "__main__":

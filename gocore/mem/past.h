@@ -66,13 +66,13 @@ static inline int pmpi_far_past(const pmpi_far *far) {
 
 /* pmpi_copy_far copies n bytes to where another core reads them. The two do not overlap. */
 static inline void pmpi_copy_far(pmpi_far *far, char *to, const char *from, int64_t n) {
-	int past = n >= PMPI_FAR_TIMED && pmpi_far_ticks() != 0 && pmpi_far_past(far);
-	uint64_t began = pmpi_far_ticks(), cost;
+	uint64_t began = n < PMPI_FAR_TIMED ? 0 : pmpi_far_ticks(), cost;
+	int past = began != 0 && pmpi_far_past(far);
 	if (past)
 		pmpi_copy_past(to, from, n);
 	else if (n > 0)
 		memcpy(to, from, (size_t)n);
-	if (n < PMPI_FAR_TIMED || began == 0)
+	if (began == 0)
 		return;
 	cost = 1 + ((pmpi_far_ticks() - began) << 10) / (uint64_t)n;
 	far->copies++;

@@ -17,8 +17,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
-// A synchronous message tests its requests messageSpin times, which takes some 40 us, before it becomes a task of the engine, and once more for each
-// KiB, up to mostSpin times.
+// A synchronous message tests its requests messageSpin times, which takes some 40 us, before it becomes a task of the engine,
+// and once more for each KiB, up to mostSpin times.
 const (
 	messageSpin = 1500
 	mostSpin    = 8192
@@ -27,17 +27,23 @@ const (
 // spin drives the message for a moment on the caller's thread, and tells whether the message is
 // over.
 func (m *message) spin() bool {
+	if m.Poll() {
+		return true
+	}
 	var slots [2 * requestsOfTransfer]uintptr
-	poller := m.comm.Poller()
-	for i, most := 0, int(min(mostSpin, messageSpin+max(m.transfers[0].bytes, m.transfers[1].bytes)>>10)); i < most; i++ {
+	poller, pending := m.comm.Poller(), m.pending(slots[:0])
+	most := min(mostSpin, messageSpin+max(m.transfers[0].bytes, m.transfers[1].bytes)>>10)
+	for i := int64(1); i <= most; i++ {
+		// Only the end of a request changes something here, and now and then what Poll looks at besides.
+		every16 := i%16 == 0
+		if poller.Poll(pending) == 0 && !every16 {
+			continue
+		}
 		if m.Poll() {
 			return true
 		}
-		// Only the end of a request changes something here, and now and then what Poll looks at besides.
-		for pending := m.pending(slots[:0]); poller.Poll(pending) == 0 && i&15 != 15; {
-			i++
-		}
-		if i&15 == 15 {
+		pending = m.pending(slots[:0])
+		if every16 {
 			m.g.Env.Engine.Tick()
 			if m.g.Env.Node.Crowded() {
 				break

@@ -15,7 +15,21 @@ from ._ops import Op
 from .errors import ArgumentError, DtypeError, Error
 from .group import ProcessGroup, members, warn_nonmember
 
-__all__ = ["TensorList", "chosen_root", "is_nonmember", "on_root", "refuse", "root_of", "splits_of"]
+__all__ = [
+    "MAX_TAG",
+    "TensorList",
+    "chosen_root",
+    "is_nonmember",
+    "message_tag",
+    "on_root",
+    "refuse",
+    "root_of",
+    "splits_of",
+]
+
+MAX_TAG = 2**31 - 1
+"""The greatest tag that fits a descriptor."""
+
 
 _Group = ProcessGroup | None
 
@@ -163,3 +177,16 @@ def splits_of(group: _Group, name: str, splits: Sequence[int] | None) -> list[in
             ),
         )
     return sizes
+
+
+def message_tag(what: str, name: str, tag: Any, least: int = 0) -> int:
+    """Return a tag that fits the core's int32. The core checks MPI's own limit."""
+    try:
+        number = index(tag)
+    except TypeError:
+        raise DtypeError(
+            f"{what}: {name} is a {type(tag).__name__}, it must be an integer"
+        ) from None
+    if not least <= number <= MAX_TAG:
+        raise ArgumentError(f"{what}: {name}={number} is out of range {least} to {MAX_TAG}")
+    return number

@@ -31,12 +31,11 @@ Source: :mod:`torch.distributed`; ``sendrecv`` and ``probe`` are MPI's.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import index
 from typing import Any, Final, NamedTuple
 
 from . import _native
 from ._ops import ASYNC, Op
-from .arguments import is_nonmember, root_of
+from .arguments import MAX_TAG, is_nonmember, message_tag, root_of
 from .errors import ArgumentError, DtypeError
 from .group import ProcessGroup, _state, members
 from .tensor_types import Tensor
@@ -61,7 +60,6 @@ _Tensors = Tensor | Sequence[Tensor]
 _SEND: Final = Op.SEND
 _RECV: Final = Op.RECV
 
-_MAX_TAG = 2**31 - 1
 _ANY_TAG = -1
 
 
@@ -92,7 +90,7 @@ def send(
         tag: the receiver has to ask for this tag, or for any tag.
     """
     plain = group is None and group_dst is None and type(dst) is type(tag) is int  # as mostly
-    if plain and dst in _state.ranks and 0 <= tag <= _MAX_TAG:
+    if plain and dst in _state.ranks and 0 <= tag <= MAX_TAG:
         _native.submit(_SEND, 0, tensor, None, peer=dst, tag=tag)  # type: ignore[arg-type]
         return
     if is_nonmember(group, Op.SEND):
@@ -128,7 +126,7 @@ def recv(
             told, and waits until its deadline.
     """
     plain = group is None and group_src is None and type(src) is type(tag) is int
-    if plain and src in _state.ranks and 0 <= tag <= _MAX_TAG:
+    if plain and src in _state.ranks and 0 <= tag <= MAX_TAG:
         answer = _native.submit(_RECV, 0, None, tensor, peer=src, tag=tag)  # type: ignore[arg-type]
         return answer[0]  # type: ignore[no-any-return]
     if is_nonmember(group, Op.RECV):
@@ -316,16 +314,7 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
 
 
 def _tag(code: Op, tag: Any, least: int = 0) -> int:
-    """Return a tag that fits the descriptor's int32. The core checks MPI's own limit."""
-    try:
-        number = index(tag)
-    except TypeError:
-        raise DtypeError(
-            f"{code.label}: tag is a {type(tag).__name__}, it must be an integer"
-        ) from None
-    if not least <= number <= _MAX_TAG:
-        raise ArgumentError(f"{code.label}: tag={number} is out of range {least} to {_MAX_TAG}")
-    return number
+    return message_tag(code.label, "tag", tag, least)
 
 
 def _peer(code: Op, group: _Group, name: str, rank: int | None, group_rank: int | None) -> int:

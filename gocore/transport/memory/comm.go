@@ -142,25 +142,26 @@ func (c *Comm) Send(data unsafe.Pointer, bytes int64, to, tag int32) (*transport
 	o, peer := c.o, c.members[to]
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	payload := unsafe.Slice((*byte)(data), bytes)
 	p := packet{kind: whole, tag: tag, context: c.context, bytes: bytes}
 	out := &o.out[peer]
 	switch {
 	case out.broken != 0:
 		o.end(r, out.broken)
 	case peer == o.rank:
-		return r, o.sendHere(&sending{r: r, data: unsafe.Slice((*byte)(data), bytes), to: peer}, &p)
+		return r, o.sendHere(&sending{r: r, data: payload, to: peer}, &p)
 	case bytes > short:
 		p.kind = ask
 		o.numbers++
 		p.number, p.answer = o.numbers, uint64(uintptr(data))
-		o.asked[p.number] = &sending{r: r, data: unsafe.Slice((*byte)(data), bytes), to: peer}
+		o.asked[p.number] = &sending{r: r, data: payload, to: peer}
 		o.queue(peer, &outgoing{head: p})
 	case bytes <= piece && len(out.queue) == 0 && out.has(inRing(int(bytes))): // as mostly
-		out.put(&p, unsafe.Slice((*byte)(data), bytes), &o.far)
+		out.put(&p, payload, &o.far)
 		o.ring(peer)
 		o.end(r, 0)
 	default:
-		o.queue(peer, &outgoing{head: p, from: unsafe.Slice((*byte)(data), bytes), r: r})
+		o.queue(peer, &outgoing{head: p, from: payload, r: r})
 	}
 	return r, nil
 }
@@ -168,21 +169,18 @@ func (c *Comm) Send(data unsafe.Pointer, bytes int64, to, tag int32) (*transport
 // sendHere sends a message to this process itself. The caller holds mu.
 func (o *office) sendHere(s *sending, p *packet) error {
 	c := o.context(p.context)
-	m := &message{Status: transport.Status{Source: c.places[o.rank], Tag: p.tag, Bytes: p.bytes}, peer: o.rank}
-	m.local = s
+	m := &message{Status: transport.Status{Source: c.places[o.rank], Tag: p.tag, Bytes: p.bytes}, peer: o.rank, local: s}
 	if r := c.match(m); r != nil {
 		o.taken(r, m)
 		return nil
 	}
 	if p.bytes <= short {
-		room, err := mem.Alloc(max(1, p.bytes))
-		if err != nil {
+		if err := o.keep(m); err != nil {
 			mem.Free(unsafe.Pointer(s.r))
 			return err
 		}
-		copy(unsafe.Slice((*byte)(room), p.bytes), s.data)
-		m.short, m.local = room, nil
-		o.kept += p.bytes
+		copy(m.bytes(), s.data)
+		m.local = nil
 		o.end(s.r, 0)
 	}
 	c.came = append(c.came, m)

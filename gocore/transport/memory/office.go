@@ -347,17 +347,14 @@ func (o *office) come(from int, p *packet) bool {
 		o.fill(in, p)
 		return true
 	default:
-		room, err := mem.Alloc(max(1, p.bytes))
-		if err != nil {
+		if o.keep(&m) != nil {
 			return false
 		}
-		m.short = room
-		o.kept += p.bytes
 	}
 	kept := new(message)
 	*kept = m
 	if c.came = append(c.came, kept); p.kind == whole {
-		in.open = partly{left: p.bytes, room: unsafe.Slice((*byte)(m.short), p.bytes), kept: kept}
+		in.open = partly{left: p.bytes, room: m.bytes(), kept: kept}
 		o.fill(in, p)
 	}
 	return true
@@ -426,7 +423,7 @@ func (o *office) taken(r *receiving, m *message) {
 		o.receiveLong(r)
 	default:
 		in := &o.in[m.peer]
-		part := unsafe.Slice((*byte)(m.short), m.Bytes)
+		part := m.bytes()
 		if in.open.kept == m {
 			part = part[:m.Bytes-in.open.left]
 		}
@@ -442,6 +439,17 @@ func (o *office) taken(r *receiving, m *message) {
 		o.drop(m)
 	}
 }
+
+// keep makes room for a message that nobody has received.
+func (o *office) keep(m *message) (err error) {
+	if m.short, err = mem.Alloc(max(1, m.Bytes)); err == nil {
+		o.kept += m.Bytes
+	}
+	return err
+}
+
+// bytes returns the room of a message that is kept.
+func (m *message) bytes() []byte { return unsafe.Slice((*byte)(m.short), m.Bytes) }
 
 // drop frees the memory of a message.
 func (o *office) drop(m *message) {

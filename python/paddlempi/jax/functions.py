@@ -24,7 +24,6 @@ For all functions here:
 
 from __future__ import annotations
 
-from operator import index
 from typing import Any
 
 import jax
@@ -32,7 +31,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._ops import DTYPE_BY_NAME, Op
-from ..arguments import root_of
+from ..arguments import message_tag, root_of
 from ..errors import ArgumentError, DtypeError, NotMemberError
 from ..group import ProcessGroup, members
 from ..reduce_op import SUM, PremulSum, ReduceOp
@@ -48,7 +47,6 @@ __all__ = [
     "barrier",
     "broadcast",
     "check_array",
-    "message_tag",
     "recv",
     "reduce_scatter",
     "reduction",
@@ -58,8 +56,6 @@ __all__ = [
 ]
 
 _Group = ProcessGroup | None
-
-_MAX_TAG = 2**31 - 1
 
 
 def all_reduce(
@@ -354,16 +350,3 @@ def _parts(what: str, x: jax.Array, n: int, tiled: bool) -> jax.Array:
 
 def _tiled(x: jax.Array) -> jax.Array:
     return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
-
-
-def message_tag(what: str, name: str, tag: Any, least: int = 0) -> int:
-    """Return a tag that fits the core's int32. The core checks MPI's own limit."""
-    try:
-        number = index(tag)
-    except TypeError:
-        raise DtypeError(
-            f"{what}: {name} is a {type(tag).__name__}, it must be an integer"
-        ) from None
-    if not least <= number <= _MAX_TAG:
-        raise ArgumentError(f"{what}: {name}={number} is out of range {least} to {_MAX_TAG}")
-    return number

@@ -27,12 +27,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._ops import Op, ReduceCode
+from ..arguments import message_tag
 from ..errors import ArgumentError, DtypeError, UnsupportedError
 from ..group import ProcessGroup, get_world_size, members, new_group
 from . import functions
 from ._private import Tracer
 from .calls import Call, apply
-from .functions import array_of, message_tag, reduction, shape_of
+from .functions import array_of, reduction, shape_of
 
 __all__ = [
     "allgather",
