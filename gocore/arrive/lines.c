@@ -3,8 +3,8 @@
 
 #include "kill.h"
 #include "words.h"
+#include "../work/yield.h"
 
-#include <sched.h>
 #include <string.h>
 
 _Static_assert(sizeof(pa_slot) == 64, "a slot is one cache line");
@@ -150,8 +150,8 @@ int pa_poll(const pa_member *m, int n, int me, uint64_t seq, int spin, int yield
 			*from = i;
 			return is_possible(there, seq) ? PA_PENDING : PA_RUBBISH;
 		}
-		if (yield_every && ++paused % yield_every == 0)
-			sched_yield();
+		if (yield_every && pmpi_yield_due(++paused, yield_every))
+			pmpi_yield();
 		else
 			pa_pause();
 	}

@@ -52,6 +52,10 @@ type Lines struct {
 	stops   sync.Mutex // held by GiveUp and Stop: both look at what this member said before
 }
 
+// yieldEvery is after how many pauses Poll yields the core, some 10 us. The kernel may have put two ranks onto one core, though
+// others are free: then the one that waits keeps the other from what it waits for.
+const yieldEvery = 256
+
 // LinesSize returns the bytes that the lines of n members take.
 func LinesSize(n int) int64 { return int64(C.pa_size(C.int(n))) }
 
@@ -62,17 +66,17 @@ func NewLines(file *segment.File, n, me int) (*Lines, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Lines{mem: mem, n: n, me: me}, nil
+	return &Lines{mem: mem, n: n, me: me, yield: yieldEvery}, nil
 }
 
 // Behind returns the memory that the file has behind the lines. It stays until Close.
 func (l *Lines) Behind() unsafe.Pointer { return unsafe.Pointer(&l.mem[LinesSize(l.n)]) }
 
-// Yields returns the argument of YieldEvery.
+// Yields returns after how many pauses Poll yields the core.
 func (l *Lines) Yields() int { return int(l.yield) }
 
-// YieldEvery makes Poll yield the core after that many pauses (0: never). Use it on nodes with more
-// ranks than cores.
+// YieldEvery makes Poll yield the core after that many pauses, instead of some 10 us, 0: never. On nodes with more ranks than
+// cores it is to be small.
 func (l *Lines) YieldEvery(pauses int) { l.yield = C.int(pauses) }
 
 func (l *Lines) base() *C.pa_member { return (*C.pa_member)(unsafe.Pointer(unsafe.SliceData(l.mem))) }

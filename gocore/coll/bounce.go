@@ -21,6 +21,7 @@ import (
 // no collective has needed it yet.
 type Bounce struct {
 	Rank, Size int
+	Crowded    bool           // the node has more ranks than cores
 	YieldEvery int            // pauses after which a wait yields the core; 0: never
 	Told       unsafe.Pointer // BounceWords(Size) bytes of zeros, which all members map: each tells there where its block is
 	Heap       func() (*heap.Heap, error)
@@ -63,7 +64,7 @@ func (b *Bounce) Ready() error {
 	if err != nil {
 		return err
 	}
-	slots := bounce.Slots(b.Size, b.YieldEvery > 0)
+	slots := bounce.Slots(b.Size, b.Crowded)
 	bytes := bounce.BlockBytes(b.Size, slots)
 	block, err := own.AllocShort(bytes)
 	if err != nil {
@@ -89,7 +90,7 @@ func (b *Bounce) open(code op.Code) error {
 		return nil
 	}
 	blocks := make([]unsafe.Pointer, b.Size)
-	slots := int64(bounce.Slots(b.Size, b.YieldEvery > 0))
+	slots := int64(bounce.Slots(b.Size, b.Crowded))
 	for i := range blocks { // ranks may have different numbers of cores
 		slots = min(slots, atomic.LoadInt64(&b.told(i).slots))
 	}
@@ -109,7 +110,7 @@ func (b *Bounce) open(code op.Code) error {
 		b.refs = append(b.refs, ref)
 		blocks[i] = ref.Data()
 	}
-	team, err := bounce.NewTeam(blocks, b.Rank, int(slots), b.YieldEvery)
+	team, err := bounce.NewTeam(blocks, b.Rank, int(slots), b.Crowded, b.YieldEvery)
 	if err != nil {
 		b.release()
 		return err

@@ -154,7 +154,7 @@ func (w *fakeWorld) bounce(rank int) *Bounce {
 			panic(err)
 		}
 		for i := range n {
-			b := &Bounce{Rank: i, Size: n, YieldEvery: 4, Told: told,
+			b := &Bounce{Rank: i, Size: n, Crowded: true, YieldEvery: 4, Told: told,
 				Heap: func() (*heap.Heap, error) { own, _ := heapOfBlocks(); return own, nil },
 				Hold: func(member int, l heap.Location, bytes int64) (heap.Ref, error) {
 					_, view := heapOfBlocks()

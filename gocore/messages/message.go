@@ -22,6 +22,8 @@ import (
 const (
 	messageSpin = 1500
 	mostSpin    = 8192
+	shortBytes  = 4 << 10 // which every MPI sends without asking the receiver
+	yieldEvery  = 256     // some 10 us: the rank that it waits for may be on the same core
 )
 
 // spin drives the message for a moment on the caller's thread, and tells whether the message is
@@ -48,9 +50,23 @@ func (m *message) spin() bool {
 			if m.g.Env.Node.Crowded() {
 				break
 			}
+			if i%yieldEvery == 0 || work.SharesCore() {
+				work.Yield()
+			}
 		}
 	}
 	return m.Poll()
+}
+
+// isShort tells whether the other rank has done its part without an answer from this one. So nobody but its caller
+// waits for the message.
+func (m *message) isShort() bool {
+	for i := range m.n {
+		if m.transfers[i].bytes > shortBytes {
+			return false
+		}
+	}
+	return true
 }
 
 // Messages are reused if they end within the call, so that the usual send or receive allocates

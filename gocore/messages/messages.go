@@ -159,7 +159,11 @@ func (g *Messages) Carry(d *op.Desc) (*work.Handle, work.Result, error) {
 			h.Notify()
 		}
 		if !m.Poll() {
-			g.Env.Engine.Add(m)
+			if m.isShort() {
+				g.Env.Engine.AddPatient(m)
+			} else {
+				g.Env.Engine.Add(m)
+			}
 			g.Env.Engine.StartProgress()
 		}
 		return h, work.Result{}, nil
@@ -171,7 +175,7 @@ func (g *Messages) Carry(d *op.Desc) (*work.Handle, work.Result, error) {
 	}
 	h := m.makeTask()
 	stream := m.stream
-	g.Env.Engine.Add(m)
+	g.Env.Engine.AddPatient(m) // this thread drives it
 	r, err := h.Wait(-1, g.Env.Interrupt)
 	if !h.Done() {
 		if h.GiveUp(err) {

@@ -13,7 +13,10 @@ package work
 #include <time.h>
 #include <unistd.h>
 
-static void pw_yield(void) { sched_yield(); }
+#include "yield.h"
+
+static void pw_yield(void) { pmpi_yield(); }
+static int pw_shared(void) { return pmpi_core.shared; }
 
 static void pw_sleep(long ns)
 {
@@ -21,14 +24,7 @@ static void pw_sleep(long ns)
 	nanosleep(&t, 0);
 }
 
-// pw_nap is pw_sleep without the slack of timers, which for most threads is longer than the nap.
-static void pw_nap(long ns)
-{
-	unsigned long slack = (unsigned long)prctl(PR_GET_TIMERSLACK, 0UL, 0, 0, 0);
-	prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0);
-	pw_sleep(ns);
-	prctl(PR_SET_TIMERSLACK, slack, 0, 0, 0);
-}
+static void pw_nap(long ns) { pmpi_nap(ns); }
 
 static void pw_exact_sleeps(void) { prctl(PR_SET_TIMERSLACK, 50000UL, 0, 0, 0); }
 
@@ -151,6 +147,8 @@ func (b *Backoff) spin() {
 	case b.n == 1:
 		b.since = monotonic()
 	case b.n%lookEvery != 0:
+	case b.n == lookEvery && SharesCore():
+		b.n = spins
 	case b.Prompt && monotonic()-b.since <= int64(promptSpin):
 		b.n = lookEvery
 	case monotonic()-b.since > int64(spinTime):
@@ -161,8 +159,11 @@ func (b *Backoff) spin() {
 // nap is the shortest sleep, which is exact.
 func nap() { C.pw_nap(C.long(firstSleep)) }
 
-// Yield gives the core to another thread that is ready to run.
+// Yield gives the core to another thread that is ready to run, and leaves it if one was: see yield.h.
 func Yield() { C.pw_yield() }
+
+// SharesCore tells whether another thread took the core of this one when it last called Yield.
+func SharesCore() bool { return C.pw_shared() != 0 }
 
 // sleep blocks this thread. Unlike time.Sleep it does not need the Go scheduler, nor a wakeup by
 // the runtime's timer thread, which is imprecise in this process.

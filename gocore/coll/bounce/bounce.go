@@ -93,6 +93,7 @@ var folder = C.pmpi_folder(reduce.Folder())
 type Team struct {
 	c         *C.pb_op
 	n         int
+	crowded   bool
 	yield     C.int
 	rounds    uint64 // of the operations that were begun
 	give, get []C.pb_row
@@ -112,15 +113,15 @@ type Call struct {
 }
 
 // NewTeam makes the team of rank me. blocks has where the block of each rank is in this process; all have that many slots, or more.
-// yieldEvery is after how many pauses a wait yields the core; 0: never.
-func NewTeam(blocks []unsafe.Pointer, me, slots, yieldEvery int) (*Team, error) {
+// crowded says that the node has more ranks than cores. yieldEvery is after how many pauses a wait yields the core; 0: never.
+func NewTeam(blocks []unsafe.Pointer, me, slots int, crowded bool, yieldEvery int) (*Team, error) {
 	n := len(blocks)
 	size := int64(unsafe.Sizeof(C.pb_op{})) + int64(n)*(2*int64(unsafe.Sizeof(C.pb_row{}))+2*int64(unsafe.Sizeof(unsafe.Pointer(nil))))
 	room, err := mem.Alloc(size)
 	if err != nil {
 		return nil, err
 	}
-	t := &Team{n: n, yield: C.int(yieldEvery)}
+	t := &Team{n: n, crowded: crowded, yield: C.int(yieldEvery)}
 	t.c = carve[C.pb_op](&room, 1)
 	t.give, t.get = unsafe.Slice(carve[C.pb_row](&room, n), n), unsafe.Slice(carve[C.pb_row](&room, n), n)
 	list, src := carve[unsafe.Pointer](&room, n), carve[unsafe.Pointer](&room, n)
@@ -163,7 +164,7 @@ func (t *Team) Begin(c *Call) {
 	o.kind, o.lanes, o.step = C.int32_t(c.Kind), C.int32_t(lanes), C.int64_t(step)
 	o.first, o.last, o.gives, o.gets = C.int32_t(c.First), C.int32_t(c.Last), number(c.Gives), number(c.Gets)
 	o.ahead = aheadOf
-	if c.Kind == Copy || t.yield > 0 {
+	if c.Kind == Copy || t.crowded {
 		o.ahead = o.slots
 	}
 	o.past = number(c.Result >= cachedResult)

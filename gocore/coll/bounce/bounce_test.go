@@ -29,7 +29,7 @@ func newTeams(t *testing.T, n int) (teams []*Team, blocks []unsafe.Pointer) {
 		blocks = append(blocks, block)
 	}
 	for me := range n {
-		team, err := NewTeam(blocks, me, Slots(n, n > 3), 4*(n%2))
+		team, err := NewTeam(blocks, me, Slots(n, n > 3), n%2 == 1, 4*(n%2))
 		require.NoError(t, err)
 		teams = append(teams, team)
 	}

@@ -2,8 +2,8 @@
 #include "rounds.h"
 
 #include "../../arrive/words.h"
+#include "../../work/yield.h"
 
-#include <sched.h>
 #include <stddef.h>
 #include <string.h>
 
@@ -298,8 +298,8 @@ int pb_run(pb_op *op, int most, int spin, int yield_every) {
 		if (paused++ >= spin)
 			return left < most ? PB_MOVING : PB_PENDING;
 		pause_once();
-		if (yield_every > 0 && paused % yield_every == 0)
-			sched_yield();
+		if (yield_every > 0 && pmpi_yield_due(paused, yield_every))
+			pmpi_yield();
 	}
 }
 

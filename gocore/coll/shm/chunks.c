@@ -3,8 +3,8 @@
 
 #include "../../arrive/kill.h"
 #include "../../arrive/words.h"
+#include "../../work/yield.h"
 
-#include <sched.h>
 #include <stddef.h>
 
 /* A word: sequence number (44 bits), owner (16), state (4). At 2 us each, 2^44 collectives take
@@ -230,8 +230,8 @@ int sm_state(sm_op *op, int spin, int yield_every) {
 		}
 		if (spin-- <= 0)
 			return SM_PENDING;
-		if (yield_every && ++paused % yield_every == 0)
-			sched_yield();
+		if (yield_every && pmpi_yield_due(++paused, yield_every))
+			pmpi_yield();
 		else
 			pause_core();
 	}

@@ -1,0 +1,76 @@
+/* To yield the core, and to leave it.
+ *
+ * The kernel may put two ranks onto one core while another core is free, and leave them there for
+ * many milliseconds, because both are always ready to run. Then the one that waits keeps the other
+ * from what it waits for. So a thread that yielded, and found that another one had taken the core,
+ * yields earlier the next time. And it sleeps once: a thread that wakes up is put onto a free core.
+ * If that did not help, it waits longer until it sleeps again, up to a second: there may be no free
+ * core. */
+#ifndef PMPI_YIELD_H
+#define PMPI_YIELD_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <sched.h>
+#include <stdint.h>
+#include <sys/prctl.h>
+#include <time.h>
+
+enum {
+	PMPI_YIELD_EARLY = 8,        /* pauses before a thread yields that shares its core */
+	PMPI_YIELD_TAKEN = 5000,     /* ns; a yield that nobody takes is shorter */
+	PMPI_YIELD_NAP = 20000,      /* ns */
+	PMPI_YIELD_HOLD = 1000000,   /* ns until a thread sleeps again */
+	PMPI_YIELD_MOST = 1000000000 /* ns at most */
+};
+
+/* pmpi_core is what this thread knows of its core. */
+static _Thread_local struct {
+	int shared;         /* another thread took the core at the last yield */
+	int slept;          /* at the last yield */
+	int64_t next, hold; /* when it may sleep again; for how long it has not been allowed to */
+} pmpi_core;
+
+/* pmpi_nap sleeps without the slack of timers, which for most threads is longer than the nap. */
+static inline void pmpi_nap(int64_t ns) {
+	const struct timespec t = {ns / 1000000000, ns % 1000000000};
+	const unsigned long slack = (unsigned long)prctl(PR_GET_TIMERSLACK, 0UL, 0, 0, 0);
+	prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0);
+	nanosleep(&t, 0);
+	prctl(PR_SET_TIMERSLACK, slack, 0, 0, 0);
+}
+
+static inline int64_t pmpi_yield_clock(void) {
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* pmpi_yield gives the core to another thread that is ready to run. */
+static inline void pmpi_yield(void) {
+	const int64_t begun = pmpi_yield_clock();
+	sched_yield();
+	const int64_t now = pmpi_yield_clock();
+	pmpi_core.shared = now - begun > PMPI_YIELD_TAKEN;
+	if (pmpi_core.slept) {
+		pmpi_core.hold = pmpi_core.shared ? pmpi_core.hold * 2 : PMPI_YIELD_HOLD;
+		if (pmpi_core.hold > PMPI_YIELD_MOST)
+			pmpi_core.hold = PMPI_YIELD_MOST;
+		pmpi_core.next = now + pmpi_core.hold;
+		pmpi_core.slept = 0;
+	} else if (pmpi_core.shared && now >= pmpi_core.next) {
+		if (pmpi_core.hold == 0)
+			pmpi_core.hold = PMPI_YIELD_HOLD;
+		pmpi_core.slept = 1;
+		pmpi_nap(PMPI_YIELD_NAP);
+	}
+}
+
+/* pmpi_yield_due tells whether a thread that yields every so many pauses is to yield after that
+ * many. */
+static inline int pmpi_yield_due(int paused, int every) {
+	return paused % every == 0 || (paused % PMPI_YIELD_EARLY == 0 && pmpi_core.shared);
+}
+
+#endif
