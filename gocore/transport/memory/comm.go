@@ -203,7 +203,7 @@ func (c *Comm) Receive(data unsafe.Pointer, bytes int64, from, tag int32) (*tran
 	in := o.context(c.context)
 	if at := in.find(from, tag); at >= 0 {
 		m := in.came[at]
-		in.came = slices.Delete(in.came, at, at+1)
+		in.came = without(in.came, at)
 		o.taken(w, m)
 		return r, nil
 	}
@@ -242,7 +242,7 @@ func (c *Comm) look(from, tag int32, out bool) (*message, error) {
 	}
 	m := in.came[at]
 	if out {
-		in.came = slices.Delete(in.came, at, at+1)
+		in.came = without(in.came, at)
 	}
 	return m, nil
 }
@@ -288,7 +288,7 @@ func (c *Comm) Cancel(r *transport.Request) error {
 	in := o.context(c.context)
 	for i, w := range in.waiting {
 		if w.r == r {
-			in.waiting = slices.Delete(in.waiting, i, i+1)
+			in.waiting = without(in.waiting, i)
 			r.Cancelled = 1
 			o.endReceive(w, 0)
 			break

@@ -14,6 +14,7 @@
 package memory
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,8 +28,12 @@ import (
 // mostSpare is how many records of receives are kept for the next ones.
 const mostSpare = 64
 
-// mostKept is how many bytes of messages that nobody has received yet a process keeps.
-const mostKept = 64 << 20
+// mostKept is how many bytes of messages that nobody has received yet a process keeps, and besideKept is what each of them
+// takes beside its bytes.
+const (
+	mostKept   = 64 << 20
+	besideKept = 192
+)
 
 // Codes of requests.
 const (
@@ -443,12 +448,15 @@ func (o *office) taken(r *receiving, m *message) {
 // keep makes room for a message that nobody has received.
 func (o *office) keep(m *message) (err error) {
 	if m.short, err = mem.Alloc(max(1, m.Bytes)); err == nil {
-		o.kept += m.Bytes
+		o.kept += m.room()
 	}
 	return err
 }
 
-// bytes returns the room of a message that is kept.
+// room returns how much memory a message takes that is kept.
+func (m *message) room() int64 { return m.Bytes + besideKept }
+
+// bytes returns the memory of a message that is kept.
 func (m *message) bytes() []byte { return unsafe.Slice((*byte)(m.short), m.Bytes) }
 
 // drop frees the memory of a message.
@@ -461,7 +469,7 @@ func (o *office) drop(m *message) {
 		}
 		mem.Free(m.short)
 		m.short = nil
-		o.kept -= m.Bytes
+		o.kept -= m.room()
 	}
 }
 
@@ -527,11 +535,20 @@ func (o *office) context(number uint64) *context {
 func (c *context) match(m *message) *receiving {
 	for i, r := range c.waiting {
 		if (r.from == transport.AnySource || r.from == m.Source) && (r.tag == transport.AnyTag || r.tag == m.Tag) {
-			c.waiting = append(c.waiting[:i], c.waiting[i+1:]...)
+			c.waiting = without(c.waiting, i)
 			return r
 		}
 	}
 	return nil
+}
+
+// without takes one out of a list. The first one goes most often, from a list that may be long.
+func without[T any](list []*T, at int) []*T {
+	if at > 0 {
+		return slices.Delete(list, at, at+1)
+	}
+	list[0] = nil
+	return list[1:]
 }
 
 // find returns the place of the first message that has come from a rank with a tag; -1: there is none.
