@@ -19,7 +19,7 @@ import (
 const (
 	claimBits = 40
 	// readPieces is how many pieces the receiver reads at a time.
-	readPieces = 64
+	readPieces = 512
 	// patience is how often a receiver looks for a piece until it reads some itself.
 	patience = 256
 )
