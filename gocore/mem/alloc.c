@@ -21,3 +21,7 @@ void pmpi_copy(void *dst, const void *src, size_t n) {
 void pmpi_copy_to_far(pmpi_far *far, void *dst, const void *src, size_t n) {
 	pmpi_copy_far(far, dst, src, (int64_t)n);
 }
+
+void pmpi_copy_past_caches(void *dst, const void *src, size_t n) {
+	pmpi_copy_past(dst, src, (int64_t)n);
+}

@@ -20,6 +20,9 @@ void pmpi_copy(void *dst, const void *src, size_t n);
 // pmpi_copy_to_far is pmpi_copy_far.
 void pmpi_copy_to_far(pmpi_far *far, void *dst, const void *src, size_t n);
 
+// pmpi_copy_past_caches is pmpi_copy_past.
+void pmpi_copy_past_caches(void *dst, const void *src, size_t n);
+
 #pragma GCC visibility pop
 
 #endif

@@ -1,5 +1,7 @@
 package mem
 
+// #cgo noescape pmpi_copy_past_caches
+// #cgo nocallback pmpi_copy_past_caches
 // #cgo noescape pmpi_copy_to_far
 // #cgo nocallback pmpi_copy_to_far
 // #include "alloc.h"
@@ -19,4 +21,11 @@ func (f *Far) Copy(to, from []byte) {
 		return
 	}
 	C.pmpi_copy_to_far(&f.c, unsafe.Pointer(unsafe.SliceData(to)), unsafe.Pointer(unsafe.SliceData(from)), C.size_t(n))
+}
+
+// CopyPast copies as many bytes as fit, past the caches: nobody reads them soon. The two do not overlap.
+func CopyPast(to, from []byte) {
+	if n := min(len(to), len(from)); n > 0 {
+		C.pmpi_copy_past_caches(unsafe.Pointer(unsafe.SliceData(to)), unsafe.Pointer(unsafe.SliceData(from)), C.size_t(n))
+	}
 }

@@ -50,9 +50,7 @@ func (m *message) spin() bool {
 			if m.g.Env.Node.Crowded() {
 				break
 			}
-			if i%yieldEvery == 0 || work.SharesCore() {
-				work.Yield()
-			}
+			work.SpinYield(i, yieldEvery)
 		}
 	}
 	return m.Poll()

@@ -18,6 +18,12 @@ package work
 static void pw_yield(void) { pmpi_yield(); }
 static int pw_shared(void) { return pmpi_core.shared; }
 
+static void pw_spin_yield(int looks, int every)
+{
+	if (pmpi_yield_due(looks, every))
+		pmpi_yield();
+}
+
 static void pw_sleep(long ns)
 {
 	struct timespec t = {ns / 1000000000, ns % 1000000000};
@@ -162,8 +168,11 @@ func nap() { C.pw_nap(C.long(firstSleep)) }
 // Yield gives the core to another thread that is ready to run, and leaves it if one was: see yield.h.
 func Yield() { C.pw_yield() }
 
-// SharesCore tells whether another thread took the core of this one when it last called Yield.
+// SharesCore tells whether another thread took the core of this one for a moment when it last called Yield.
 func SharesCore() bool { return C.pw_shared() != 0 }
+
+// SpinYield yields the core if a thread that spins, and yields every so many looks, is to do so after that many.
+func SpinYield(looks, every int64) { C.pw_spin_yield(C.int(looks), C.int(every)) }
 
 // sleep blocks this thread. Unlike time.Sleep it does not need the Go scheduler, nor a wakeup by
 // the runtime's timer thread, which is imprecise in this process.

@@ -2,9 +2,13 @@
  *
  * The kernel may put two ranks onto one core while another core is free, and leave them there for
  * many milliseconds, because both are always ready to run. Then the one that waits keeps the other
- * from what it waits for. So a thread that yielded, and found that another one had taken the core,
- * yields earlier the next time. And it sleeps once: a thread that wakes up is put onto a free core.
- * If that did not help, it waits longer until it sleeps again, up to a second: there may be no free
+ * from what it waits for. So a thread that yielded, and found that another one had taken the core
+ * for a moment, as a rank does, yields earlier the next time. One that was taken by a program that
+ * computes, for its whole slice of some milliseconds, does not yield in its next spins: the answer
+ * may come at once.
+ *
+ * And a thread whose core was taken sleeps once: a thread that wakes up is put onto a free core. If
+ * that did not help, it waits longer until it sleeps again, up to a second: there may be no free
  * core. */
 #ifndef PMPI_YIELD_H
 #define PMPI_YIELD_H
@@ -20,6 +24,8 @@
 enum {
 	PMPI_YIELD_EARLY = 8,        /* pauses before a thread yields that shares its core */
 	PMPI_YIELD_TAKEN = 5000,     /* ns; a yield that nobody takes is shorter */
+	PMPI_YIELD_SLICE = 500000,   /* ns; a rank that waits itself gives the core back earlier */
+	PMPI_YIELD_KEPT = 256,       /* spins' yields that are left out after one that took longer */
 	PMPI_YIELD_NAP = 20000,      /* ns */
 	PMPI_YIELD_HOLD = 1000000,   /* ns until a thread sleeps again */
 	PMPI_YIELD_MOST = 1000000000 /* ns at most */
@@ -27,7 +33,8 @@ enum {
 
 /* pmpi_core is what this thread knows of its core. */
 static _Thread_local struct {
-	int shared;         /* another thread took the core at the last yield */
+	int shared;         /* another thread took the core for a moment at the last yield */
+	int kept;           /* yields of spins to leave out */
 	int slept;          /* at the last yield */
 	int64_t next, hold; /* when it may sleep again; for how long it has not been allowed to */
 } pmpi_core;
@@ -52,14 +59,17 @@ static inline void pmpi_yield(void) {
 	const int64_t begun = pmpi_yield_clock();
 	sched_yield();
 	const int64_t now = pmpi_yield_clock();
-	pmpi_core.shared = now - begun > PMPI_YIELD_TAKEN;
+	const int taken = now - begun > PMPI_YIELD_TAKEN, computes = now - begun > PMPI_YIELD_SLICE;
+	pmpi_core.shared = taken && !computes;
+	if (computes)
+		pmpi_core.kept = PMPI_YIELD_KEPT;
 	if (pmpi_core.slept) {
-		pmpi_core.hold = pmpi_core.shared ? pmpi_core.hold * 2 : PMPI_YIELD_HOLD;
+		pmpi_core.hold = taken ? pmpi_core.hold * 2 : PMPI_YIELD_HOLD;
 		if (pmpi_core.hold > PMPI_YIELD_MOST)
 			pmpi_core.hold = PMPI_YIELD_MOST;
 		pmpi_core.next = now + pmpi_core.hold;
 		pmpi_core.slept = 0;
-	} else if (pmpi_core.shared && now >= pmpi_core.next) {
+	} else if (taken && now >= pmpi_core.next) {
 		if (pmpi_core.hold == 0)
 			pmpi_core.hold = PMPI_YIELD_HOLD;
 		pmpi_core.slept = 1;
@@ -67,10 +77,17 @@ static inline void pmpi_yield(void) {
 	}
 }
 
-/* pmpi_yield_due tells whether a thread that yields every so many pauses is to yield after that
- * many. */
+/* pmpi_yield_due tells whether a thread that spins, and yields every so many pauses, is to yield
+ * after that many. */
 static inline int pmpi_yield_due(int paused, int every) {
-	return paused % every == 0 || (paused % PMPI_YIELD_EARLY == 0 && pmpi_core.shared);
+	if (paused % PMPI_YIELD_EARLY == 0 && pmpi_core.shared)
+		return 1;
+	if (paused % every != 0)
+		return 0;
+	if (pmpi_core.kept == 0)
+		return 1;
+	pmpi_core.kept--;
+	return 0;
 }
 
 #endif

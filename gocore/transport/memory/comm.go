@@ -156,7 +156,7 @@ func (c *Comm) Send(data unsafe.Pointer, bytes int64, to, tag int32) (*transport
 		p.number, p.answer = o.numbers, uint64(uintptr(data))
 		o.asked[p.number] = &sending{r: r, data: payload, to: peer}
 		o.queue(peer, &outgoing{head: p})
-	case bytes <= piece && len(out.queue) == 0 && out.has(inRing(int(bytes))): // as mostly
+	case bytes <= piece && len(out.queue) == 0 && out.has(int(bytes)): // as mostly
 		out.put(&p, payload, &o.far)
 		o.ring(peer)
 		o.end(r, 0)

@@ -96,7 +96,7 @@ func fill(b []byte, seed uint64) {
 	}
 }
 
-var lengths = []int{0, 1, 7, 8, 100, short - 1, short, short + 1, piece, piece + 1, ringBytes, 3*ringBytes + 5, 1 << 20}
+var lengths = []int{0, 1, 7, 8, 100, short - 1, short, short + 1, piece, piece + 1, bulkFrom - 1, bulkFrom, bulkFrom + 100, ringBytes, longer + 7}
 
 // Messages of all lengths arrive whole and in order, whether or not somebody waits for them.
 func TestLengths(t *testing.T) {

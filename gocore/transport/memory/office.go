@@ -43,7 +43,7 @@ const (
 )
 
 // Bytes returns how much memory the processes of a world share.
-func Bytes(size int) int64 { return bellsOf(size) + int64(size)*int64(size)*stride }
+func Bytes(size int) int64 { return bellsOf(size) + int64(size)*int64(size)*int64(stride(size)) }
 
 // office has the messages of this process.
 type office struct {
@@ -249,8 +249,7 @@ func (o *office) write(to int, one *outgoing) (done, sound bool) {
 	out := &o.out[to]
 	for {
 		n := min(len(one.from), piece)
-		room, sound := out.room()
-		if !sound || inRing(n) > room {
+		if fits, sound := out.fits(n); !fits {
 			return false, sound
 		}
 		if one.head.kind == more {
@@ -322,7 +321,7 @@ func (o *office) handle(from int, p *packet) bool {
 	case data:
 		return o.takePiece(from, p)
 	}
-	in.take(p, nil)
+	in.skip(p)
 	if p.kind == goOn {
 		return o.goOn(from, p)
 	}
@@ -343,7 +342,7 @@ func (o *office) come(from int, p *packet) bool {
 	}
 	switch {
 	case p.kind == ask:
-		if in.take(p, nil); r != nil {
+		if in.skip(p); r != nil {
 			o.receiveLong(r)
 			return true
 		}
@@ -368,7 +367,7 @@ func (o *office) come(from int, p *packet) bool {
 // fill takes a piece of the message that was begun last out of a ring.
 func (o *office) fill(in *inbox, p *packet) {
 	n := int64(p.payload())
-	in.take(p, in.open.room)
+	in.take(p, in.open.room, copyNear)
 	in.open.room = in.open.room[min(n, int64(len(in.open.room))):]
 	if in.open.left -= n; in.open.left > 0 {
 		return

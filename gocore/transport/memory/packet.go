@@ -74,8 +74,8 @@ func (p *packet) payload() int {
 	return 0
 }
 
-// before returns how many bytes are in the ring before a payload of n bytes: a few numbers are on the cache line of the
-// head, and longer payloads begin on a line of their own.
+// before returns how many bytes are in the ring before a payload of n bytes that lies there: a few numbers are on the cache line
+// of the head, and longer payloads begin on a line of their own.
 func before(n int) int {
 	if n <= align-packetBytes {
 		return packetBytes
@@ -83,5 +83,13 @@ func before(n int) int {
 	return align
 }
 
-// inRing returns how many bytes a packet takes whose payload has n bytes.
-func inRing(n int) int { return (before(n) + n + align - 1) &^ (align - 1) }
+// inRing returns how many bytes a packet takes in a ring whose payload has n bytes.
+func inRing(n int) int {
+	if n >= bulkFrom {
+		return align
+	}
+	return (before(n) + n + align - 1) &^ (align - 1)
+}
+
+// lines returns how many bytes the cache lines of a payload of n bytes have.
+func lines(n int) uint64 { return uint64(n+align-1) &^ (align - 1) }

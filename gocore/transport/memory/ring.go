@@ -7,21 +7,32 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mem"
 )
 
-// A ring carries packets from one rank to another one. The sender writes head, proof and data, the
-// receiver writes tail, and both claim. Head and tail count bytes from the beginning of the world. Each lies on a cache
-// line of its own.
+// A ring carries packets from one rank to another one. Payloads of bulkFrom bytes and more lie beside it, in the bulk, which is
+// longer than the caches of one core: a line that is written again has left the reader's by then. To write to a line that
+// another core still holds takes several times as long (gocore/coll/bounce has measured the same), and short messages need no such
+// length.
+//
+// The sender writes head, proof and data, the receiver writes the tails, and both claim. Heads and tails count bytes from the
+// beginning of the world. Those of one writer lie on a cache line of their own.
 const (
 	ringBytes = 128 << 10 // of data; a power of two
 	ringHead  = 256
-	stride    = ringHead + ringBytes
+	bulkFrom  = 4 << 10
+)
+
+// The length of the bulk: as long as the caches want it, but a rank has no more than allBulk of it for all others.
+const (
+	mostBulk  = 2 << 20
+	leastBulk = 128 << 10
+	allBulk   = 16 << 20
 )
 
 type ring struct {
-	head, tail *atomic.Uint64
-	proof      *proof         // valid once a packet has come
-	claims     *atomic.Uint64 // see stream.go
-	data       []byte
-	mine       uint64 // what this side has written or read: the other side may damage the shared word
+	head, tail, bulkTail *atomic.Uint64
+	proof                *proof         // valid once a packet has come
+	claims               *atomic.Uint64 // see stream.go
+	data, bulk           []byte
+	mine, bulkMine       uint64 // what this side has written or read: the other side may damage the shared words
 }
 
 // bell counts what was written to one rank, so that it need not look at the rings of all others. In a small world that
@@ -42,31 +53,50 @@ func bellsOf(size int) int64 {
 	return int64(size) * int64(unsafe.Sizeof(bell{}))
 }
 
+// bulkOf returns the length of the bulk of a pair in a world of so many ranks, a power of two.
+func bulkOf(size int) int {
+	n := mostBulk
+	for n > leastBulk && n*size > allBulk {
+		n /= 2
+	}
+	return n
+}
+
+// stride returns the distance of two rings.
+func stride(size int) int { return ringHead + ringBytes + bulkOf(size) }
+
 // ringAt returns the ring of a sender and a receiver in the memory of a world.
 func ringAt(shared []byte, size, from, to int) ring {
-	at := shared[(from*size+to)*stride:]
+	at := shared[(from*size+to)*stride(size):][:stride(size)]
 	return ring{
-		head:   (*atomic.Uint64)(unsafe.Pointer(&at[0])),
-		proof:  (*proof)(unsafe.Pointer(&at[64])),
-		tail:   (*atomic.Uint64)(unsafe.Pointer(&at[128])),
-		claims: (*atomic.Uint64)(unsafe.Pointer(&at[192])),
-		data:   at[ringHead:stride:stride],
+		head:     (*atomic.Uint64)(unsafe.Pointer(&at[0])),
+		proof:    (*proof)(unsafe.Pointer(&at[64])),
+		tail:     (*atomic.Uint64)(unsafe.Pointer(&at[128])),
+		bulkTail: (*atomic.Uint64)(unsafe.Pointer(&at[136])),
+		claims:   (*atomic.Uint64)(unsafe.Pointer(&at[192])),
+		data:     at[ringHead : ringHead+ringBytes : ringHead+ringBytes],
+		bulk:     at[ringHead+ringBytes:],
 	}
 }
 
-// room returns how many bytes the sender may write; false if the receiver's word cannot be.
-func (r *ring) room() (n int, sound bool) {
+// fits tells whether the sender may write a packet with a payload of n bytes. The receiver's words are unsound if they cannot be.
+func (r *ring) fits(n int) (fits, sound bool) {
 	used := r.mine - r.tail.Load()
 	if used > ringBytes {
-		return 0, false
+		return false, false
 	}
-	return int(ringBytes - used), true
+	fits = used+uint64(inRing(n)) <= ringBytes
+	if n < bulkFrom {
+		return fits, true
+	}
+	used = r.bulkMine - r.bulkTail.Load()
+	return fits && used+lines(n) <= uint64(len(r.bulk)), used <= uint64(len(r.bulk))
 }
 
-// has tells whether the sender may write so many bytes.
+// has tells whether the sender may write such a packet.
 func (r *ring) has(n int) bool {
-	room, sound := r.room()
-	return sound && n <= room
+	fits, sound := r.fits(n)
+	return sound && fits
 }
 
 // come returns how many bytes the receiver may read; false if the sender's word cannot be.
@@ -80,36 +110,63 @@ func (r *ring) come() (n int, sound bool) {
 
 // put writes a packet and shows it. There is room for it.
 func (r *ring) put(p *packet, payload []byte, far *mem.Far) {
-	at := int(r.mine % ringBytes) // a multiple of align: the head is in one part
-	p.put(r.data[at:])
+	p.put(r.data[r.mine%ringBytes:]) // a multiple of align: the head is in one part
 	if len(payload) > 0 {
-		at = (at + before(len(payload))) % ringBytes
-		n := min(len(payload), ringBytes-at)
-		far.Copy(r.data[at:at+n], payload)
+		area, at := r.payload(len(payload))
+		n := min(len(payload), len(area)-at)
+		far.Copy(area[at:at+n], payload)
 		if n < len(payload) {
-			far.Copy(r.data, payload[n:])
+			far.Copy(area, payload[n:])
 		}
 	}
-	r.mine += uint64(inRing(len(payload)))
+	r.pass(len(payload))
 	r.head.Store(r.mine)
 }
 
 // next reads the head of the next packet, which has to be there whole.
 func (r *ring) next(p *packet, there int) (sound bool) {
-	at := int(r.mine % ringBytes)
-	return there >= align && p.read(r.data[at:]) && inRing(p.payload()) <= there
+	return there >= align && p.read(r.data[r.mine%ringBytes:]) && inRing(p.payload()) <= there
 }
 
+// copyNear copies as many bytes as fit, into the caches.
+func copyNear(to, from []byte) { copy(to, from) }
+
 // take copies the beginning of the payload of the next packet, as much as there is room for, and goes behind the packet.
-func (r *ring) take(p *packet, to []byte) {
+func (r *ring) take(p *packet, to []byte, copies func(to, from []byte)) {
 	if to = to[:min(len(to), p.payload())]; len(to) > 0 {
-		at := (int(r.mine%ringBytes) + before(p.payload())) % ringBytes
-		if n := copy(to, r.data[at:]); n < len(to) {
-			copy(to[n:], r.data)
+		area, at := r.payload(p.payload())
+		n := min(len(to), len(area)-at)
+		copies(to[:n], area[at:])
+		if n < len(to) {
+			copies(to[n:], area)
 		}
 	}
-	r.mine += uint64(inRing(p.payload()))
+	r.pass(p.payload())
+}
+
+// skip goes behind the next packet.
+func (r *ring) skip(p *packet) { r.pass(p.payload()) }
+
+// payload returns where the payload of the next packet lies, of n bytes: from a place of an area on, and then from its beginning.
+func (r *ring) payload(n int) (area []byte, at int) {
+	if n >= bulkFrom {
+		return r.bulk, int(r.bulkMine % uint64(len(r.bulk)))
+	}
+	return r.data, (int(r.mine%ringBytes) + before(n)) % ringBytes
+}
+
+// pass goes behind a packet with a payload of n bytes.
+func (r *ring) pass(n int) {
+	r.mine += uint64(inRing(n))
+	if n >= bulkFrom {
+		r.bulkMine += lines(n)
+	}
 }
 
 // free lets the sender have the room of all that was taken.
-func (r *ring) free() { r.tail.Store(r.mine) }
+func (r *ring) free() {
+	if r.bulkTail.Load() != r.bulkMine {
+		r.bulkTail.Store(r.bulkMine)
+	}
+	r.tail.Store(r.mine)
+}

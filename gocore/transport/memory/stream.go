@@ -3,6 +3,8 @@ package memory
 import (
 	"syscall"
 	"time"
+
+	"github.com/paddlempi/paddlempi/gocore/mem"
 )
 
 // A long message moves in one of two ways. Either its receiver reads it in the sender's memory, if it may (read.go): that is
@@ -161,7 +163,11 @@ func (o *office) takePiece(peer int, p *packet) bool {
 	if p.number != r.claims || at < 0 || at >= r.wanted || at%piece != 0 || p.bytes != min(piece, r.wanted-at) {
 		return false
 	}
-	in.take(p, r.data[at:at+p.bytes])
+	copies := copyNear
+	if r.wanted >= longer { // no cache holds it, nor what is written to it
+		copies = mem.CopyPast
+	}
+	in.take(p, r.data[at:at+p.bytes], copies)
 	r.looked = 0
 	o.moved(peer, p.bytes)
 	return true
@@ -234,8 +240,7 @@ func (o *office) endStream(peer int) {
 func (o *office) stream(to int) bool {
 	out := &o.out[to]
 	for s := out.stream; ; {
-		room, sound := out.room()
-		if !sound || room < inRing(piece) {
+		if fits, sound := out.fits(piece); !fits {
 			return sound
 		}
 		from, n := out.claim(s.claims, s.wanted, 1)
