@@ -275,7 +275,7 @@ aarch64_left_out = cat .debian-arm64/.reason 2>/dev/null
 aarch64_ranks = tools/launched.sh $(AARCH64) -m paddlempi.testing.launch -np 2 --
 test-aarch64: .venv-aarch64/.tests | $(RESULTS)
 	@if $(aarch64_left_out); then :; else : > $(RESULTS)/aarch64-unit.xml; set -x; \
-	$(AARCH64) -m pytest -q --color=no -p no:hypothesispytest --junitxml=$(RESULTS)/aarch64-unit.xml --numprocesses 2 --dist worksteal \
+	$(AARCH64) -m pytest -q --color=no -p no:hypothesispytest --junitxml=$(RESULTS)/aarch64-unit.xml --numprocesses 2 --dist worksteal --reruns 1 \
 		$(AARCH64_LEFT_OUT) tests/unit/core; unit=$$?; \
 	$(aarch64_ranks) $(AARCH64) -m pytest -q --color=no --junitxml=$(RESULTS)/ranks-aarch64-2.xml --mpi --mpi-timeout 600 --mpi-ranks 2 \
 		$(AARCH64_LEFT_OUT) tests/ranks/core && exit $$unit; fi

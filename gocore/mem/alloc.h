@@ -17,11 +17,8 @@ void pmpi_block_free(void *p);
 // pmpi_copy is memmove.
 void pmpi_copy(void *dst, const void *src, size_t n);
 
-// pmpi_copy_to_far is pmpi_copy_far.
-void pmpi_copy_to_far(pmpi_far *far, void *dst, const void *src, size_t n);
-
-// pmpi_copy_past_caches is pmpi_copy_past.
-void pmpi_copy_past_caches(void *dst, const void *src, size_t n);
+// pmpi_copy_cost copies n bytes, into the caches or past them, and returns how many ticks each KiB took; 0: there is no clock.
+unsigned pmpi_copy_cost(int past, void *dst, const void *src, size_t n);
 
 #pragma GCC visibility pop
 

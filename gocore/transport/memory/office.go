@@ -64,7 +64,6 @@ type office struct {
 	numbers  uint64
 	kept     int64
 	rounds   []*round
-	far      mem.Far
 	spare    []*receiving
 
 	moving  atomic.Bool // bytes of long messages are moving
@@ -78,7 +77,8 @@ type outbox struct {
 	ring
 	queue  []*outgoing
 	stream *sending // the long message whose receiver has said go; nil: none
-	broken int32    // the code with which requests end; 0: it is not broken
+	writer writer
+	broken int32 // the code with which requests end; 0: it is not broken
 }
 
 // inbox is what comes from a rank.
@@ -87,6 +87,7 @@ type inbox struct {
 	open   partly       // the message that was begun last
 	longs  []*receiving // long messages. The first one is moving
 	costs  costs        // of them
+	pieces kinds        // of what lies in the bulk
 	broken int32        // as of an outbox
 	reads  verdict      // whether this process may read that rank's memory
 	pid    uint64       // of that rank, if it may
@@ -255,7 +256,7 @@ func (o *office) write(to int, one *outgoing) (done, sound bool) {
 		if one.head.kind == more {
 			one.head.bytes = int64(n)
 		}
-		out.put(&one.head, one.from[:n], &o.far)
+		out.put(&one.head, one.from[:n], &out.writer)
 		o.ring(to)
 		if one.from = one.from[n:]; len(one.from) == 0 {
 			return true, true
@@ -367,7 +368,7 @@ func (o *office) come(from int, p *packet) bool {
 // fill takes a piece of the message that was begun last out of a ring.
 func (o *office) fill(in *inbox, p *packet) {
 	n := int64(p.payload())
-	in.take(p, in.open.room, copyNear)
+	in.take(p, in.open.room, false, &in.pieces)
 	in.open.room = in.open.room[min(n, int64(len(in.open.room))):]
 	if in.open.left -= n; in.open.left > 0 {
 		return

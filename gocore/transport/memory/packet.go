@@ -19,12 +19,14 @@ type packet struct {
 	context uint64 // of the Comm
 	bytes   int64  // of the whole message; of more and data: of this piece; of goOn: how many the receiver wants
 	number  uint64 // of the message, by its sender; of data: the claims that the piece is of (see stream.go)
+	past    bool   // a payload in the bulk was written past the caches
 	answer  uint64 // of ask: where the message is in its sender; of goOn: its claims; of data: the place of the piece
 }
 
 const (
 	packetBytes = 40
-	align       = 64 // so that a head is on one cache line, and a message of a few numbers too
+	pastBit     = 1 << 31 // of kind
+	align       = 64      // so that a head is on one cache line, and a message of a few numbers too
 	// short is the most bytes of a message that is sent before anybody has asked for it.
 	short = 64 << 10
 	// piece is the most bytes of a packet: several fit into a ring, so that both sides copy at the same time.
@@ -33,7 +35,11 @@ const (
 
 func (p *packet) put(b []byte) {
 	_ = b[packetBytes-1]
-	binary.LittleEndian.PutUint32(b[0:], p.kind)
+	kind := p.kind
+	if p.past {
+		kind |= pastBit
+	}
+	binary.LittleEndian.PutUint32(b[0:], kind)
 	binary.LittleEndian.PutUint32(b[4:], uint32(p.tag))
 	binary.LittleEndian.PutUint64(b[8:], p.context)
 	binary.LittleEndian.PutUint64(b[16:], uint64(p.bytes))
@@ -44,7 +50,8 @@ func (p *packet) put(b []byte) {
 // read reads a head. It returns false if no sender writes such a one.
 func (p *packet) read(b []byte) bool {
 	_ = b[packetBytes-1]
-	p.kind = binary.LittleEndian.Uint32(b[0:])
+	kind := binary.LittleEndian.Uint32(b[0:])
+	p.kind, p.past = kind&^pastBit, kind&pastBit != 0
 	p.tag = int32(binary.LittleEndian.Uint32(b[4:]))
 	p.context = binary.LittleEndian.Uint64(b[8:])
 	p.bytes = int64(binary.LittleEndian.Uint64(b[16:]))

@@ -29,6 +29,7 @@ const (
 
 type ring struct {
 	head, tail, bulkTail *atomic.Uint64
+	readCosts            *atomic.Uint64 // see bulk.go
 	proof                *proof         // valid once a packet has come
 	claims               *atomic.Uint64 // see stream.go
 	data, bulk           []byte
@@ -69,13 +70,14 @@ func stride(size int) int { return ringHead + ringBytes + bulkOf(size) }
 func ringAt(shared []byte, size, from, to int) ring {
 	at := shared[(from*size+to)*stride(size):][:stride(size)]
 	return ring{
-		head:     (*atomic.Uint64)(unsafe.Pointer(&at[0])),
-		proof:    (*proof)(unsafe.Pointer(&at[64])),
-		tail:     (*atomic.Uint64)(unsafe.Pointer(&at[128])),
-		bulkTail: (*atomic.Uint64)(unsafe.Pointer(&at[136])),
-		claims:   (*atomic.Uint64)(unsafe.Pointer(&at[192])),
-		data:     at[ringHead : ringHead+ringBytes : ringHead+ringBytes],
-		bulk:     at[ringHead+ringBytes:],
+		head:      (*atomic.Uint64)(unsafe.Pointer(&at[0])),
+		proof:     (*proof)(unsafe.Pointer(&at[64])),
+		tail:      (*atomic.Uint64)(unsafe.Pointer(&at[128])),
+		bulkTail:  (*atomic.Uint64)(unsafe.Pointer(&at[136])),
+		readCosts: (*atomic.Uint64)(unsafe.Pointer(&at[144])),
+		claims:    (*atomic.Uint64)(unsafe.Pointer(&at[192])),
+		data:      at[ringHead : ringHead+ringBytes : ringHead+ringBytes],
+		bulk:      at[ringHead+ringBytes:],
 	}
 }
 
@@ -109,17 +111,25 @@ func (r *ring) come() (n int, sound bool) {
 }
 
 // put writes a packet and shows it. There is room for it.
-func (r *ring) put(p *packet, payload []byte, far *mem.Far) {
-	p.put(r.data[r.mine%ringBytes:]) // a multiple of align: the head is in one part
-	if len(payload) > 0 {
-		area, at := r.payload(len(payload))
-		n := min(len(payload), len(area)-at)
-		far.Copy(area[at:at+n], payload)
-		if n < len(payload) {
-			far.Copy(area, payload[n:])
+func (r *ring) put(p *packet, payload []byte, w *writer) {
+	n := len(payload)
+	if p.past = false; n >= bulkFrom {
+		kind := w.choose()
+		p.past = kind == past
+		at := int(r.bulkMine % uint64(len(r.bulk)))
+		cost := mem.CopyCost(r.bulk[at:], payload, p.past)
+		if first := len(r.bulk) - at; first < n {
+			mem.CopyCost(r.bulk, payload[first:], p.past)
+		}
+		w.learn(kind, cost, n, r.readCosts.Load())
+	} else if n > 0 {
+		at := (int(r.mine%ringBytes) + before(n)) % ringBytes
+		if first := copy(r.data[at:], payload); first < n {
+			copy(r.data, payload[first:])
 		}
 	}
-	r.pass(len(payload))
+	p.put(r.data[r.mine%ringBytes:]) // a multiple of align: the head is in one part
+	r.pass(n)
 	r.head.Store(r.mine)
 }
 
@@ -128,32 +138,35 @@ func (r *ring) next(p *packet, there int) (sound bool) {
 	return there >= align && p.read(r.data[r.mine%ringBytes:]) && inRing(p.payload()) <= there
 }
 
-// copyNear copies as many bytes as fit, into the caches.
-func copyNear(to, from []byte) { copy(to, from) }
-
-// take copies the beginning of the payload of the next packet, as much as there is room for, and goes behind the packet.
-func (r *ring) take(p *packet, to []byte, copies func(to, from []byte)) {
-	if to = to[:min(len(to), p.payload())]; len(to) > 0 {
-		area, at := r.payload(p.payload())
-		n := min(len(to), len(area)-at)
-		copies(to[:n], area[at:])
-		if n < len(to) {
-			copies(to[n:], area)
+// take copies the beginning of the payload of the next packet, as much as there is room for, and goes behind the packet. A
+// payload that nobody reads soon goes past the caches.
+func (r *ring) take(p *packet, to []byte, unread bool, costs *kinds) {
+	n := p.payload()
+	to = to[:min(len(to), n)]
+	if n >= bulkFrom {
+		at := int(r.bulkMine % uint64(len(r.bulk)))
+		cost := mem.CopyCost(to, r.bulk[at:], unread)
+		if first := len(r.bulk) - at; first < len(to) {
+			mem.CopyCost(to[first:], r.bulk, unread)
+		}
+		kind := near
+		if p.past {
+			kind = past
+		}
+		if costs.learn(kind, cost); !unread {
+			r.readCosts.Store(costs.word())
+		}
+	} else if len(to) > 0 {
+		at := (int(r.mine%ringBytes) + before(n)) % ringBytes
+		if first := copy(to, r.data[at:]); first < len(to) {
+			copy(to[first:], r.data)
 		}
 	}
-	r.pass(p.payload())
+	r.pass(n)
 }
 
 // skip goes behind the next packet.
 func (r *ring) skip(p *packet) { r.pass(p.payload()) }
-
-// payload returns where the payload of the next packet lies, of n bytes: from a place of an area on, and then from its beginning.
-func (r *ring) payload(n int) (area []byte, at int) {
-	if n >= bulkFrom {
-		return r.bulk, int(r.bulkMine % uint64(len(r.bulk)))
-	}
-	return r.data, (int(r.mine%ringBytes) + before(n)) % ringBytes
-}
 
 // pass goes behind a packet with a payload of n bytes.
 func (r *ring) pass(n int) {

@@ -1,10 +1,9 @@
 package memory
 
 import (
+	"math"
 	"syscall"
 	"time"
-
-	"github.com/paddlempi/paddlempi/gocore/mem"
 )
 
 // A long message moves in one of two ways. Either its receiver reads it in the sender's memory, if it may (read.go): that is
@@ -37,7 +36,20 @@ const (
 type costs [2]struct {
 	perByte  [2]float64 // nanoseconds, by way; 0: not known
 	messages uint
+	trial    int     // messages until the end of a trial of the other way; 0: there is none
+	other    way     // which that is
+	least    float64 // of the trial so far
 }
+
+// A trial is several messages, of which the later half counts: for pieces the ring has to be in the caches again. It ends early if
+// the first ones take long.
+const (
+	trialEvery = 256
+	trialFirst = 16 // the message with which the first one begins
+	trialEarly = 4
+)
+
+var trialOf = [...]int{reading: 4, asking: 16} // messages
 
 // longer is the length of a message that caches do not hold.
 const longer = 4 << 20
@@ -58,24 +70,41 @@ func (c *costs) choose(bytes int64) way {
 		return reading
 	case k.perByte[asking] == 0:
 		return asking
+	case k.trial > 0:
+		return k.other
 	}
 	best := reading
 	if k.perByte[asking] < k.perByte[reading] {
 		best = asking
 	}
-	if k.messages%32 == 0 {
-		return 1 - best
+	if k.messages%trialEvery == trialFirst {
+		k.trial, k.other, k.least = trialOf[1-best], 1-best, math.Inf(1)
+		return k.other
 	}
 	return best
 }
 
 // learn notes how long a message took.
 func (c *costs) learn(w way, bytes int64, took time.Duration) {
-	cost, now := &c[class(bytes)].perByte[w], float64(took)/float64(bytes)
-	if *cost == 0 || now < *cost {
+	k := &c[class(bytes)]
+	cost, now := &k.perByte[w], float64(took)/float64(bytes)
+	if k.trial > 0 && w == k.other {
+		k.trial--
+		k.least = min(k.least, now)
+		switch {
+		case k.trial == trialOf[w]-trialEarly && k.least > 2*k.perByte[1-w]:
+			k.trial = 0
+			return
+		case k.trial > trialOf[w]/2:
+			return
+		case k.trial == trialOf[w]/2:
+			*cost = now
+		}
+	}
+	if *cost == 0 {
 		*cost = now
 	} else { // a rank that lost its core for a while says little of the way
-		*cost += (min(now, 4**cost) - *cost) / 8
+		*cost += (min(now, 2**cost) - *cost) / 8
 	}
 }
 
@@ -163,11 +192,7 @@ func (o *office) takePiece(peer int, p *packet) bool {
 	if p.number != r.claims || at < 0 || at >= r.wanted || at%piece != 0 || p.bytes != min(piece, r.wanted-at) {
 		return false
 	}
-	copies := copyNear
-	if r.wanted >= longer { // no cache holds it, nor what is written to it
-		copies = mem.CopyPast
-	}
-	in.take(p, r.data[at:at+p.bytes], copies)
+	in.take(p, r.data[at:at+p.bytes], r.wanted >= longer, &in.pieces) // no cache holds it, nor what is written to it
 	r.looked = 0
 	o.moved(peer, p.bytes)
 	return true
@@ -247,7 +272,7 @@ func (o *office) stream(to int) bool {
 		if n == 0 {
 			return true
 		}
-		out.put(&packet{kind: data, bytes: n, number: s.claims, answer: uint64(from)}, s.data[from:from+n], &o.far)
+		out.put(&packet{kind: data, bytes: n, number: s.claims, answer: uint64(from)}, s.data[from:from+n], &out.writer)
 		o.ring(to)
 	}
 }

@@ -14,13 +14,22 @@ func TestTheWayOfALongMessage(t *testing.T) {
 	c.learn(reading, 1<<20, 100*time.Microsecond)
 	assert.Equal(t, asking, c.choose(1<<20))
 	c.learn(asking, 1<<20, 50*time.Microsecond)
-	taken := map[way]int{}
-	for range 320 {
-		w := c.choose(1 << 20)
-		taken[w]++
-		c.learn(w, 1<<20, time.Duration(100-50*int(w))*time.Microsecond)
+	send := func(messages, read, asked int) (taken [2]int) {
+		for range messages {
+			w := c.choose(1 << 20)
+			taken[w]++
+			c.learn(w, 1<<20, time.Duration([]int{read, asked}[w])*time.Microsecond)
+		}
+		return taken
 	}
-	assert.Equal(t, map[way]int{reading: 10, asking: 310}, taken)
+	taken := send(3*trialEvery, 90, 50)
+	assert.Equal(t, [2]int{3 * trialOf[reading], 3 * (trialEvery - trialOf[reading])}, taken)
+	send(2*trialEvery, 45, 50)
+	taken = send(trialEvery, 45, 50)
+	assert.Equal(t, [2]int{trialEvery - trialOf[asking], trialOf[asking]}, taken, "the way changes")
+	taken = send(trialEvery, 45, 200)
+	assert.Equal(t, [2]int{trialEvery - trialEarly, trialEarly}, taken, "what takes twice as long is given up")
+	send(2*trialEvery, 90, 50)
 	assert.Equal(t, reading, c.choose(longer), "nothing is known of it")
 	// One slow message changes little, many change the way.
 	c.learn(asking, 1<<20, time.Second)
