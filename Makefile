@@ -260,12 +260,14 @@ $(foreach mpi,$(MPIS),$(eval $(call faults_test,$(mpi))))
 
 ## test-aarch64  tests/unit/core and tests/ranks/core on 2 ranks of aarch64, by qemu-user, without installing it: x86-64 with apt; QEMU_FLAGS="-p 65536"
 # Left out: tests of minutes (gigabytes, made-up examples, damaged words), those of frameworks, which have no wheel or take
-# gigabytes, one with a deadline of half a second, one of the time of an import, one that looks at the names of programs, which are
-# qemu's here, and those of documents, make and the repository, which no processor changes.
+# gigabytes, one with a deadline of half a second, one of the time of an import, one of the names of programs and one of a limit of
+# memory, which are qemu's here, and those of documents, make and the repository, which no processor changes.
 AARCH64_LEFT_OUT := $(addprefix --ignore tests/ranks/core/test_,large.py corruption.py frameworks.py properties.py) \
 	$(addprefix --ignore tests/unit/core/test_,addresses.py docs.py docs_blocks.py makefile.py left_out.py imports.py tried_twice.py bench.py) \
 	$(addprefix --deselect tests/unit/core/test_,api_buffer.py::test_torch api_buffer.py::test_a_describer_comes_with_its_framework \
-	api_exports.py::test_import_costs_about_30_ms cli_restart.py::test_a_rank_that_never_comes_to_init[waits]) \
+	ps_export.py::test_safetensors_can_be_read_by_its_package ps_remote.py::test_notes_of_a_framework_are_joined[torch] \
+	ps_remote.py::test_a_sparse_gradient api_exports.py::test_import_costs_about_30_ms memory.py::test_program[limited_memory] \
+	cli_restart.py::test_a_rank_that_never_comes_to_init[waits]) \
 	--deselect tests/ranks/core/test_interrupt.py::test_what_mpi_goes_on_reading
 .PHONY: test-aarch64
 QEMU_FLAGS ?=
