@@ -18,13 +18,13 @@ def stopped_in_the_middle() -> None:
     rank = start(timeout=60.0)
     deadline = os.environ["FAULTS_HOW"] == "deadline"
     group = dist.new_group([0, 1], timeout=2.0 if deadline else 60.0)
-    x = np.ones(96 << 20, np.float16)
+    x = np.ones(256 << 20, np.float16)  # some 0.1 s
     pids = np.zeros(2, np.int64)
     dist.all_gather_into_tensor(pids, np.array([os.getpid()]))
     dist.barrier()
     if rank == 0:
         peer = int(pids[1])
-        threading.Timer(0.1, os.kill, (peer, signal.SIGSTOP)).start()
+        threading.Timer(0.03, os.kill, (peer, signal.SIGSTOP)).start()
         late = threading.Timer(30.0, os.kill, (peer, signal.SIGCONT))
         late.start()
         if deadline:
