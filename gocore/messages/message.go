@@ -56,15 +56,10 @@ func (m *message) spin() bool {
 	return m.Poll()
 }
 
-// isShort tells whether the other rank has done its part without an answer from this one. So nobody but its caller
-// waits for the message.
-func (m *message) isShort() bool {
-	for i := range m.n {
-		if m.transfers[i].bytes > shortBytes {
-			return false
-		}
-	}
-	return true
+// isPatient tells whether nobody but its caller waits for the message: it is received, and its sender needs no answer. A send that
+// is not over may be waited for: its tensor or the memory for it was not ready.
+func (m *message) isPatient() bool {
+	return m.n == 1 && m.transfers[0].receives && m.transfers[0].bytes <= shortBytes
 }
 
 // Messages are reused if they end within the call, so that the usual send or receive allocates

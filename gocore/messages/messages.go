@@ -159,7 +159,7 @@ func (g *Messages) Carry(d *op.Desc) (*work.Handle, work.Result, error) {
 			h.Notify()
 		}
 		if !m.Poll() {
-			if m.isShort() {
+			if m.isPatient() {
 				g.Env.Engine.AddPatient(m)
 			} else {
 				g.Env.Engine.Add(m)

@@ -5,7 +5,6 @@ package work
 #include <errno.h>
 #include <linux/futex.h>
 #include <poll.h>
-#include <sched.h>
 #include <stdint.h>
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
