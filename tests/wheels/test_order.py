@@ -156,10 +156,10 @@ GO = {
     "trace.Mark.End": {"STLR"},
     "trace.Mark.lock": {"LDAR"},
     "transport/memory.(*office).collect": {"LDAR", "STLR"},
-    "transport/memory.(*office).write": {"LDAR"},
-    "transport/memory.(*office).stream": {"LDAR"},
     "transport/memory.(*office).progress": {"LDAR"},
+    "transport/memory.(*ring).fits": {"LDAR"},
     "transport/memory.(*ring).put": {"STLR"},
+    "transport/memory.(*ring).take": {"STLR"},
     "transport/memory.(*ring).claim": {"LDAR"},
 }
 
