@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "_cgo_export.h"
+#include "quick.h"
 
 _Static_assert(sizeof(pmpi_buf) == 48 && offsetof(pmpi_buf, strides) == 40, "pmpi_buf is op.Buf");
 _Static_assert(sizeof(pmpi_op) == 120 && offsetof(pmpi_op, send) == 64 &&
@@ -92,6 +93,11 @@ void pmpi_free(char *reply) {
 
 int pmpi_submit(const pmpi_op *op, pmpi_work *work, pmpi_result *result) {
 	GUARD();
+	if (quick_message(op, result, op->flags & PMPI_FLAG_ASYNC ? 0 : QUICK_PAUSES) == 0) {
+		if (work)
+			*work = 0;
+		return 0;
+	}
 	thread_state *t = current();
 	return goSubmit((pmpi_op *)op, work, result, t->interrupting, &t->error);
 }

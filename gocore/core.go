@@ -11,6 +11,7 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/diagnose"
 	"github.com/paddlempi/paddlempi/gocore/group"
+	"github.com/paddlempi/paddlempi/gocore/messages"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
@@ -81,6 +82,7 @@ func Init(o InitOptions) error {
 	}
 	endFile = o.EndFile
 	initial.Store(w)
+	messages.SetInitial(w.all.Load().ID)
 	w.closesWithMPI()
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/group"
+	"github.com/paddlempi/paddlempi/gocore/messages"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
@@ -289,4 +290,5 @@ func Poison(why string) {
 		why = why[:i]
 	}
 	poisoned.CompareAndSwap(nil, &why)
+	messages.Stop()
 }

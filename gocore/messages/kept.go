@@ -13,9 +13,10 @@ import (
 // tell its length. Receives and later probes look here first. The messages of a rank that came before the header are
 // taken out with it, so those here came before those that the transport has.
 type kept struct {
-	n    atomic.Int32 // len(list); can be read without mu
-	mu   sync.Mutex
-	list []keptMessage
+	n       atomic.Int32 // len(list); can be read without mu
+	changed func(by int32)
+	mu      sync.Mutex
+	list    []keptMessage
 }
 
 // keptMessage is one of them. The transport still has it, unless it was read.
@@ -28,6 +29,13 @@ type keptMessage struct {
 
 func (m *keptMessage) matches(peer, tag int32) bool {
 	return (peer < 0 || m.Source == peer) && (tag < 0 || m.Tag == tag)
+}
+
+func (k *kept) count(by int32) {
+	k.n.Add(by)
+	if k.changed != nil {
+		k.changed(by)
+	}
 }
 
 // take takes out the first message from a rank with a tag; each may be any.
@@ -43,7 +51,7 @@ func (k *kept) take(peer, tag int32) (m keptMessage, ok bool) {
 	}
 	m = k.list[i]
 	k.list = slices.Delete(k.list, i, i+1)
-	k.n.Add(-1)
+	k.count(-1)
 	return m, true
 }
 
@@ -92,7 +100,7 @@ func (k *kept) draw(on transport.Endpoint, st transport.Status) error {
 			return err
 		}
 		k.list = append(k.list, keptMessage{Message: m, length: m.Bytes})
-		k.n.Add(1)
+		k.count(1)
 		if m.Tag == st.Tag {
 			return nil
 		}

@@ -1,5 +1,8 @@
 package messages
 
+// #include "quick.h"
+import "C"
+
 import (
 	"unsafe"
 
@@ -39,7 +42,7 @@ type header struct {
 
 const (
 	headerMark  = 0x9d3c_51e7_0b86_f24d // no message of headerBytes is likely to begin with it
-	headerBytes = 16
+	headerBytes = C.PQ_HEADER
 	lengthShift = 16
 )
 

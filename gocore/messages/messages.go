@@ -3,6 +3,9 @@
 // task of the engine.
 package messages
 
+// #include "quick.h"
+import "C"
+
 import (
 	"slices"
 	"sync"
@@ -43,6 +46,7 @@ type Messages struct {
 	kept    kept
 	asks    bool // a receive from any rank looks for a message (transport.Comm.ReceivesFromAny)
 
+	post      *C.pq_post   // nil: no message of the group goes without Go
 	queued    atomic.Int32 // len(waiting); can be read without mu
 	underWay  atomic.Int32 // messages and probes under way, also those that were given up
 	async     atomic.Int32 // asynchronous ones whose end was not reported yet
@@ -55,7 +59,10 @@ func New(members *world.Members, id int64, key uint64, comm, side transport.Comm
 	// To the transport the other party of a joined world is on another node, also if both share memory.
 	apart := members.Env.Joined || len(members.Env.Topo.ByNode(members.Ranks)) > 1
 	asks := comm != nil && !comm.ReceivesFromAny() && apart
-	return &Messages{Members: members, id: id, key: key, comm: comm, side: side, group: group, asks: asks}
+	g := &Messages{Members: members, id: id, key: key, comm: comm, side: side, group: group, asks: asks}
+	g.kept.changed = g.hold
+	g.openPost()
+	return g
 }
 
 // UnderWay tells whether there is a message that is not over, also one that was given up while MPI still has a request
@@ -264,6 +271,7 @@ func (g *Messages) enqueue(tr *transfer) {
 		tr.queued = true
 		g.waiting = append(g.waiting, tr)
 		g.queued.Add(1)
+		g.holdLocked(1)
 	}
 }
 
@@ -279,6 +287,7 @@ func (g *Messages) unqueue(tr *transfer) {
 		if s == tr {
 			g.waiting = append(g.waiting[:i], g.waiting[i+1:]...)
 			g.queued.Add(-1)
+			g.holdLocked(-1)
 			return
 		}
 	}

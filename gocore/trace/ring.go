@@ -26,6 +26,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
+// entry.h, by which C enters messages, has some of these numbers too.
 const (
 	magic   = 0x6361727469706d70 // "pmpitrac"
 	version = 1
@@ -65,6 +66,7 @@ type header struct {
 	boot      [40]byte // of the kernel: ranks with the same one share their clocks
 	told      [toldSlots]told
 	job       uint64 // a random number, the same on all ranks of the world; 0: not known yet
+	next      uint64 // the number of the last operation, for the process itself
 }
 
 // told says that this rank has reported a long wait.
@@ -125,7 +127,6 @@ type Ring struct {
 	file *segment.File
 	mem  []byte
 	list *[entries]entry
-	next atomic.Uint64
 
 	mu       sync.Mutex // guards the groups, and what follows
 	nextTold int
@@ -170,6 +171,16 @@ func (r *Ring) Close() {
 	_ = syscall.Munmap(r.mem)
 	r.mem, r.list = nil, nil
 	r.file.Close()
+}
+
+// Shared returns where the ring is, for C code of this process that enters operations (entry.h): a tr_ring. It is valid
+// until Close.
+func (r *Ring) Shared() (next, lost *uint64, list unsafe.Pointer, counter bool) {
+	if r == nil || r.list == nil {
+		return nil, nil, nil, false
+	}
+	h := r.header()
+	return &h.next, &h.lost, unsafe.Pointer(r.list), useCounter
 }
 
 // SetJob tells readers which rings are of the same world.
@@ -223,7 +234,7 @@ func (r *Ring) take() (e *entry, word uint64) {
 		return nil, 0
 	}
 	for range tries {
-		n := r.next.Add(1)
+		n := atomic.AddUint64(&r.header().next, 1)
 		e := &r.list[n%entries]
 		old, word := atomic.LoadUint64(&e.word), n<<numberFrom
 		if (old == 0 || old&(writing|ended) == ended) && atomic.CompareAndSwapUint64(&e.word, old, word|writing) {

@@ -50,6 +50,19 @@ type Endpoint interface {
 	Requests
 }
 
+// Quick is a Comm of one node whose short messages C code may send and receive without Go (messages/quick.h).
+type Quick interface {
+	Quick() Post
+}
+
+// Post is what C code has to know for that. It is outside the Go heap, but for Members, and stays until the Comm is freed.
+type Post struct {
+	Office  unsafe.Pointer // pm_office of memory/rings.h; nil: there is none
+	Context uint64
+	Busy    *uint32 // not 0 while receives wait, or messages that nobody has received
+	Members []int   // rank of the office, by rank
+}
+
 // Burier is an Endpoint that does not see by itself that a rank has died.
 type Burier interface {
 	// Bury ends the requests with a rank that has died, with an error: nobody reads or writes their memory any more.

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"sync"
 	"syscall"
+	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/dl"
 	"github.com/paddlempi/paddlempi/gocore/op"
@@ -135,6 +136,11 @@ func (r *Recorder) close() {
 	for _, v := range r.others {
 		v.Close()
 	}
+}
+
+// Shared is that of the ring.
+func (r *Recorder) Shared() (next, lost *uint64, list unsafe.Pointer, counter bool) {
+	return r.ring.Shared()
 }
 
 // Begin enters a collective, which gets its number later if seq is 0. signature is the one that it announces.

@@ -131,6 +131,9 @@ SHARING = {
     "arrive/lines.c": set(),
     "coll/shm/chunks.c": set(),
     "coll/bounce/rounds.c": set(),
+    "messages/quick.c": {"p->id", "p->inside"},
+    "trace/entry.h": set(),
+    "transport/memory/rings.h": set(),
     "window/access.c": {"table", "w->id", "w->inside", "taken", ""},
     "window/combine.c": {"(W *)at"},
 }

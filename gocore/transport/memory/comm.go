@@ -47,7 +47,10 @@ func New(shared []byte, rank, size int, release func()) (*Comm, error) {
 	if size < 1 || rank < 0 || rank >= size || int64(len(shared)) < Bytes(size) {
 		return nil, status.New(status.Argument, "a world in memory: rank %d of %d ranks in %d bytes", rank, size, len(shared))
 	}
-	o := newOffice(shared, rank, size)
+	o, err := newOffice(shared, rank, size)
+	if err != nil {
+		return nil, err
+	}
 	o.release = release
 	return o.comm(1, transport.EveryRank(size)), nil
 }
@@ -184,6 +187,7 @@ func (o *office) sendHere(s *sending, p *packet) error {
 		o.end(s.r, 0)
 	}
 	c.came = append(c.came, m)
+	c.changed()
 	return nil
 }
 
@@ -204,6 +208,7 @@ func (c *Comm) Receive(data unsafe.Pointer, bytes int64, from, tag int32) (*tran
 	if at := in.find(from, tag); at >= 0 {
 		m := in.came[at]
 		in.came = without(in.came, at)
+		in.changed()
 		o.taken(w, m)
 		return r, nil
 	}
@@ -212,6 +217,7 @@ func (c *Comm) Receive(data unsafe.Pointer, bytes int64, from, tag int32) (*tran
 		return r, nil
 	}
 	in.waiting = append(in.waiting, w)
+	in.changed()
 	return r, nil
 }
 
@@ -243,6 +249,7 @@ func (c *Comm) look(from, tag int32, out bool) (*message, error) {
 	m := in.came[at]
 	if out {
 		in.came = without(in.came, at)
+		in.changed()
 	}
 	return m, nil
 }
@@ -289,6 +296,7 @@ func (c *Comm) Cancel(r *transport.Request) error {
 	for i, w := range in.waiting {
 		if w.r == r {
 			in.waiting = without(in.waiting, i)
+			in.changed()
 			r.Cancelled = 1
 			o.endReceive(w, 0)
 			break

@@ -404,7 +404,7 @@ func FuzzDamage(f *testing.F) {
 		var whole [packetBytes]byte
 		copy(whole[:], bytes)
 		out := &ranks[0].o.out[1]
-		copy(out.data, whole[:])
+		copy(out.data[:], whole[:])
 		copy(out.data[packetBytes:], bytes)
 		out.mine = uint64(inRing(len(bytes)))
 		if head%3 == 0 {

@@ -15,7 +15,6 @@ package memory
 
 import (
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -49,7 +48,9 @@ func Bytes(size int) int64 { return bellsOf(size) + int64(size)*int64(size)*int6
 type office struct {
 	rank, size int
 
-	mu       sync.Mutex
+	mu       mutex
+	shared   *shared
+	pairs    []pair   // by rank: ends of the rings, and what C knows of a rank
 	bells    []bell   // by rank; nil in a small world
 	rung     uint64   // this rank's bell, when it was read last
 	stalled  bool     // something was left in a ring
@@ -141,6 +142,7 @@ type context struct {
 	came    []*message
 	members []int // rank of the office, by member
 	places  map[int]int32
+	busy    *uint32 // see changed; nil: nobody wants to know
 }
 
 // message is one that has come, and that nobody has received.
@@ -153,18 +155,22 @@ type message struct {
 	local  *sending       // of a long one from this process
 }
 
-func newOffice(shared []byte, rank, size int) *office {
+func newOffice(shared []byte, rank, size int) (*office, error) {
 	o := &office{rank: rank, size: size, out: make([]outbox, size), in: make([]inbox, size), contexts: map[uint64]*context{},
 		asked: map[uint64]*sending{}, matched: map[uint64]*message{}}
 	if bellsOf(size) > 0 {
 		o.bells = unsafe.Slice((*bell)(unsafe.Pointer(unsafe.SliceData(shared))), size)
 		shared = shared[bellsOf(size):]
 	}
+	if err := o.share(); err != nil {
+		return nil, err
+	}
 	for r := range size {
-		o.out[r].ring, o.in[r].ring = ringAt(shared, size, rank, r), ringAt(shared, size, r, rank)
+		p := &o.pairs[r]
+		o.out[r].ring, o.in[r].ring = ringAt(shared, size, rank, r, &p.out), ringAt(shared, size, r, rank, &p.in)
 	}
 	o.prove()
-	return o
+	return o, nil
 }
 
 // Poll takes everything further and tells how many of the requests are done.
@@ -223,25 +229,30 @@ func (o *office) deliver(to int) {
 	if out.broken != 0 {
 		return
 	}
+	sound := o.writeQueue(to)
+	atomic.StoreUint32(&o.pairs[to].queued, uint32(min(1, len(out.queue))))
+	if sound && len(out.queue) == 0 && out.stream != nil {
+		sound = o.stream(to)
+	}
+	if !sound {
+		o.breakOff(to, codeDamaged)
+	}
+}
+
+// writeQueue writes the packets that wait, as far as there is room. The receiver's words may be unsound.
+func (o *office) writeQueue(to int) (sound bool) {
+	out := &o.out[to]
 	for len(out.queue) > 0 {
 		one := out.queue[0]
 		done, sound := o.write(to, one)
-		if !sound {
-			o.breakOff(to, codeDamaged)
-			return
-		}
 		if !done {
-			return
+			return sound
 		}
 		if out.queue = out.queue[1:]; one.r != nil {
 			o.end(one.r, 0)
 		}
 	}
-	if out.stream != nil {
-		if !o.stream(to) {
-			o.breakOff(to, codeDamaged)
-		}
-	}
+	return true
 }
 
 // write writes a packet and its pieces, as far as there is room. It tells whether all are written. The receiver's words may
@@ -358,7 +369,8 @@ func (o *office) come(from int, p *packet) bool {
 	}
 	kept := new(message)
 	*kept = m
-	if c.came = append(c.came, kept); p.kind == whole {
+	c.came = append(c.came, kept)
+	if c.changed(); p.kind == whole {
 		in.open = partly{left: p.bytes, room: m.bytes(), kept: kept}
 		o.fill(in, p)
 	}
@@ -486,6 +498,7 @@ func (o *office) breakOff(peer int, code int32) {
 	}
 	in, out := &o.in[peer], &o.out[peer]
 	in.broken, out.broken = code, code
+	atomic.StoreUint32(&o.pairs[peer].broken, 1)
 	for _, one := range out.queue {
 		if one.r != nil {
 			o.end(one.r, code)
@@ -518,6 +531,7 @@ func (o *office) breakOff(peer int, code int32) {
 			}
 		}
 		c.waiting = kept
+		c.changed()
 	}
 }
 
@@ -536,6 +550,7 @@ func (c *context) match(m *message) *receiving {
 	for i, r := range c.waiting {
 		if (r.from == transport.AnySource || r.from == m.Source) && (r.tag == transport.AnyTag || r.tag == m.Tag) {
 			c.waiting = without(c.waiting, i)
+			c.changed()
 			return r
 		}
 	}

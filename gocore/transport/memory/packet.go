@@ -1,15 +1,18 @@
 package memory
 
+// #include "rings.h"
+import "C"
+
 import "encoding/binary"
 
 // What a packet is.
 const (
-	whole = 1 + iota // a message, or its first piece
-	more             // the next piece of the message that was begun last
-	ask              // a long message: its receiver says go when it has room for it
-	goOn             // the answer of the receiver
-	data             // a piece of a long message
-	took             // the receiver has all of a long message
+	whole = C.PM_WHOLE + iota // a message, or its first piece
+	more                      // the next piece of the message that was begun last
+	ask                       // a long message: its receiver says go when it has room for it
+	goOn                      // the answer of the receiver
+	data                      // a piece of a long message
+	took                      // the receiver has all of a long message
 )
 
 // packet is the head of what lies in a ring. Its payload follows, filled up to a multiple of align.
@@ -24,9 +27,9 @@ type packet struct {
 }
 
 const (
-	packetBytes = 40
-	pastBit     = 1 << 31 // of kind
-	align       = 64      // so that a head is on one cache line, and a message of a few numbers too
+	packetBytes = C.PM_HEAD
+	pastBit     = 1 << 31   // of kind
+	align       = C.PM_LINE // so that a head is on one cache line, and a message of a few numbers too
 	// short is the most bytes of a message that is sent before anybody has asked for it.
 	short = 64 << 10
 	// piece is the most bytes of a packet: several fit into a ring, so that both sides copy at the same time.

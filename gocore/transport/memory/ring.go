@@ -1,5 +1,8 @@
 package memory
 
+// #include "rings.h"
+import "C"
+
 import (
 	"sync/atomic"
 	"unsafe"
@@ -15,9 +18,9 @@ import (
 // The sender writes head, proof and data, the receiver writes the tails, and both claim. Heads and tails count bytes from the
 // beginning of the world. Those of one writer lie on a cache line of their own.
 const (
-	ringBytes = 128 << 10 // of data; a power of two
+	ringBytes = C.PM_RING // of data; a power of two
 	ringHead  = 256
-	bulkFrom  = 4 << 10
+	bulkFrom  = C.PM_SHORT
 )
 
 // The length of the bulk: as long as the caches want it, but a rank has no more than allBulk of it for all others.
@@ -28,12 +31,13 @@ const (
 )
 
 type ring struct {
-	head, tail, bulkTail *atomic.Uint64
-	readCosts            *atomic.Uint64 // see bulk.go
-	proof                *proof         // valid once a packet has come
-	claims               *atomic.Uint64 // see stream.go
-	data, bulk           []byte
-	mine, bulkMine       uint64 // what this side has written or read: the other side may damage the shared words
+	*ringEnd
+	bulkTail  *atomic.Uint64
+	readCosts *atomic.Uint64 // see bulk.go
+	proof     *proof         // valid once a packet has come
+	claims    *atomic.Uint64 // see stream.go
+	bulk      []byte
+	bulkMine  uint64 // as mine
 }
 
 // bell counts what was written to one rank, so that it need not look at the rings of all others. In a small world that
@@ -67,16 +71,19 @@ func bulkOf(size int) int {
 func stride(size int) int { return ringHead + ringBytes + bulkOf(size) }
 
 // ringAt returns the ring of a sender and a receiver in the memory of a world.
-func ringAt(shared []byte, size, from, to int) ring {
+func ringAt(shared []byte, size, from, to int, end *ringEnd) ring {
 	at := shared[(from*size+to)*stride(size):][:stride(size)]
+	*end = ringEnd{
+		head: (*atomic.Uint64)(unsafe.Pointer(&at[0])),
+		tail: (*atomic.Uint64)(unsafe.Pointer(&at[128])),
+		data: (*[ringBytes]byte)(at[ringHead:]),
+	}
 	return ring{
-		head:      (*atomic.Uint64)(unsafe.Pointer(&at[0])),
+		ringEnd:   end,
 		proof:     (*proof)(unsafe.Pointer(&at[64])),
-		tail:      (*atomic.Uint64)(unsafe.Pointer(&at[128])),
 		bulkTail:  (*atomic.Uint64)(unsafe.Pointer(&at[136])),
 		readCosts: (*atomic.Uint64)(unsafe.Pointer(&at[144])),
 		claims:    (*atomic.Uint64)(unsafe.Pointer(&at[192])),
-		data:      at[ringHead : ringHead+ringBytes : ringHead+ringBytes],
 		bulk:      at[ringHead+ringBytes:],
 	}
 }
@@ -125,7 +132,7 @@ func (r *ring) put(p *packet, payload []byte, w *writer) {
 	} else if n > 0 {
 		at := (int(r.mine%ringBytes) + before(n)) % ringBytes
 		if first := copy(r.data[at:], payload); first < n {
-			copy(r.data, payload[first:])
+			copy(r.data[:], payload[first:])
 		}
 	}
 	p.put(r.data[r.mine%ringBytes:]) // a multiple of align: the head is in one part
@@ -159,7 +166,7 @@ func (r *ring) take(p *packet, to []byte, unread bool, costs *kinds) {
 	} else if len(to) > 0 {
 		at := (int(r.mine%ringBytes) + before(n)) % ringBytes
 		if first := copy(to, r.data[at:]); first < len(to) {
-			copy(to[first:], r.data)
+			copy(to[first:], r.data[:])
 		}
 	}
 	r.pass(n)

@@ -368,3 +368,43 @@ def test_forked_child(tmp_path: Path) -> None:
     [operation] = rings.read_folder(tmp_path)[0].operations
     assert operation.count == 3
     assert operation.outcome == "ok"
+
+
+def short_messages() -> None:
+    """Rank 1 writes its trace after short messages, which go without Go."""
+    import os
+    import signal
+    import time
+    from pathlib import Path
+
+    import numpy as np
+    from ranks_tools import dist, done, start
+
+    rank = start()
+    file = Path(os.environ["PADDLEMPI_TRACE"], "rank-1.json")
+    for tag in (3, 4):
+        if rank == 0:
+            dist.send(np.ones(5, np.float32), 1, tag=tag)
+            dist.recv(np.ones(2), 1, tag=tag)
+        else:
+            dist.recv(np.ones(5, np.float32), 0, tag=tag)
+            dist.send(np.ones(2), 0, tag=tag)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        ended = time.monotonic() + 30
+        while not file.exists() and time.monotonic() < ended:
+            time.sleep(0.05)
+    done()
+
+
+def test_short_messages(tmp_path: Path) -> None:
+    asked = {"PADDLEMPI_TRACE": str(tmp_path), "PADDLEMPI_TRACE_SIGNAL": "USR2"}
+    job.succeed(2, short_messages, env=asked)
+    ring = rings.read_folder(tmp_path)[1]
+    messages = [one for one in ring.operations if one.operation in ("send", "recv")]
+    told = [(one.operation, one.dtype, one.count, one.peers, one.tags) for one in messages]
+    expected = []
+    for tag in (3, 4):
+        expected += [("recv", "float32", 5, (0,), (tag,)), ("send", "float64", 2, (0,), (tag,))]
+    assert told == expected
+    assert all(one.submitted <= one.begun <= one.ended for one in messages)

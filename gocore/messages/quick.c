@@ -1,0 +1,138 @@
+#define _GNU_SOURCE
+#include "quick.h"
+
+#include <sched.h>
+#include <stdlib.h>
+
+#include "../work/yield.h"
+
+/* The post of a group is the one at its number, modulo POSTS. Groups that find it taken have none.
+ */
+enum { POSTS = 64, YIELD_EVERY = 256 };
+
+static pq_post posts[POSTS];
+static int64_t initial;
+static uint32_t stopped;
+
+pq_post *pq_open(int64_t id, int32_t size) {
+	pq_post *p = &posts[(uint64_t)id % POSTS];
+	if (id <= 0 || !sw_lock32(&p->taken, 1))
+		return NULL;
+	if (p->room < size) {
+		int32_t *members = calloc((size_t)size, sizeof *members);
+		if (members == NULL) {
+			sw_write32(&p->taken, 0);
+			return NULL;
+		}
+		free(p->members);
+		p->members = members;
+		p->room = size;
+	}
+	p->size = size;
+	p->held = 0;
+	return p;
+}
+
+void pq_publish(pq_post *p, int64_t id) {
+	__atomic_store_n(&p->id, id, __ATOMIC_SEQ_CST);
+}
+
+void pq_close(pq_post *p) {
+	__atomic_store_n(&p->id, 0, __ATOMIC_SEQ_CST);
+	while (__atomic_load_n(&p->inside, __ATOMIC_SEQ_CST) != 0)
+		sched_yield(); /* they wait for some microseconds at most */
+	sw_write32(&p->taken, 0);
+}
+
+void pq_hold(pq_post *p, int32_t n) {
+	__atomic_fetch_add(&p->held, (uint32_t)n, __ATOMIC_RELAXED); /* for calls of the same thread */
+}
+
+void pq_initial(int64_t id) {
+	__atomic_store_n(&initial, id, __ATOMIC_RELAXED);
+}
+
+void pq_stop(void) {
+	__atomic_store_n(&stopped, 1, __ATOMIC_RELAXED);
+}
+
+/* enter returns the post of a group, or NULL. leave must follow. */
+static pq_post *enter(int64_t group) {
+	const int64_t id = group ? group : __atomic_load_n(&initial, __ATOMIC_RELAXED);
+	pq_post *p = &posts[(uint64_t)id % POSTS];
+	if (id <= 0 || __atomic_load_n(&p->id, __ATOMIC_RELAXED) != id ||
+		__atomic_load_n(&stopped, __ATOMIC_RELAXED))
+		return NULL;
+	__atomic_fetch_add(&p->inside, 1, __ATOMIC_SEQ_CST);
+	if (__atomic_load_n(&p->id, __ATOMIC_SEQ_CST) == id)
+		return p;
+	__atomic_fetch_sub(&p->inside, 1, __ATOMIC_RELEASE);
+	return NULL;
+}
+
+static void leave(pq_post *p) {
+	__atomic_fetch_sub(&p->inside, 1, __ATOMIC_RELEASE);
+}
+
+/* mine tells whether no other message of the group has to come first. */
+static int mine(const pq_post *p) {
+	return __atomic_load_n(p->busy, __ATOMIC_RELAXED) == 0 &&
+		   __atomic_load_n(&p->held, __ATOMIC_RELAXED) == 0;
+}
+
+static int send(pq_post *p, const pq_message *m) {
+	if (!pm_lock(p->office))
+		return 1;
+	const int rc =
+		__atomic_load_n(&p->held, __ATOMIC_RELAXED) != 0 ||
+		pm_put(p->office, p->members[m->peer], p->context, m->tag, m->data, (uint64_t)m->bytes);
+	pm_unlock(p->office);
+	return rc;
+}
+
+static inline void pause_briefly(void) {
+#if defined(__x86_64__)
+	__builtin_ia32_pause();
+#elif defined(__aarch64__)
+	__asm__ __volatile__("yield");
+#endif
+}
+
+/* receive receives a message from the member m->peer. A core that is needed elsewhere is not kept.
+ */
+static int receive(pq_post *p, const pq_message *m, int pauses) {
+	const int32_t from = p->members[m->peer];
+	for (int i = 1; !pm_come(p->office, from); i++) {
+		if (i > pauses || p->crowded || !mine(p))
+			return 1;
+		if (pmpi_yield_due(i, YIELD_EVERY))
+			pmpi_yield();
+		else
+			pause_briefly();
+	}
+	if (!pm_lock(p->office))
+		return 1;
+	const int rc =
+		!mine(p) || pm_take(p->office, from, p->context, m->tag, m->data, (uint64_t)m->bytes);
+	pm_unlock(p->office);
+	return rc;
+}
+
+int pq_carry(const pq_message *m, int pauses) {
+	if (m->bytes < 0 || m->bytes >= PM_SHORT || m->tag < 0 ||
+		(m->receives && m->bytes == PQ_HEADER))
+		return 1;
+	pq_post *p = enter(m->group);
+	if (p == NULL)
+		return 1;
+	int rc = 1;
+	if (m->peer >= 0 && m->peer < p->size && m->peer != p->rank && m->tag <= p->most_tag) {
+		const uint64_t since = p->trace.list ? tr_now(&p->trace) : 0;
+		rc = m->receives ? receive(p, m, pauses) : send(p, m);
+		if (rc == 0)
+			tr_message(&p->trace, p->id, (uint64_t)(uint32_t)m->code | (uint64_t)m->dtype << 8,
+					   (uint64_t)m->count, m->async ? TR_ASYNC : 0, m->peer, m->tag, since);
+	}
+	leave(p);
+	return rc;
+}

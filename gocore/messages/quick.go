@@ -1,0 +1,72 @@
+package messages
+
+// #cgo CFLAGS: -std=gnu11 -O2 -Wall
+// #cgo nocallback pq_hold
+// #include "quick.h"
+import "C"
+
+import (
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/transport"
+)
+
+// openPost lets C carry out short messages of the group by itself, if all members are on this node (quick.h).
+func (g *Messages) openPost() {
+	quick, ok := g.comm.(transport.Quick)
+	if !ok || g.Size < 2 || g.Env.Joined {
+		return
+	}
+	of := quick.Quick()
+	if of.Office == nil {
+		return
+	}
+	p := C.pq_open(C.int64_t(g.id), C.int32_t(g.Size))
+	if p == nil {
+		return
+	}
+	for i, member := range of.Members {
+		unsafe.Slice(p.members, g.Size)[i] = C.int32_t(member)
+	}
+	p.rank, p.most_tag, p.crowded = C.int32_t(g.Rank), C.int32_t(g.Env.Base.MaxTag()), 0
+	if g.Env.Node.Crowded() {
+		p.crowded = 1
+	}
+	p.office, p.context, p.busy = (*C.pm_office)(of.Office), C.uint64_t(of.Context), (*C.uint32_t)(of.Busy)
+	next, lost, list, counter := g.Env.Recorder.Shared()
+	p.trace = C.tr_ring{next: (*C.uint64_t)(next), lost: (*C.uint64_t)(lost), list: (*C.tr_entry)(list)}
+	if counter {
+		p.trace.counter = 1
+	}
+	g.post = p
+	C.pq_publish(p, C.int64_t(g.id))
+}
+
+// ClosePost ends what openPost has begun: the group takes no more calls, or its comm is about to be freed.
+func (g *Messages) ClosePost() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.post != nil {
+		C.pq_close(g.post)
+		g.post = nil
+	}
+}
+
+// hold says that by more messages wait for something before they begin: no other one may overtake them.
+func (g *Messages) hold(by int32) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.holdLocked(by)
+}
+
+func (g *Messages) holdLocked(by int32) {
+	if g.post != nil {
+		C.pq_hold(g.post, C.int32_t(by))
+	}
+}
+
+// SetInitial says which group the number 0 stands for.
+func SetInitial(id int64) { C.pq_initial(C.int64_t(id)) }
+
+// Stop ends messages without Go in this process.
+func Stop() { C.pq_stop() }

@@ -1,0 +1,85 @@
+/* An entry of the flight recorder, for C that carries out an operation without Go. ring.go says how
+ * entries are written, and has the same numbers. */
+#ifndef PADDLEMPI_TRACE_ENTRY_H
+#define PADDLEMPI_TRACE_ENTRY_H
+
+#include <stdint.h>
+#include <string.h>
+#include <time.h>
+
+#include "../arrive/words.h"
+
+enum {
+	TR_ENTRIES = 1024,
+	TR_WRITING = 1, /* bits of an entry's word, below the number of its operation */
+	TR_ENDED = 2,
+	TR_NUMBER_FROM = 2,
+	TR_TRIES = 16, /* entries that an operation looks at before it goes without one */
+	TR_ASYNC = 1,  /* flags */
+	TR_MESSAGE = 2
+};
+
+typedef struct tr_entry {
+	uint64_t word, submitted, begun, ended, outcome, seq;
+	uint32_t group, flags;
+	uint64_t arrived, signature[3];
+	char algorithm[16];
+	int32_t peer[2], tag[2];
+	uint32_t phase[2];
+} tr_entry;
+
+_Static_assert(sizeof(tr_entry) == 128, "this is entry of ring.go");
+
+/* Where the ring of this process is. */
+typedef struct tr_ring {
+	uint64_t *next, *lost;
+	tr_entry *list;   /* NULL: there is no ring */
+	uint64_t counter; /* times are those of the time stamp counter, else nanoseconds */
+} tr_ring;
+
+/* tr_now returns the time as entries have it. */
+static inline uint64_t tr_now(const tr_ring *r) {
+#if defined(__x86_64__)
+	if (r->counter)
+		return __builtin_ia32_rdtsc();
+#endif
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
+/* tr_take is Ring.take: it returns an entry to write to and its word, or NULL. */
+static inline tr_entry *tr_take(const tr_ring *r, uint64_t *word) {
+	for (int i = 0; i < TR_TRIES; i++) {
+		const uint64_t n = __atomic_add_fetch(r->next, 1, __ATOMIC_RELAXED);
+		tr_entry *e = &r->list[n % TR_ENTRIES];
+		uint64_t old = __atomic_load_n(&e->word, __ATOMIC_RELAXED);
+		*word = n << TR_NUMBER_FROM;
+		if ((old == 0 || (old & (TR_WRITING | TR_ENDED)) == TR_ENDED) &&
+			sw_swap64(&e->word, &old, *word | TR_WRITING))
+			return e;
+	}
+	__atomic_add_fetch(r->lost, 1, __ATOMIC_RELAXED);
+	return NULL;
+}
+
+/* tr_message enters a message that has ended without an error. */
+static inline void tr_message(const tr_ring *r, int64_t group, uint64_t operation, uint64_t count,
+							  uint32_t flags, int32_t peer, int32_t tag, uint64_t since) {
+	uint64_t word;
+	tr_entry *e = r->list ? tr_take(r, &word) : NULL;
+	if (e == NULL)
+		return;
+	const tr_entry full = {.submitted = since,
+						   .begun = since,
+						   .ended = tr_now(r),
+						   .group = (uint32_t)group,
+						   .flags = flags | TR_MESSAGE,
+						   .signature = {operation, count},
+						   .peer = {peer, -1},
+						   .tag = {tag, 0}};
+	memcpy(&e->submitted, &full.submitted, sizeof full - sizeof full.word);
+	sw_write64(&e->word, word | TR_ENDED);
+}
+
+#endif

@@ -1,0 +1,122 @@
+package memory
+
+// #cgo CFLAGS: -std=gnu11 -O2 -Wall
+// #include "rings.h"
+import "C"
+
+import (
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/transport"
+	"github.com/paddlempi/paddlempi/gocore/work"
+)
+
+// What an office shares with C code of this process, which sends and receives short messages by itself (rings.h). It lies
+// outside the Go heap.
+
+// ringEnd is one end of a ring.
+type ringEnd struct {
+	head, tail *atomic.Uint64
+	data       *[ringBytes]byte
+	mine       uint64 // what this side has written or read: the other side may damage the shared words
+}
+
+// pair is what goes to a rank and comes from it.
+type pair struct {
+	out, in ringEnd
+	queued  uint32 // packets to it wait for room
+	broken  uint32
+}
+
+var (
+	_ [unsafe.Sizeof(C.pm_end{})]byte    = [unsafe.Sizeof(ringEnd{})]byte{}
+	_ [unsafe.Sizeof(C.pm_pair{})]byte   = [unsafe.Sizeof(pair{})]byte{}
+	_ [unsafe.Sizeof(C.pm_office{})]byte = [unsafe.Sizeof(shared{})]byte{}
+)
+
+// shared is the beginning of what an office shares. The pairs follow, by rank.
+type shared struct {
+	lock  uint32
+	_     uint32
+	bells unsafe.Pointer
+}
+
+// share makes what an office shares. It is freed with the office.
+func (o *office) share() error {
+	bytes := unsafe.Sizeof(shared{}) + uintptr(o.size)*unsafe.Sizeof(pair{})
+	block, err := mem.Alloc(int64(bytes))
+	if err != nil {
+		return err
+	}
+	clear(unsafe.Slice((*byte)(block), bytes))
+	runtime.AddCleanup(o, mem.Free, block)
+	o.shared = (*shared)(block)
+	if o.bells != nil {
+		o.shared.bells = unsafe.Pointer(unsafe.SliceData(o.bells))
+	}
+	o.pairs = unsafe.Slice((*pair)(unsafe.Add(block, unsafe.Sizeof(shared{}))), o.size)
+	o.mu.word = &o.shared.lock
+	return nil
+}
+
+// mutex is a lock that C code of this process holds for moments, and never waits for. Goroutines wait for each other as
+// for any mutex.
+type mutex struct {
+	among sync.Mutex
+	word  *uint32
+}
+
+// yieldEvery is after how many looks a goroutine yields its core: a thread may have lost its own while it held the lock.
+const yieldEvery = 64
+
+func (m *mutex) Lock() {
+	m.among.Lock()
+	for looks := int64(1); !atomic.CompareAndSwapUint32(m.word, 0, 1); looks++ {
+		work.SpinYield(looks, yieldEvery)
+	}
+}
+
+func (m *mutex) TryLock() bool {
+	if !m.among.TryLock() {
+		return false
+	}
+	if atomic.CompareAndSwapUint32(m.word, 0, 1) {
+		return true
+	}
+	m.among.Unlock()
+	return false
+}
+
+func (m *mutex) Unlock() {
+	atomic.StoreUint32(m.word, 0)
+	m.among.Unlock()
+}
+
+// Quick implements transport.Quick.
+func (c *Comm) Quick() transport.Post {
+	o := c.o
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	in := o.context(c.context)
+	if in.busy == nil {
+		block, err := mem.Alloc(int64(unsafe.Sizeof(*in.busy)))
+		if err != nil {
+			return transport.Post{}
+		}
+		in.busy = (*uint32)(block)
+		runtime.AddCleanup(in, mem.Free, block)
+		in.changed()
+	}
+	return transport.Post{Office: unsafe.Pointer(o.shared), Context: c.context, Busy: in.busy, Members: c.members}
+}
+
+// changed shows to C whether receives wait, or messages that nobody has received.
+func (c *context) changed() {
+	if c.busy != nil {
+		atomic.StoreUint32(c.busy, uint32(min(1, len(c.waiting)+len(c.came))))
+	}
+}
