@@ -24,7 +24,7 @@ PyObject *result_tuple(const pmpi_result *r) {
 static PyObject *run(pmpi_op *op, PyObject *send, PyObject *recv, side *a, side *b, int flags) {
 	pmpi_work work = 0;
 	pmpi_result result;
-	int rc = quick_message(op, &result, 0); /* to release the GIL takes longer */
+	int rc = quick_message(op, &result, QUICK_SHORT, 0); /* to release the GIL takes longer */
 	if (rc) {
 		PyThreadState *ts = PyEval_SaveThread();
 		rc = pmpi_submit(op, &work, &result);

@@ -93,7 +93,8 @@ void pmpi_free(char *reply) {
 
 int pmpi_submit(const pmpi_op *op, pmpi_work *work, pmpi_result *result) {
 	GUARD();
-	if (quick_message(op, result, op->flags & PMPI_FLAG_ASYNC ? 0 : QUICK_PAUSES) == 0) {
+	if (quick_message(op, result, QUICK_MOST, op->flags & PMPI_FLAG_ASYNC ? 0 : QUICK_PAUSES) ==
+		0) {
 		if (work)
 			*work = 0;
 		return 0;

@@ -10,7 +10,7 @@
  * of others to see what they import. */
 __attribute__((weak)) int pq_carry(const pq_message *m, int pauses);
 
-int quick_message(const pmpi_op *op, pmpi_result *r, int pauses) {
+int quick_message(const pmpi_op *op, pmpi_result *r, int64_t most, int pauses) {
 	const int receives = op->code == PMPI_OP_RECV;
 	if ((!receives && op->code != PMPI_OP_SEND) || op->size != sizeof *op || op->prepared ||
 		(op->flags & ~(uint32_t)PMPI_FLAG_ASYNC) || op->n_send != !receives ||
@@ -18,8 +18,8 @@ int quick_message(const pmpi_op *op, pmpi_result *r, int pauses) {
 		return 1;
 	const pmpi_buf *b = receives ? op->recv : op->send;
 	const int64_t size = pmpi_dtype_size(b->dtype);
-	if (size == 0 || b->strides != NULL || b->count < 0 || b->count >= PM_SHORT ||
-		(b->data == NULL && b->count > 0) ||
+	if (size == 0 || b->strides != NULL || b->count < 0 || b->count > most ||
+		b->count * size > most || (b->data == NULL && b->count > 0) ||
 		(b->device_type != 1 && b->device_type != 0)) /* pmpi.h */
 		return 1;
 	const pq_message m = {

@@ -4,11 +4,15 @@
 
 #include "pmpi.h"
 
-enum { QUICK_PAUSES = 256 }; /* some 10 us */
+enum {
+	QUICK_PAUSES = 256,    /* some 10 us */
+	QUICK_SHORT = 4 << 10, /* what is copied at once */
+	QUICK_MOST = 512 << 10
+};
 
-/* quick_message carries out a send or a receive within the node, and pauses so many times for a
- * message that has not come. It holds no lock meanwhile. Returns 0, or 1 with nothing done: then
- * pmpi_submit carries the call out, or returns its error. r may be NULL. */
-int quick_message(const pmpi_op *op, pmpi_result *r, int pauses);
+/* quick_message carries out a send or a receive of most bytes at most within the node. It pauses so
+ * many times for a message that has not come. Returns 0, or 1 with nothing done: then pmpi_submit
+ * carries the call out, or returns its error. r may be NULL. */
+int quick_message(const pmpi_op *op, pmpi_result *r, int64_t most, int pauses);
 
 #endif

@@ -4,8 +4,6 @@
 
 #include <stddef.h>
 
-#include "past.h"
-
 #pragma GCC visibility push(hidden)
 
 // pmpi_block_new returns size bytes that begin at a multiple of 64, or NULL.
@@ -16,10 +14,6 @@ void pmpi_block_free(void *p);
 
 // pmpi_copy is memmove.
 void pmpi_copy(void *dst, const void *src, size_t n);
-
-// pmpi_copy_cost copies n bytes, into the caches or past them, and returns how many ticks each KiB
-// took; 0: there is no clock.
-unsigned pmpi_copy_cost(int past, void *dst, const void *src, size_t n);
 
 #pragma GCC visibility pop
 

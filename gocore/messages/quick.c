@@ -85,42 +85,44 @@ static int send(pq_post *p, const pq_message *m) {
 		return 1;
 	const int rc =
 		__atomic_load_n(&p->held, __ATOMIC_RELAXED) != 0 ||
-		pm_put(p->office, p->members[m->peer], p->context, m->tag, m->data, (uint64_t)m->bytes);
+		pm_send(p->office, p->members[m->peer], p->context, m->tag, m->data, (uint64_t)m->bytes);
 	pm_unlock(p->office);
 	return rc;
 }
 
-static inline void pause_briefly(void) {
-#if defined(__x86_64__)
-	__builtin_ia32_pause();
-#elif defined(__aarch64__)
-	__asm__ __volatile__("yield");
-#endif
-}
-
-/* receive receives a message from the member m->peer. A core that is needed elsewhere is not kept.
- */
-static int receive(pq_post *p, const pq_message *m, int pauses) {
-	const int32_t from = p->members[m->peer];
-	for (int i = 1; !pm_come(p->office, from); i++) {
-		if (i > pauses || p->crowded || !mine(p))
-			return 1;
+/* await waits until something has come from a rank, and tells whether it has. A core that is needed
+ * elsewhere is not kept. */
+static int await(pq_post *p, int32_t from, int pauses) {
+	uint32_t *waits = p->office->pairs[from].in.waits;
+	int come = 0;
+	sw_write32(waits, 1);
+	for (int i = 1; !(come = pm_come(p->office, from)) && i <= pauses; i++) {
+		if (p->crowded || !mine(p))
+			break;
 		if (pmpi_yield_due(i, YIELD_EVERY))
 			pmpi_yield();
 		else
-			pause_briefly();
+			pm_pause();
 	}
+	sw_write32(waits, 0);
+	return come;
+}
+
+/* receive receives a message from the member m->peer. */
+static int receive(pq_post *p, const pq_message *m, int pauses) {
+	const int32_t from = p->members[m->peer];
+	if (!pm_come(p->office, from) && (pauses == 0 || !await(p, from, pauses)))
+		return 1;
 	if (!pm_lock(p->office))
 		return 1;
-	const int rc =
-		!mine(p) || pm_take(p->office, from, p->context, m->tag, m->data, (uint64_t)m->bytes);
+	const int rc = !mine(p) || pm_receive(p->office, from, p->context, m->tag, m->data,
+										  (uint64_t)m->bytes, p->crowded ? 0 : pauses);
 	pm_unlock(p->office);
 	return rc;
 }
 
 int pq_carry(const pq_message *m, int pauses) {
-	if (m->bytes < 0 || m->bytes >= PM_SHORT || m->tag < 0 ||
-		(m->receives && m->bytes == PQ_HEADER))
+	if (m->bytes < 0 || m->bytes > PM_MOST || m->tag < 0 || (m->receives && m->bytes == PQ_HEADER))
 		return 1;
 	pq_post *p = enter(m->group);
 	if (p == NULL)

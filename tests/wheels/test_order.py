@@ -133,6 +133,7 @@ SHARING = {
     "coll/bounce/rounds.c": set(),
     "messages/quick.c": {"p->id", "p->inside"},
     "trace/entry.h": set(),
+    "transport/memory/bulk.h": set(),
     "transport/memory/rings.h": set(),
     "window/access.c": {"table", "w->id", "w->inside", "taken", ""},
     "window/combine.c": {"(W *)at"},
@@ -160,10 +161,6 @@ GO = {
     "trace.Mark.lock": {"LDAR"},
     "transport/memory.(*office).collect": {"LDAR", "STLR"},
     "transport/memory.(*office).progress": {"LDAR"},
-    "transport/memory.(*ring).fits": {"LDAR"},
-    "transport/memory.(*ring).put": {"STLR"},
-    "transport/memory.(*ring).take": {"STLR"},
-    "transport/memory.(*ring).claim": {"LDAR"},
 }
 
 

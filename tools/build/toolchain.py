@@ -12,6 +12,7 @@ environment that changes what they write.
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.metadata
 import importlib.util
 import os
@@ -182,13 +183,27 @@ def environment(tools: Toolchain) -> dict[str, str]:
     if tools.target:
         env = {name: os.environ[name] for name in _KEPT if name in os.environ}
         env |= {"CGO_ENABLED": "1", "GOTOOLCHAIN": "local", "GOENV": "off", "CC": cc}
+        env["CGO_CFLAGS"] = f"-g -O2 {_headers()}"
         env |= {"GOOS": "linux", "GOARCH": TARGETS[tools.target], **_BASELINE}
         env["GOFLAGS"] = f"-tags={','.join(TAGS)}"
         return env
     env = {**os.environ, "CGO_ENABLED": "1", "GOTOOLCHAIN": "local", "CC": cc}
     env["GOFLAGS"] = f"{env.get('GOFLAGS', '')} -tags={','.join(TAGS)}".strip()
+    env["CGO_CFLAGS"] = f"{env.get('CGO_CFLAGS', '-g -O2')} {_headers()}"
     env.pop("GOROOT", None)  # it may belong to another go; every go knows its own
     return env
+
+
+def _headers() -> str:
+    """Return a flag that differs where a header does.
+
+    Go builds a package anew when a file in its folder has changed. Headers of other folders that
+    it includes do not count, and two packages would know different layouts of one struct.
+    """
+    text = hashlib.sha256()
+    for header in sorted([*ROOT.glob("gocore/**/*.h"), *ROOT.glob("capi/*.h")]):
+        text.update(header.read_bytes())
+    return f"-DPMPI_HEADERS={text.hexdigest()[:16]}"
 
 
 def _missing(language: str, tool: str, wheel: str) -> str:

@@ -1,39 +1,61 @@
 package memory
 
 import (
+	"fmt"
+	"os/exec"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 )
 
-// A writer takes the kind of copies that costs both sides less, and tries the other one now and then.
-func TestAWriterChoosesItsCopies(t *testing.T) {
-	var w writer
-	var reads kinds
-	// send writes so many bytes and returns which part of them went past the caches.
-	send := func(bytes int64, own, read [2]uint32) float64 {
-		var n, gone int64
-		for ; n < bytes; n += piece {
-			kind := w.choose()
-			if kind == past {
-				gone += piece
-			}
-			reads.learn(kind, read[kind])
-			w.learn(kind, own[kind], piece, reads.word())
+// phase is what copies cost for some bytes, by way: into the small window, into the caches, past them.
+type phase struct {
+	mib         int
+	write, read [3]int
+}
+
+// went returns which MiB of each phase go which way.
+func went(t *testing.T, phases ...phase) (shares [][3]int) {
+	t.Helper()
+	program := compiled(t, "writer", "")
+	var arguments []string
+	for _, p := range phases {
+		arguments = append(arguments, fmt.Sprint(p.mib<<20))
+		for _, cost := range append(p.write[:], p.read[:]...) {
+			arguments = append(arguments, fmt.Sprint(cost))
 		}
-		return float64(gone) / float64(n)
 	}
-	shared, apart := [2][2]uint32{{90, 80}, {80, 150}}, [2][2]uint32{{250, 80}, {900, 150}}
-	assert.Zero(t, w.choose(), "into the caches at first")
-	assert.Less(t, send(1<<30, shared[0], shared[1]), 0.05)
-	assert.Greater(t, send(4<<30, apart[0], apart[1]), 0.7)
-	assert.Greater(t, send(1<<30, apart[0], apart[1]), 0.95)
-	assert.Less(t, send(4<<30, shared[0], shared[1]), 0.3)
-	assert.Less(t, send(1<<30, shared[0], shared[1]), 0.05)
-	// Nearly the same is no reason to change, and no clock is none either.
-	kind := w.kind
-	send(1<<30, [2]uint32{90, 85}, [2]uint32{80, 80})
-	assert.Equal(t, kind, w.kind)
-	w = writer{}
-	assert.Zero(t, send(1<<30, [2]uint32{}, [2]uint32{}))
+	told, err := exec.Command(program, arguments...).Output()
+	require.NoError(t, err)
+	words := strings.Fields(string(told))
+	for i := range phases {
+		var share [3]int
+		for way := range share {
+			var kib int
+			_, err := fmt.Sscan(words[3*i+way], &kib)
+			require.NoError(t, err)
+			share[way] = kib >> 10
+		}
+		shares = append(shares, share)
+	}
+	return shares
+}
+
+// The way that costs both sides less is taken. A trial of another one is short if that takes long.
+func TestAWriterChoosesItsCopies(t *testing.T) {
+	if byPieces {
+		return
+	}
+	near := phase{2000, [3]int{100, 105, 300}, [3]int{100, 105, 200}}
+	far := phase{4000, [3]int{900, 850, 150}, [3]int{100, 100, 200}}
+	long := phase{4000, [3]int{400, 100, 300}, [3]int{100, 100, 200}}
+	shares := went(t, near, far, long, near)
+	assert.Greater(t, shares[0][0], 1970, "the small window, where nothing is better")
+	assert.Greater(t, shares[1][2], 3400, "past the caches, once a trial was made")
+	assert.Less(t, shares[1][1], 40, "a trial that takes long is short")
+	assert.Greater(t, shares[2][1], 2600, "all over the bulk, where that is better")
+	assert.Greater(t, shares[3][0]+shares[3][1], 1970, "what is hardly better is not taken")
+	assert.Equal(t, [][3]int{{100, 0, 0}}, went(t, phase{mib: 100}), "without a clock nothing is tried")
 }

@@ -160,8 +160,7 @@ func (c *Comm) Send(data unsafe.Pointer, bytes int64, to, tag int32) (*transport
 		o.asked[p.number] = &sending{r: r, data: payload, to: peer}
 		o.queue(peer, &outgoing{head: p})
 	case bytes <= piece && len(out.queue) == 0 && out.has(int(bytes)): // as mostly
-		out.put(&p, payload, &out.writer)
-		o.ring(peer)
+		o.put(int(peer), &p, payload)
 		o.end(r, 0)
 	default:
 		o.queue(peer, &outgoing{head: p, from: payload, r: r})

@@ -78,8 +78,7 @@ type outbox struct {
 	ring
 	queue  []*outgoing
 	stream *sending // the long message whose receiver has said go; nil: none
-	writer writer
-	broken int32 // the code with which requests end; 0: it is not broken
+	broken int32    // the code with which requests end; 0: it is not broken
 }
 
 // inbox is what comes from a rank.
@@ -88,7 +87,6 @@ type inbox struct {
 	open   partly       // the message that was begun last
 	longs  []*receiving // long messages. The first one is moving
 	costs  costs        // of them
-	pieces kinds        // of what lies in the bulk
 	broken int32        // as of an outbox
 	reads  verdict      // whether this process may read that rank's memory
 	pid    uint64       // of that rank, if it may
@@ -111,11 +109,12 @@ type outgoing struct {
 
 // sending is a long message that its receiver does not have yet.
 type sending struct {
-	r      *transport.Request
-	data   []byte
-	to     int
-	wanted int64  // once its receiver has said go: how many bytes it wants
-	claims uint64 // see stream.go
+	r       *transport.Request
+	data    []byte
+	to      int
+	wanted  int64  // once its receiver has said go: how many bytes it wants
+	claims  uint64 // see stream.go
+	claimed bool   // all pieces are
 }
 
 // receiving is a Receive that is not done. The fields after peer are of a long message that comes.
@@ -267,19 +266,11 @@ func (o *office) write(to int, one *outgoing) (done, sound bool) {
 		if one.head.kind == more {
 			one.head.bytes = int64(n)
 		}
-		out.put(&one.head, one.from[:n], &out.writer)
-		o.ring(to)
+		o.put(to, &one.head, one.from[:n])
 		if one.from = one.from[n:]; len(one.from) == 0 {
 			return true, true
 		}
 		one.head.kind = more
-	}
-}
-
-// ring rings the bell of a rank.
-func (o *office) ring(to int) {
-	if o.bells != nil {
-		o.bells[to].count.Add(1)
 	}
 }
 
@@ -331,7 +322,7 @@ func (o *office) handle(from int, p *packet) bool {
 		o.fill(in, p)
 		return true
 	case data:
-		return o.takePiece(from, p)
+		return o.takePieces(from)
 	}
 	in.skip(p)
 	if p.kind == goOn {
@@ -380,7 +371,7 @@ func (o *office) come(from int, p *packet) bool {
 // fill takes a piece of the message that was begun last out of a ring.
 func (o *office) fill(in *inbox, p *packet) {
 	n := int64(p.payload())
-	in.take(p, in.open.room, false, &in.pieces)
+	in.take(p, in.open.room)
 	in.open.room = in.open.room[min(n, int64(len(in.open.room))):]
 	if in.open.left -= n; in.open.left > 0 {
 		return

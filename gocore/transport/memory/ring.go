@@ -1,50 +1,59 @@
 package memory
 
+// #cgo CFLAGS: -std=gnu11 -O2 -Wall
+// #cgo noescape pm_fits
+// #cgo nocallback pm_fits
+// #cgo noescape pm_write
+// #cgo nocallback pm_write
+// #cgo noescape pm_payload
+// #cgo nocallback pm_payload
+// #cgo noescape pm_claim
+// #cgo nocallback pm_claim
+// #cgo noescape pm_stream
+// #cgo nocallback pm_stream
+// #cgo noescape pm_drain
+// #cgo nocallback pm_drain
 // #include "rings.h"
 import "C"
 
 import (
 	"sync/atomic"
 	"unsafe"
-
-	"github.com/paddlempi/paddlempi/gocore/mem"
 )
 
-// A ring carries packets from one rank to another one. Payloads of bulkFrom bytes and more lie beside it, in the bulk, which is
-// longer than the caches of one core: a line that is written again has left the reader's by then. To write to a line that
-// another core still holds takes several times as long (gocore/coll/bounce has measured the same), and short messages need no such
-// length.
+// A ring carries packets from one rank to another one. Payloads of bulkFrom bytes and more lie beside it, in the bulk (bulk.h).
 //
 // The sender writes head, proof and data, the receiver writes the tails, and both claim. Heads and tails count bytes from the
 // beginning of the world. Those of one writer lie on a cache line of their own.
 const (
 	ringBytes = C.PM_RING // of data; a power of two
-	ringHead  = 256
+	ringHead  = page / 2
 	bulkFrom  = C.PM_SHORT
 )
 
-// The length of the bulk: as long as the caches want it, but a rank has no more than allBulk of it for all others.
+// The length of the bulk: as long as the caches of a core want it at most, but a rank has no more than allBulk of it for all
+// others.
 const (
 	mostBulk  = 2 << 20
 	leastBulk = 128 << 10
 	allBulk   = 16 << 20
 )
 
+// Rings and bulks begin in the middle of a page: tensors mostly begin near the beginning of one, and a copy waits where it reads
+// what is a little more than a multiple of a page behind what it has just written.
+const page = 4 << 10
+
 type ring struct {
 	*ringEnd
-	bulkTail  *atomic.Uint64
-	readCosts *atomic.Uint64 // see bulk.go
-	proof     *proof         // valid once a packet has come
-	claims    *atomic.Uint64 // see stream.go
-	bulk      []byte
-	bulkMine  uint64 // as mine
+	proof  *proof         // valid once a packet has come
+	claims *atomic.Uint64 // see stream.go
 }
 
 // bell counts what was written to one rank, so that it need not look at the rings of all others. In a small world that
 // costs more than it saves.
 type bell struct {
 	count atomic.Uint64
-	_     [128 - 8]byte // a pair of cache lines of its own
+	_     [C.PM_BELL - 8]byte // a pair of cache lines of its own
 }
 
 // smallWorld is the most ranks that look at all rings.
@@ -55,7 +64,7 @@ func bellsOf(size int) int64 {
 	if size <= smallWorld {
 		return 0
 	}
-	return int64(size) * int64(unsafe.Sizeof(bell{}))
+	return (int64(size)*int64(unsafe.Sizeof(bell{})) + page - 1) &^ (page - 1)
 }
 
 // bulkOf returns the length of the bulk of a pair in a world of so many ranks, a power of two.
@@ -68,38 +77,32 @@ func bulkOf(size int) int {
 }
 
 // stride returns the distance of two rings.
-func stride(size int) int { return ringHead + ringBytes + bulkOf(size) }
+func stride(size int) int { return page + ringBytes + bulkOf(size) }
 
-// ringAt returns the ring of a sender and a receiver in the memory of a world.
+// ringAt returns the ring of a sender and a receiver in the memory of a world. end is this process's.
 func ringAt(shared []byte, size, from, to int, end *ringEnd) ring {
 	at := shared[(from*size+to)*stride(size):][:stride(size)]
 	*end = ringEnd{
-		head: (*atomic.Uint64)(unsafe.Pointer(&at[0])),
-		tail: (*atomic.Uint64)(unsafe.Pointer(&at[128])),
-		data: (*[ringBytes]byte)(at[ringHead:]),
+		head:  (*atomic.Uint64)(unsafe.Pointer(&at[0])),
+		tail:  (*atomic.Uint64)(unsafe.Pointer(&at[128])),
+		data:  (*[ringBytes]byte)(at[ringHead:]),
+		waits: (*uint32)(unsafe.Pointer(&at[144+4*bulkWays])),
+		bulk: bulkEnd{
+			tail:  (*atomic.Uint64)(unsafe.Pointer(&at[136])),
+			costs: (*[bulkWays]uint32)(unsafe.Pointer(&at[144])),
+			data:  unsafe.Pointer(&at[ringHead+ringBytes]),
+			bytes: uint64(bulkOf(size)),
+		},
 	}
-	return ring{
-		ringEnd:   end,
-		proof:     (*proof)(unsafe.Pointer(&at[64])),
-		bulkTail:  (*atomic.Uint64)(unsafe.Pointer(&at[136])),
-		readCosts: (*atomic.Uint64)(unsafe.Pointer(&at[144])),
-		claims:    (*atomic.Uint64)(unsafe.Pointer(&at[192])),
-		bulk:      at[ringHead+ringBytes:],
-	}
+	return ring{ringEnd: end, proof: (*proof)(unsafe.Pointer(&at[64])), claims: (*atomic.Uint64)(unsafe.Pointer(&at[192]))}
 }
+
+func (r *ring) c() *C.pm_end { return (*C.pm_end)(unsafe.Pointer(r.ringEnd)) }
 
 // fits tells whether the sender may write a packet with a payload of n bytes. The receiver's words are unsound if they cannot be.
 func (r *ring) fits(n int) (fits, sound bool) {
-	used := r.mine - r.tail.Load()
-	if used > ringBytes {
-		return false, false
-	}
-	fits = used+uint64(inRing(n)) <= ringBytes
-	if n < bulkFrom {
-		return fits, true
-	}
-	used = r.bulkMine - r.bulkTail.Load()
-	return fits && used+lines(n) <= uint64(len(r.bulk)), used <= uint64(len(r.bulk))
+	found := C.pm_fits(r.c(), C.uint64_t(n))
+	return found == 1, found >= 0
 }
 
 // has tells whether the sender may write such a packet.
@@ -117,58 +120,15 @@ func (r *ring) come() (n int, sound bool) {
 	return int(there), true
 }
 
-// put writes a packet and shows it. There is room for it.
-func (r *ring) put(p *packet, payload []byte, w *writer) {
-	n := len(payload)
-	if p.past = false; n >= bulkFrom {
-		kind := w.choose()
-		p.past = kind == past
-		at := int(r.bulkMine % uint64(len(r.bulk)))
-		cost := mem.CopyCost(r.bulk[at:], payload, p.past)
-		if first := len(r.bulk) - at; first < n {
-			mem.CopyCost(r.bulk, payload[first:], p.past)
-		}
-		w.learn(kind, cost, n, r.readCosts.Load())
-	} else if n > 0 {
-		at := (int(r.mine%ringBytes) + before(n)) % ringBytes
-		if first := copy(r.data[at:], payload); first < n {
-			copy(r.data[:], payload[first:])
-		}
-	}
-	p.put(r.data[r.mine%ringBytes:]) // a multiple of align: the head is in one part
-	r.pass(n)
-	r.head.Store(r.mine)
-}
-
 // next reads the head of the next packet, which has to be there whole.
 func (r *ring) next(p *packet, there int) (sound bool) {
 	return there >= align && p.read(r.data[r.mine%ringBytes:]) && inRing(p.payload()) <= there
 }
 
-// take copies the beginning of the payload of the next packet, as much as there is room for, and goes behind the packet. A
-// payload that nobody reads soon goes past the caches.
-func (r *ring) take(p *packet, to []byte, unread bool, costs *kinds) {
+// take copies the beginning of the payload of the next packet, as much as there is room for, and goes behind the packet.
+func (r *ring) take(p *packet, to []byte) {
 	n := p.payload()
-	to = to[:min(len(to), n)]
-	if n >= bulkFrom {
-		at := int(r.bulkMine % uint64(len(r.bulk)))
-		cost := mem.CopyCost(to, r.bulk[at:], unread)
-		if first := len(r.bulk) - at; first < len(to) {
-			mem.CopyCost(to[first:], r.bulk, unread)
-		}
-		kind := near
-		if p.past {
-			kind = past
-		}
-		if costs.learn(kind, cost); !unread {
-			r.readCosts.Store(costs.word())
-		}
-	} else if len(to) > 0 {
-		at := (int(r.mine%ringBytes) + before(n)) % ringBytes
-		if first := copy(to, r.data[at:]); first < len(to) {
-			copy(to[first:], r.data[:])
-		}
-	}
+	C.pm_payload(r.c(), 0, 0, C.uint32_t(p.mark), unsafe.Pointer(unsafe.SliceData(to)), C.uint64_t(len(to)), C.uint64_t(n), 0)
 	r.pass(n)
 }
 
@@ -179,14 +139,29 @@ func (r *ring) skip(p *packet) { r.pass(p.payload()) }
 func (r *ring) pass(n int) {
 	r.mine += uint64(inRing(n))
 	if n >= bulkFrom {
-		r.bulkMine += lines(n)
+		r.bulk.mine += uint64(C.pm_lines(C.uint64_t(n)))
 	}
 }
 
 // free lets the sender have the room of all that was taken.
 func (r *ring) free() {
-	if r.bulkTail.Load() != r.bulkMine {
-		r.bulkTail.Store(r.bulkMine)
+	if r.bulk.tail.Load() != r.bulk.mine {
+		r.bulk.tail.Store(r.bulk.mine)
 	}
 	r.tail.Store(r.mine)
+}
+
+// claim claims up to most pieces of a message of so many bytes. It returns where they begin and how many bytes they have;
+// 0: all are claimed, or the claims are those of another message.
+func (r *ring) claim(number uint64, bytes int64, most uint64) (from, n int64) {
+	var at C.int64_t
+	n = int64(C.pm_claim((*C.uint64_t)(unsafe.Pointer(r.claims)), C.uint64_t(number), C.int64_t(bytes), C.uint64_t(most), &at))
+	return int64(at), n
+}
+
+// put writes a packet to a rank, shows it, and rings the bell. There is room for it.
+func (o *office) put(to int, p *packet, payload []byte) {
+	head := C.pm_packet{kind: C.uint32_t(p.kind), tag: C.int32_t(p.tag), context: C.uint64_t(p.context), bytes: C.int64_t(p.bytes),
+		number: C.uint64_t(p.number), answer: C.uint64_t(p.answer)}
+	C.pm_write(o.c(), C.int32_t(to), &head, unsafe.Pointer(unsafe.SliceData(payload)), C.uint64_t(len(payload)))
 }

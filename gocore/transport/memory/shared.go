@@ -22,7 +22,20 @@ import (
 type ringEnd struct {
 	head, tail *atomic.Uint64
 	data       *[ringBytes]byte
-	mine       uint64 // what this side has written or read: the other side may damage the shared words
+	mine       uint64  // what this side has written or read: the other side may damage the shared words
+	waits      *uint32 // not 0 while the receiver looks for what comes next, in C
+	bulk       bulkEnd
+}
+
+const bulkWays = C.PM_WAYS
+
+// bulkEnd is one end of a bulk. What it does not name is C's.
+type bulkEnd struct {
+	tail        *atomic.Uint64
+	costs       *[bulkWays]uint32
+	data        unsafe.Pointer
+	bytes, mine uint64
+	_           [unsafe.Sizeof(C.pm_bulk{}) - 40]byte
 }
 
 // pair is what goes to a rank and comes from it.
@@ -113,6 +126,8 @@ func (c *Comm) Quick() transport.Post {
 	}
 	return transport.Post{Office: unsafe.Pointer(o.shared), Context: c.context, Busy: in.busy, Members: c.members}
 }
+
+func (o *office) c() *C.pm_office { return (*C.pm_office)(unsafe.Pointer(o.shared)) }
 
 // changed shows to C whether receives wait, or messages that nobody has received.
 func (c *context) changed() {

@@ -1,9 +1,13 @@
 package memory
 
+// #include "rings.h"
+import "C"
+
 import (
 	"math"
 	"syscall"
 	"time"
+	"unsafe"
 )
 
 // A long message moves in one of two ways. Either its receiver reads it in the sender's memory, if it may (read.go): that is
@@ -18,9 +22,13 @@ import (
 // first piece that nobody has claimed. The receiver sets it before it says go.
 
 const (
-	claimBits = 40
+	claimBits = C.PM_CLAIM_BITS
+	// packetsOfLong is how many packets a message has at least for longer packets.
+	packetsOfLong = 16
 	// readPieces is how many pieces the receiver reads at a time.
 	readPieces = 512
+	// piecePauses is for how many pauses, some microseconds, one side waits for the other one between two pieces.
+	piecePauses = 64
 	// patience is how often a receiver looks for a piece until it reads some itself.
 	patience = 256
 )
@@ -108,24 +116,17 @@ func (c *costs) learn(w way, bytes int64, took time.Duration) {
 	}
 }
 
-func pieces(bytes int64) uint64 { return uint64(bytes+piece-1) / piece }
-
-// claim claims up to most pieces of a message of so many bytes. It returns where they begin and how many bytes they have;
-// 0: all are claimed, or the claims are those of another message.
-func (r *ring) claim(number uint64, bytes int64, most uint64) (from, n int64) {
-	for all := pieces(bytes); ; {
-		word := r.claims.Load()
-		next := word & (1<<claimBits - 1)
-		if word>>claimBits != number || next >= all {
-			return 0, 0
-		}
-		k := min(most, all-next)
-		if r.claims.CompareAndSwap(word, word+k) {
-			from = int64(next) * piece
-			return from, min(int64(k)*piece, bytes-from)
-		}
+// atOnce returns how many pieces of a message of so many bytes are one packet: few of a message that both sides are to copy at the
+// same time, or that the bulk holds little of.
+func (r *ring) atOnce(bytes int64) uint64 {
+	n := uint64(1)
+	for n < mostOfLong/piece && int64(n)*piece*packetsOfLong <= bytes && n*piece*8 <= r.bulk.bytes {
+		n *= 2
 	}
+	return n
 }
+
+func pieces(bytes int64) uint64 { return uint64(bytes+piece-1) / piece }
 
 // receiveLong receives a long message, as soon as those before it from the same rank have come.
 func (o *office) receiveLong(r *receiving) {
@@ -182,19 +183,24 @@ func (o *office) moved(peer int, n int64) {
 	}
 }
 
-// takePiece takes a piece out of the ring. It returns false if no sender writes such a one.
-func (o *office) takePiece(peer int, p *packet) bool {
+// takePieces takes pieces out of the ring, while they come: the next packet has some. It returns false if no sender writes such a
+// one.
+func (o *office) takePieces(peer int) bool {
 	in := &o.in[peer]
 	if len(in.longs) == 0 {
 		return false
 	}
-	r, at := in.longs[0], int64(p.answer)
-	if p.number != r.claims || at < 0 || at >= r.wanted || at%piece != 0 || p.bytes != min(piece, r.wanted-at) {
+	r, unread := in.longs[0], C.int(0)
+	if r.wanted >= longer {
+		unread = 1 // no cache holds it, nor what is written to it
+	}
+	data := (*C.char)(unsafe.Pointer(unsafe.SliceData(r.data)))
+	n := int64(C.pm_drain(o.c(), C.int32_t(peer), C.uint64_t(r.claims), data, C.int64_t(r.wanted), C.int64_t(r.wanted-r.got), unread, piecePauses))
+	if n == 0 {
 		return false
 	}
-	in.take(p, r.data[at:at+p.bytes], r.wanted >= longer, &in.pieces) // no cache holds it, nor what is written to it
 	r.looked = 0
-	o.moved(peer, p.bytes)
+	o.moved(peer, n)
 	return true
 }
 
@@ -260,19 +266,16 @@ func (o *office) endStream(peer int) {
 	}
 }
 
-// stream writes pieces of the long message that goes to a rank, as far as there is room. It returns false if the receiver's
-// words cannot be.
+// stream writes pieces of the long message that goes to a rank, while there is room. It returns false if the receiver's words
+// cannot be.
 func (o *office) stream(to int) bool {
 	out := &o.out[to]
-	for s := out.stream; ; {
-		if fits, sound := out.fits(piece); !fits {
-			return sound
-		}
-		from, n := out.claim(s.claims, s.wanted, 1)
-		if n == 0 {
-			return true
-		}
-		out.put(&packet{kind: data, bytes: n, number: s.claims, answer: uint64(from)}, s.data[from:from+n], &out.writer)
-		o.ring(to)
+	s := out.stream
+	if s.claimed {
+		return true
 	}
+	claims, from := (*C.uint64_t)(unsafe.Pointer(out.claims)), (*C.char)(unsafe.Pointer(unsafe.SliceData(s.data)))
+	done := C.pm_stream(o.c(), C.int32_t(to), claims, C.uint64_t(s.claims), from, C.int64_t(s.wanted), C.uint64_t(out.atOnce(s.wanted)), piecePauses)
+	s.claimed = done > 0
+	return done >= 0
 }

@@ -1,4 +1,4 @@
-"""Short messages within a node, which mostly go without Go, among others that do not."""
+"""Messages within a node: the shorter ones mostly go without Go, among others that do not."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from paddlempi import errors
 
-# Of no bytes; at a line's end and past it; as long as a header; at the end of what a ring holds, of
-# a packet, and of what goes without a question.
-LENGTHS = [0, 1, 8, 16, 24, 25, 64, 100, 1000, 4095, 4096, 5000, 16384, 16385, 65536, 65537, 300000]
+# Of no bytes; at a line's end and past it; as long as a header; at the end of what lies in a ring, of
+# a piece, of what goes to a receiver that does not wait, and to one that does; and past each.
+LENGTHS = [0, 1, 8, 16, 24, 25, 64, 100, 1000, 4095, 4096, 5000, 16384, 16385, 65536, 65537]
+LENGTHS += [262144, 262145, 300000, 524288, 524289, 1500000]
 TAGS = 3
 
 
@@ -35,7 +36,7 @@ def send_all(dist: ModuleType, choice: random.Random, messages: list[Message], t
     works = []
     for tag, content in messages:
         tensor = np.frombuffer(bytearray(content), np.uint8)
-        if len(content) > 4096 or choice.random() < 0.3:
+        if len(content) > 65536 or choice.random() < 0.4:
             works.append(dist.isend(tensor, to, tag=tag))
         else:
             dist.send(tensor, to, tag=tag)
@@ -130,7 +131,7 @@ def test_threads_of_a_rank(dist: ModuleType, rank: int) -> None:
     wrong: list[Any] = []
 
     def talk(tag: int) -> None:
-        length = [1, 100, 4095, 20000][tag]
+        length = [1, 4095, 20000, 400000][tag]
         for step in range(200):
             sent, taken = np.full(length, step % 251, np.uint8), np.zeros(length, np.uint8)
             if rank == 0:
