@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from paddlempi import errors
 
-# Of no bytes; at a line's end and past it; as long as a header; at the end of what lies in a ring, of
-# a piece, of what goes to a receiver that does not wait, and to one that does; and past each.
+# Of no bytes; at a line's end and past it; as long as a header; at the end of what lies in a ring,
+# of a piece, of what goes to a receiver that does not wait, and to one that does; and past each.
 LENGTHS = [0, 1, 8, 16, 24, 25, 64, 100, 1000, 4095, 4096, 5000, 16384, 16385, 65536, 65537]
 LENGTHS += [262144, 262145, 300000, 524288, 524289, 1500000]
 TAGS = 3
