@@ -130,7 +130,7 @@ func (g *Group) noteBroken() {
 // Fail breaks the group because of err. The queued collectives fail as well.
 func (g *Group) Fail(err error) {
 	g.noteBroken()
-	g.messages.ClosePost()
+	g.messages.CloseQuick()
 	g.mu.Lock()
 	if g.broken == nil {
 		g.broken = err

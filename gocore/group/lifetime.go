@@ -41,7 +41,7 @@ func (g *Group) Patience() time.Duration {
 
 // RefuseCalls marks the group as destroyed. It returns false if the group was destroyed before.
 func (g *Group) RefuseCalls() bool {
-	g.messages.ClosePost()
+	g.messages.CloseQuick()
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	was := g.destroyed
@@ -92,7 +92,7 @@ func (g *Group) Free(reason status.Code) error {
 		return nil
 	}
 	g.Env.Forget(g)
-	g.messages.ClosePost()
+	g.messages.CloseQuick()
 	if g.blocks != nil {
 		g.blocks.Free()
 	}

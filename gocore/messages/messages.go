@@ -46,7 +46,7 @@ type Messages struct {
 	kept    kept
 	asks    bool // a receive from any rank looks for a message (transport.Comm.ReceivesFromAny)
 
-	post      *C.pq_post   // nil: no message of the group goes without Go
+	quick     *C.pq_group  // nil: no message of the group goes without Go
 	queued    atomic.Int32 // len(waiting); can be read without mu
 	underWay  atomic.Int32 // messages and probes under way, also those that were given up
 	async     atomic.Int32 // asynchronous ones whose end was not reported yet
@@ -61,7 +61,7 @@ func New(members *world.Members, id int64, key uint64, comm, side transport.Comm
 	asks := comm != nil && !comm.ReceivesFromAny() && apart
 	g := &Messages{Members: members, id: id, key: key, comm: comm, side: side, group: group, asks: asks}
 	g.kept.changed = g.hold
-	g.openPost()
+	g.openQuick()
 	return g
 }
 

@@ -6,16 +6,16 @@
 
 #include "../work/yield.h"
 
-/* The post of a group is the one at its number, modulo POSTS. Groups that find it taken have none.
- */
-enum { POSTS = 64, YIELD_EVERY = 256 };
+/* The place of a group is its number, modulo GROUPS. Messages of groups that find it taken go
+ * through Go. */
+enum { GROUPS = 64, YIELD_EVERY = 256 };
 
-static pq_post posts[POSTS];
+static pq_group groups[GROUPS];
 static int64_t initial;
 static uint32_t stopped;
 
-pq_post *pq_open(int64_t id, int32_t size) {
-	pq_post *p = &posts[(uint64_t)id % POSTS];
+pq_group *pq_open(int64_t id, int32_t size) {
+	pq_group *p = &groups[(uint64_t)id % GROUPS];
 	if (id <= 0 || !sw_lock32(&p->taken, 1))
 		return NULL;
 	if (p->room < size) {
@@ -33,18 +33,18 @@ pq_post *pq_open(int64_t id, int32_t size) {
 	return p;
 }
 
-void pq_publish(pq_post *p, int64_t id) {
+void pq_publish(pq_group *p, int64_t id) {
 	__atomic_store_n(&p->id, id, __ATOMIC_SEQ_CST);
 }
 
-void pq_close(pq_post *p) {
+void pq_close(pq_group *p) {
 	__atomic_store_n(&p->id, 0, __ATOMIC_SEQ_CST);
 	while (__atomic_load_n(&p->inside, __ATOMIC_SEQ_CST) != 0)
 		sched_yield(); /* they wait for some microseconds at most */
 	sw_write32(&p->taken, 0);
 }
 
-void pq_hold(pq_post *p, int32_t n) {
+void pq_hold(pq_group *p, int32_t n) {
 	__atomic_fetch_add(&p->held, (uint32_t)n, __ATOMIC_RELAXED); /* for calls of the same thread */
 }
 
@@ -56,10 +56,10 @@ void pq_stop(void) {
 	__atomic_store_n(&stopped, 1, __ATOMIC_RELAXED);
 }
 
-/* enter returns the post of a group, or NULL. leave must follow. */
-static pq_post *enter(int64_t group) {
+/* enter returns a group, or NULL. leave must follow. */
+static pq_group *enter(int64_t group) {
 	const int64_t id = group ? group : __atomic_load_n(&initial, __ATOMIC_RELAXED);
-	pq_post *p = &posts[(uint64_t)id % POSTS];
+	pq_group *p = &groups[(uint64_t)id % GROUPS];
 	if (id <= 0 || __atomic_load_n(&p->id, __ATOMIC_RELAXED) != id ||
 		__atomic_load_n(&stopped, __ATOMIC_RELAXED))
 		return NULL;
@@ -70,17 +70,17 @@ static pq_post *enter(int64_t group) {
 	return NULL;
 }
 
-static void leave(pq_post *p) {
+static void leave(pq_group *p) {
 	__atomic_fetch_sub(&p->inside, 1, __ATOMIC_RELEASE);
 }
 
 /* mine tells whether no other message of the group has to come first. */
-static int mine(const pq_post *p) {
+static int mine(const pq_group *p) {
 	return __atomic_load_n(p->busy, __ATOMIC_RELAXED) == 0 &&
 		   __atomic_load_n(&p->held, __ATOMIC_RELAXED) == 0;
 }
 
-static int send(pq_post *p, const pq_message *m) {
+static int send(pq_group *p, const pq_message *m) {
 	if (!pm_lock(p->office))
 		return 1;
 	const int rc =
@@ -92,7 +92,7 @@ static int send(pq_post *p, const pq_message *m) {
 
 /* await waits until something has come from a rank, and tells whether it has. A core that is needed
  * elsewhere is not kept. */
-static int await(pq_post *p, int32_t from, int pauses) {
+static int await(pq_group *p, int32_t from, int pauses) {
 	uint32_t *waits = p->office->pairs[from].in.waits;
 	int come = 0;
 	sw_write32(waits, 1);
@@ -109,7 +109,7 @@ static int await(pq_post *p, int32_t from, int pauses) {
 }
 
 /* receive receives a message from the member m->peer. */
-static int receive(pq_post *p, const pq_message *m, int pauses) {
+static int receive(pq_group *p, const pq_message *m, int pauses) {
 	const int32_t from = p->members[m->peer];
 	if (!pm_come(p->office, from) && (pauses == 0 || !await(p, from, pauses)))
 		return 1;
@@ -124,7 +124,7 @@ static int receive(pq_post *p, const pq_message *m, int pauses) {
 int pq_carry(const pq_message *m, int pauses) {
 	if (m->bytes < 0 || m->bytes > PM_MOST || m->tag < 0 || (m->receives && m->bytes == PQ_HEADER))
 		return 1;
-	pq_post *p = enter(m->group);
+	pq_group *p = enter(m->group);
 	if (p == NULL)
 		return 1;
 	int rc = 1;

@@ -11,8 +11,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/transport"
 )
 
-// openPost lets C carry out short messages of the group by itself, if all members are on this node (quick.h).
-func (g *Messages) openPost() {
+// openQuick lets C carry out short messages of the group by itself, if all members are on this node (quick.h).
+func (g *Messages) openQuick() {
 	quick, ok := g.comm.(transport.Quick)
 	if !ok || g.Size < 2 || g.Env.Joined {
 		return
@@ -38,17 +38,17 @@ func (g *Messages) openPost() {
 	if counter {
 		p.trace.counter = 1
 	}
-	g.post = p
+	g.quick = p
 	C.pq_publish(p, C.int64_t(g.id))
 }
 
-// ClosePost ends what openPost has begun: the group takes no more calls, or its comm is about to be freed.
-func (g *Messages) ClosePost() {
+// CloseQuick ends what openQuick has begun: the group takes no more calls, or its comm is about to be freed.
+func (g *Messages) CloseQuick() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.post != nil {
-		C.pq_close(g.post)
-		g.post = nil
+	if g.quick != nil {
+		C.pq_close(g.quick)
+		g.quick = nil
 	}
 }
 
@@ -60,8 +60,8 @@ func (g *Messages) hold(by int32) {
 }
 
 func (g *Messages) holdLocked(by int32) {
-	if g.post != nil {
-		C.pq_hold(g.post, C.int32_t(by))
+	if g.quick != nil {
+		C.pq_hold(g.quick, C.int32_t(by))
 	}
 }
 

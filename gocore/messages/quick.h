@@ -1,9 +1,9 @@
 /* Short messages within a node, without Go: a call into Go and back takes as long as the rest of
  * such a message.
  *
- * A group whose members are on one node has a post, if there is one left. What a call finds there
- * decides whether it may go on: other calls may have to come first. Whatever needs more than a copy
- * is for Go: a wait, an error, another message. */
+ * A group whose members are on one node has a pq_group, if there is one left. What a call finds
+ * there decides whether it may go on: other calls may have to come first. Whatever needs more than
+ * a copy is for Go: a wait, an error, another message. */
 #ifndef PADDLEMPI_MESSAGES_QUICK_H
 #define PADDLEMPI_MESSAGES_QUICK_H
 
@@ -25,7 +25,7 @@ typedef struct pq_message {
 } pq_message;
 
 /* A group. The struct stays when the group is freed, and is used again for another one. */
-typedef struct pq_post {
+typedef struct pq_group {
 	int64_t id;      /* its number; 0: it takes no messages */
 	uint32_t inside; /* threads that are in pq_carry with it */
 	uint32_t taken;  /* it is some group's */
@@ -37,17 +37,18 @@ typedef struct pq_post {
 	pm_office *office;
 	uint64_t context;
 	tr_ring trace;
-} pq_post;
+} pq_group;
 
-/* pq_open returns a post for a group of size members, or NULL if there is none. pq_publish gives it
- * the number of the group, by which pq_carry finds it: now all its fields are set. pq_close takes
- * the number away, waits for the threads that are in pq_carry, and gives the post back. */
-pq_post *pq_open(int64_t id, int32_t size);
-void pq_publish(pq_post *p, int64_t id);
-void pq_close(pq_post *p);
+/* pq_open takes a struct for a group of size members, or returns NULL if there is none. pq_publish
+ * gives it the number of the group, by which pq_carry finds it: now all its fields are set.
+ * pq_close takes the number away, waits for the threads that are in pq_carry, and gives the struct
+ * back. */
+pq_group *pq_open(int64_t id, int32_t size);
+void pq_publish(pq_group *p, int64_t id);
+void pq_close(pq_group *p);
 
 /* pq_hold adds n to what waits. */
-void pq_hold(pq_post *p, int32_t n);
+void pq_hold(pq_group *p, int32_t n);
 
 /* pq_initial says which group the number 0 stands for. */
 void pq_initial(int64_t id);

@@ -52,11 +52,11 @@ type Endpoint interface {
 
 // Quick is a Comm of one node whose short messages C code may send and receive without Go (messages/quick.h).
 type Quick interface {
-	Quick() Post
+	Quick() QuickState
 }
 
-// Post is what C code has to know for that. It is outside the Go heap, but for Members, and stays until the Comm is freed.
-type Post struct {
+// QuickState is what C code has to know for that. It is outside the Go heap, but for Members, and stays until the Comm is freed.
+type QuickState struct {
 	Office  unsafe.Pointer // pm_office of memory/rings.h; nil: there is none
 	Context uint64
 	Busy    *uint32 // not 0 while receives wait, or messages that nobody has received

@@ -1,9 +1,10 @@
 /* Payloads of PM_SHORT bytes and more lie beside the ring, in the bulk. They are written into the
- * caches, or past them, and in a window of the bulk that stays in the caches, or all over it.
+ * caches, or past them, and over the whole bulk, or over a part of it that stays in the caches.
+ * That is the reach of the writer.
  *
  * Where the cores of a pair share a cache, to write into the caches is faster for both. Where they
  * do not, the reader fetches each line out of the writer's cache, which takes it several times as
- * long as from memory. A small window leaves room in the caches for what else the ranks use; but to
+ * long as from memory. A small reach leaves room in the caches for what else the ranks use; but to
  * write to a line that another core still holds takes several times as long on some processors.
  * Neither side knows that beforehand, it changes when the kernel moves a rank, and the writer alone
  * does not notice it. So both sides time their copies, and the reader shows what its own take. */
@@ -23,20 +24,14 @@ enum {
 	PM_EAGER = 256 << 10,       /* of a message that is sent before anybody asked for it */
 	PM_MOST = 512 << 10,        /* of one whose receiver waits for it */
 	PM_MOST_OF_LONG = 64 << 10, /* of a packet of a long message */
-	PM_WINDOW = 512 << 10       /* the small window */
+	PM_REACH = 512 << 10        /* the small reach */
 };
 
 /* How payloads are written. */
-enum { PM_CLOSE /* into the caches, in the small window */, PM_NEAR, PM_PAST, PM_WAYS };
+enum { PM_CLOSE /* into the caches, in a small reach */, PM_NEAR, PM_PAST, PM_WAYS };
 
 /* Of the word kind of a packet. */
-enum {
-	PM_KIND = 0xff,
-	PM_WINDOW_FROM = 8,
-	PM_WINDOW_BITS = 0x3f,
-	PM_WAY_FROM = 16,
-	PM_WAY_BITS = 3
-};
+enum { PM_KIND = 0xff, PM_REACH_FROM = 8, PM_REACH_BITS = 0x3f, PM_WAY_FROM = 16, PM_WAY_BITS = 3 };
 
 /* One end of a bulk; bulkEnd. */
 typedef struct pm_bulk {
@@ -47,11 +42,11 @@ typedef struct pm_bulk {
 	float own[PM_WAYS]; /* what copies of this end take; 0: not known */
 	/* Of the writer: */
 	int32_t way, trying;         /* what it takes; what it tries */
-	int32_t tries, window;       /* how often it has tried; log2 of the bytes it writes to, or 0 */
+	int32_t tries, reach;        /* how often it has tried; log2 of the bytes it writes to, or 0 */
 	int64_t trial, until, pause; /* bytes until a trial ends, or 0; until the next one; between */
 } pm_bulk;
 
-/* A trial of copies into the caches is long enough for the window to be in them again, unless it
+/* A trial of copies into the caches is long enough for the reach to be in them again, unless it
  * takes long from the beginning on. One of copies past them need not be. After one in vain it takes
  * longer until the next one. */
 enum {
@@ -76,15 +71,15 @@ static inline int pm_way(const pm_bulk *b) {
 	return b->trial > 0 ? b->trying : b->way;
 }
 
-/* pm_bulk_fits tells whether n bytes fit; -1: the reader's word cannot be. The window changes while
+/* pm_bulk_fits tells whether n bytes fit; -1: the reader's word cannot be. The reach changes while
  * nothing lies there. */
 static inline int pm_bulk_fits(pm_bulk *b, uint64_t n) {
 	const uint64_t used = b->mine - sw_read64(b->tail);
 	if (used > b->bytes)
 		return -1;
 	if (used == 0)
-		b->window = pm_log2(pm_way(b) == PM_CLOSE && b->bytes > PM_WINDOW ? PM_WINDOW : b->bytes);
-	return used + pm_lines(n) <= UINT64_C(1) << b->window;
+		b->reach = pm_log2(pm_way(b) == PM_CLOSE && b->bytes > PM_REACH ? PM_REACH : b->bytes);
+	return used + pm_lines(n) <= UINT64_C(1) << b->reach;
 }
 
 /* pm_timed copies, and returns what it took; 0: there is no clock. */
@@ -139,25 +134,25 @@ static inline void pm_learn(pm_bulk *b, int way, uint32_t cost, uint64_t n) {
 /* pm_bulk_put writes a payload, for which there is room. Returns its mark in the packet. */
 static inline uint32_t pm_bulk_put(pm_bulk *b, const void *payload, uint64_t n) {
 	const int way = pm_way(b);
-	const uint64_t window = UINT64_C(1) << b->window, at = b->mine % window;
-	const uint64_t first = n < window - at ? n : window - at;
+	const uint64_t reach = UINT64_C(1) << b->reach, at = b->mine % reach;
+	const uint64_t first = n < reach - at ? n : reach - at;
 	const uint32_t cost = pm_timed(b->data + at, payload, first, way == PM_PAST);
 	if (first < n)
 		pm_timed(b->data, (const char *)payload + first, n - first, way == PM_PAST);
 	pm_learn(b, way, cost, n);
 	b->mine += pm_lines(n);
-	return (uint32_t)b->window << PM_WINDOW_FROM | (uint32_t)way << PM_WAY_FROM;
+	return (uint32_t)b->reach << PM_REACH_FROM | (uint32_t)way << PM_WAY_FROM;
 }
 
 /* pm_bulk_take copies n bytes of a payload that is behind ahead bytes. kind is that of the packet,
  * of which nothing is believed. */
 static inline void pm_bulk_take(pm_bulk *b, uint64_t ahead, uint32_t kind, void *to, uint64_t n,
 								int unread) {
-	uint64_t window = UINT64_C(1) << (kind >> PM_WINDOW_FROM & PM_WINDOW_BITS);
+	uint64_t reach = UINT64_C(1) << (kind >> PM_REACH_FROM & PM_REACH_BITS);
 	const uint32_t way = kind >> PM_WAY_FROM & PM_WAY_BITS;
-	if (window > b->bytes || window < n)
-		window = b->bytes;
-	const uint64_t at = (b->mine + ahead) % window, first = n < window - at ? n : window - at;
+	if (reach > b->bytes || reach < n)
+		reach = b->bytes;
+	const uint64_t at = (b->mine + ahead) % reach, first = n < reach - at ? n : reach - at;
 	const uint32_t cost = pm_timed(to, b->data + at, first, unread);
 	if (first < n)
 		pm_timed((char *)to + first, b->data, n - first, unread);

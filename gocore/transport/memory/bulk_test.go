@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// phase is what copies cost for some bytes, by way: into the small window, into the caches, past them.
+// phase is what copies cost for some bytes, by way: into the small reach, into the caches, past them.
 type phase struct {
 	mib         int
 	write, read [3]int
@@ -52,7 +52,7 @@ func TestAWriterChoosesItsCopies(t *testing.T) {
 	far := phase{4000, [3]int{900, 850, 150}, [3]int{100, 100, 200}}
 	long := phase{4000, [3]int{400, 100, 300}, [3]int{100, 100, 200}}
 	shares := went(t, near, far, long, near)
-	assert.Greater(t, shares[0][0], 1970, "the small window, where nothing is better")
+	assert.Greater(t, shares[0][0], 1970, "the small reach, where nothing is better")
 	assert.Greater(t, shares[1][2], 3400, "past the caches, once a trial was made")
 	assert.Less(t, shares[1][1], 40, "a trial that takes long is short")
 	assert.Greater(t, shares[2][1], 2600, "all over the bulk, where that is better")

@@ -110,7 +110,7 @@ func (m *mutex) Unlock() {
 }
 
 // Quick implements transport.Quick.
-func (c *Comm) Quick() transport.Post {
+func (c *Comm) Quick() transport.QuickState {
 	o := c.o
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -118,13 +118,13 @@ func (c *Comm) Quick() transport.Post {
 	if in.busy == nil {
 		block, err := mem.Alloc(int64(unsafe.Sizeof(*in.busy)))
 		if err != nil {
-			return transport.Post{}
+			return transport.QuickState{}
 		}
 		in.busy = (*uint32)(block)
 		runtime.AddCleanup(in, mem.Free, block)
 		in.changed()
 	}
-	return transport.Post{Office: unsafe.Pointer(o.shared), Context: c.context, Busy: in.busy, Members: c.members}
+	return transport.QuickState{Office: unsafe.Pointer(o.shared), Context: c.context, Busy: in.busy, Members: c.members}
 }
 
 func (o *office) c() *C.pm_office { return (*C.pm_office)(unsafe.Pointer(o.shared)) }

@@ -152,7 +152,7 @@ def test_threads_of_a_rank(dist: ModuleType, rank: int) -> None:
 
 
 @pytest.mark.mpi(min=2)
-def test_more_groups_than_posts(dist: ModuleType, rank: int) -> None:
+def test_more_groups_than_go_without_go(dist: ModuleType, rank: int) -> None:
     """Every group carries its own messages, and none after its end."""
     groups = [dist.new_group([1, 0]) for _ in range(80)]
     if rank > 1:
