@@ -42,8 +42,12 @@ func (g *Messages) openQuick() {
 	C.pq_publish(p, C.int64_t(g.id))
 }
 
-// CloseQuick ends what openQuick has begun: the group takes no more calls, or its comm is about to be freed.
+// CloseQuick ends what openQuick has begun: the group takes no more calls, or its comm is about to be freed. It does nothing on nil:
+// groups that are parts of others have no messages.
 func (g *Messages) CloseQuick() {
+	if g == nil {
+		return
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.quick != nil {
