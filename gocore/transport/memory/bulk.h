@@ -21,7 +21,7 @@ enum {
 	PM_LINE = 64,
 	PM_SHORT = 4 << 10,         /* payloads below lie in the ring */
 	PM_PIECE = 16 << 10,        /* of a message: both sides copy at the same time */
-	PM_EAGER = 256 << 10,       /* of a message that is sent before anybody asked for it */
+	PM_EAGER = 64 << 10,        /* of a message that is sent before anybody asked for it */
 	PM_MOST = 512 << 10,        /* of one whose receiver waits for it */
 	PM_MOST_OF_LONG = 64 << 10, /* of a packet of a long message */
 	PM_REACH = 512 << 10        /* the small reach */

@@ -196,3 +196,22 @@ def test_of_another_length(dist: ModuleType, rank: int) -> None:
             got = np.zeros(1, int)
             dist.recv(got, 0)
             assert got[0] == length
+
+
+@pytest.mark.mpi(min=2)
+def test_many_long_ones_before_a_short_one(dist: ModuleType, rank: int) -> None:
+    """More than a rank keeps: they wait, and keep no other message from it."""
+    count, length = 300, 256 << 10
+    if rank == 0:
+        content = np.arange(length // 8)
+        works = [dist.isend(content, 1, tag=1) for _ in range(count)]
+        dist.send(np.array([7]), 1, tag=2)
+        for work in works:
+            work.wait()
+    elif rank == 1:
+        got, into = np.zeros(1, int), np.zeros(length // 8, int)
+        dist.recv(got, 0, tag=2)
+        assert got[0] == 7
+        for _ in range(count):
+            dist.recv(into, 0, tag=1)
+        assert (into == np.arange(length // 8)).all()
