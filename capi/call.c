@@ -4,6 +4,7 @@
 #include "call.h"
 
 #include "gil.h"
+#include "guard.h"
 #include "kept.h"
 #include "operation.h"
 #include "pytools.h"
@@ -24,7 +25,8 @@ PyObject *result_tuple(const pmpi_result *r) {
 static PyObject *run(pmpi_op *op, PyObject *send, PyObject *recv, side *a, side *b, int flags) {
 	pmpi_work work = 0;
 	pmpi_result result;
-	int rc = quick_message(op, &result, QUICK_SHORT, 0); /* to release the GIL takes longer */
+	/* To release the GIL takes longer. */
+	int rc = pmpi_guard_forked() || quick_message(op, &result, QUICK_SHORT, 0);
 	if (rc) {
 		PyThreadState *ts = PyEval_SaveThread();
 		rc = pmpi_submit(op, &work, &result);

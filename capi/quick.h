@@ -12,7 +12,7 @@ enum {
 
 /* quick_message carries out a send or a receive of most bytes at most within the node. It pauses so
  * many times for a message that has not come. Returns 0, or 1 with nothing done: then pmpi_submit
- * carries the call out, or returns its error. r may be NULL. */
+ * carries the call out, or returns its error. r may be NULL. The process is no forked child. */
 int quick_message(const pmpi_op *op, pmpi_result *r, int64_t most, int pauses);
 
 #endif
