@@ -11,14 +11,6 @@ _Static_assert(sizeof(pa_slot) == 64, "a slot is one cache line");
 _Static_assert(sizeof(pa_member) == (PA_SLOTS + 2) * 64, "a member is whole cache lines");
 _Static_assert((PA_SLOTS & (PA_SLOTS - 1)) == 0, "slots are counted with a mask");
 
-static inline void pa_pause(void) {
-#if defined(__x86_64__)
-	__builtin_ia32_pause();
-#elif defined(__aarch64__)
-	__asm__ __volatile__("yield");
-#endif
-}
-
 /* refused_here is the seq of a slot whose member has announced, and which was marked before. */
 static inline uint64_t refused_here(uint64_t seq) {
 	return seq | PA_REFUSED_BIT | PA_HERE_BIT;
@@ -153,7 +145,7 @@ int pa_poll(const pa_member *m, int n, int me, uint64_t seq, int spin, int yield
 		if (yield_every && pmpi_yield_due(++paused, yield_every))
 			pmpi_yield();
 		else
-			pa_pause();
+			pmpi_pause();
 	}
 	PMPI_KILL_POINT("all-arrived");
 	*from = n;

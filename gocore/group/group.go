@@ -119,9 +119,10 @@ func (g *Group) usableLocked(code op.Code) error {
 	return nil
 }
 
-// noteBroken lets the departure know that the group broke, and how long its calls wait. The deadline of a silent group is
+// noteBroken ends messages without Go, and lets the departure know that the group broke, and how long its calls wait. The deadline of a silent group is
 // that of the group that it is a part of, which breaks with it.
 func (g *Group) noteBroken() {
+	g.messages.CloseQuick()
 	if !g.silent {
 		g.Env.BrokeAfter(g.Timeout())
 	}
@@ -130,7 +131,6 @@ func (g *Group) noteBroken() {
 // Fail breaks the group because of err. The queued collectives fail as well.
 func (g *Group) Fail(err error) {
 	g.noteBroken()
-	g.messages.CloseQuick()
 	g.mu.Lock()
 	if g.broken == nil {
 		g.broken = err

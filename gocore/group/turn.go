@@ -146,7 +146,6 @@ func (g *Group) Expire(now time.Time) {
 		return
 	}
 	g.noteBroken()
-	g.messages.CloseQuick()
 	g.Env.Unhold()
 	late[0].withdraw(why)
 	drop(late[1:], status.New(status.GroupBroken, "an operation before it failed: %v", why))

@@ -90,19 +90,18 @@ static int send(pq_group *p, const pq_message *m) {
 	return rc;
 }
 
-/* await waits until something has come from a rank, and tells whether it has. A core that is needed
- * elsewhere is not kept. */
+/* await waits until something has come from a rank, and tells whether it has. */
 static int await(pq_group *p, int32_t from, int pauses) {
 	uint32_t *waits = p->office->pairs[from].in.waits;
 	int come = 0;
 	sw_write32(waits, 1);
 	for (int i = 1; !(come = pm_come(p->office, from)) && i <= pauses; i++) {
-		if (p->crowded || !mine(p))
+		if (!mine(p))
 			break;
 		if (pmpi_yield_due(i, YIELD_EVERY))
 			pmpi_yield();
 		else
-			pm_pause();
+			pmpi_pause();
 	}
 	sw_write32(waits, 0);
 	return come;
@@ -116,7 +115,7 @@ static int receive(pq_group *p, const pq_message *m, int pauses) {
 	if (!pm_lock(p->office))
 		return 1;
 	const int rc = !mine(p) || pm_receive(p->office, from, p->context, m->tag, m->data,
-										  (uint64_t)m->bytes, p->crowded ? 0 : pauses);
+										  (uint64_t)m->bytes, pauses);
 	pm_unlock(p->office);
 	return rc;
 }
@@ -130,7 +129,7 @@ int pq_carry(const pq_message *m, int pauses) {
 	int rc = 1;
 	if (m->peer >= 0 && m->peer < p->size && m->peer != p->rank && m->tag <= p->most_tag) {
 		const uint64_t since = p->trace.list ? tr_now(&p->trace) : 0;
-		rc = m->receives ? receive(p, m, pauses) : send(p, m);
+		rc = m->receives ? receive(p, m, p->crowded ? 0 : pauses) : send(p, m);
 		if (rc == 0)
 			tr_message(&p->trace, p->id, (uint64_t)(uint32_t)m->code | (uint64_t)m->dtype << 8,
 					   (uint64_t)m->count, m->async ? TR_ASYNC : 0, m->peer, m->tag, since);

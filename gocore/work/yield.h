@@ -1,4 +1,4 @@
-/* To yield the core, and to leave it.
+/* To pause, to yield the core, and to leave it.
  *
  * The kernel may put two ranks onto one core while another core is free, and leave them there for
  * many milliseconds, because both are always ready to run. Then the one that waits keeps the other
@@ -38,6 +38,15 @@ static _Thread_local struct {
 	int slept;          /* at the last yield */
 	int64_t next, hold; /* when it may sleep again; for how long it has not been allowed to */
 } pmpi_core;
+
+/* pmpi_pause is the pause of a spin. */
+static inline void pmpi_pause(void) {
+#if defined(__x86_64__)
+	__builtin_ia32_pause();
+#elif defined(__aarch64__)
+	__asm__ __volatile__("yield");
+#endif
+}
 
 /* pmpi_nap sleeps without the slack of timers, which for most threads is longer than the nap. */
 static inline void pmpi_nap(int64_t ns) {

@@ -7,14 +7,6 @@
 #include <stddef.h>
 #include <string.h>
 
-static void pause_once(void) {
-#if defined(__x86_64__)
-	__builtin_ia32_pause();
-#elif defined(__aarch64__)
-	__asm__ volatile("yield");
-#endif
-}
-
 static uint64_t load(const uint64_t *at) {
 	return sw_read64(at);
 }
@@ -297,7 +289,7 @@ int pb_run(pb_op *op, int most, int spin, int yield_every) {
 			return PB_DAMAGED;
 		if (paused++ >= spin)
 			return left < most ? PB_MOVING : PB_PENDING;
-		pause_once();
+		pmpi_pause();
 		if (yield_every > 0 && pmpi_yield_due(paused, yield_every))
 			pmpi_yield();
 	}

@@ -27,14 +27,6 @@ static inline int state_of(uint64_t w) {
 	return (int)(w & 0xf);
 }
 
-static inline void pause_core(void) {
-#if defined(__x86_64__)
-	__builtin_ia32_pause();
-#elif defined(__aarch64__)
-	__asm__ __volatile__("yield");
-#endif
-}
-
 /* is_possible tells whether some rank writes such a word, while this rank is at op and works on no
  * chunk. */
 static inline int is_possible(const sm_op *op, uint64_t w) {
@@ -233,7 +225,7 @@ int sm_state(sm_op *op, int spin, int yield_every) {
 		if (yield_every && pmpi_yield_due(++paused, yield_every))
 			pmpi_yield();
 		else
-			pause_core();
+			pmpi_pause();
 	}
 	PMPI_KILL_POINT("all-done");
 	return SM_DONE;

@@ -138,9 +138,7 @@ func (r *ring) skip(p *packet) { r.pass(p.payload()) }
 // pass goes behind a packet with a payload of n bytes.
 func (r *ring) pass(n int) {
 	r.mine += uint64(inRing(n))
-	if n >= bulkFrom {
-		r.bulk.mine += uint64(C.pm_lines(C.uint64_t(n)))
-	}
+	r.bulk.mine += uint64(C.pm_bulky(C.uint64_t(n)))
 }
 
 // free lets the sender have the room of all that was taken.

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "../../arrive/words.h"
+#include "../../work/yield.h"
 #include "bulk.h"
 
 enum {
@@ -47,9 +48,9 @@ typedef struct pm_office {
 	pm_pair pairs[];
 } pm_office;
 
-/* The head of a packet; packet.put. */
+/* The head of a packet; packet of packet.go. */
 typedef struct pm_packet {
-	uint32_t kind; /* PM_*, and of a payload in the bulk pm_mark */
+	uint32_t kind; /* PM_*, and what pm_bulk_put returned */
 	int32_t tag;
 	uint64_t context;
 	int64_t bytes;
@@ -65,14 +66,6 @@ static inline int pm_lock(pm_office *o) {
 
 static inline void pm_unlock(pm_office *o) {
 	sw_write32(&o->lock, 0);
-}
-
-static inline void pm_pause(void) {
-#if defined(__x86_64__)
-	__builtin_ia32_pause();
-#elif defined(__aarch64__)
-	__asm__ __volatile__("yield");
-#endif
 }
 
 /* pm_before returns how many bytes are in the ring before a payload of n bytes that lies there: a
@@ -204,7 +197,7 @@ static inline int pm_receive(pm_office *o, int32_t from, uint64_t context, int32
 		for (int i = 0; !pm_next(e, takes, &head); i++) {
 			if (got == 0 || i >= pauses)
 				return 1;
-			pm_pause();
+			pmpi_pause();
 		}
 		const uint32_t kind = head.kind & PM_KIND;
 		if (got == 0 ? kind != PM_WHOLE || head.context != context || head.tag != tag ||
@@ -256,7 +249,7 @@ static inline int pm_stream(pm_office *o, int32_t to, uint64_t *claims, uint64_t
 		if (!fits) {
 			if (paused++ >= pauses)
 				return 0;
-			pm_pause();
+			pmpi_pause();
 			continue;
 		}
 		int64_t from;
@@ -281,7 +274,7 @@ static inline int64_t pm_drain(pm_office *o, int32_t from, uint64_t number, char
 		if (!pm_next(e, 0, &head)) {
 			if (paused++ >= pauses)
 				break;
-			pm_pause();
+			pmpi_pause();
 			continue;
 		}
 		const int64_t at = (int64_t)head.answer, n = head.bytes;

@@ -61,11 +61,11 @@ static void *sender(void *seed_of) {
 		memset(message, 'a' + i % 26, (size_t)n + 1);
 		if (n <= PM_MOST)
 			while (pm_send(o, 1, 7, i, message, (uint64_t)n))
-				pm_pause();
+				pmpi_pause();
 		else /* the receiver has set the claims once they are those of this message */
 			while (sw_read64(claims) >> PM_CLAIM_BITS != (uint64_t)i ||
 				   pm_stream(o, 1, claims, (uint64_t)i, message, n, 1 + (uint64_t)i % 4, 10) == 0)
-				pm_pause();
+				pmpi_pause();
 	}
 	free(message);
 	free(o);
@@ -85,7 +85,7 @@ static int pass(uint64_t seed) {
 			nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL); /* the ring becomes full */
 		if (n <= PM_MOST) {
 			while (pm_receive(o, 0, 7, i, room, (uint64_t)n, (int)any(&state, 100)))
-				pm_pause();
+				pmpi_pause();
 		} else {
 			sw_write64(claims, (uint64_t)i << PM_CLAIM_BITS);
 			for (int64_t left = n; left > 0;)
