@@ -8,7 +8,7 @@
 
 /* The place of a group is its number, modulo GROUPS. Messages of groups that find it taken go
  * through Go. */
-enum { GROUPS = 64, YIELD_EVERY = 256 };
+enum { GROUPS = 64, YIELD_EVERY = 256, BYTES_A_PAUSE = 128 };
 
 static pq_group groups[GROUPS];
 static int64_t initial;
@@ -80,21 +80,24 @@ static int mine(const pq_group *p) {
 		   __atomic_load_n(&p->held, __ATOMIC_RELAXED) == 0;
 }
 
-static int send(pq_group *p, const pq_message *m) {
+static int send(pq_group *p, const pq_message *m, int pauses) {
+	const int32_t to = p->members[m->peer];
+	while (pauses-- > 0 && !pm_asked(p->office, to, p->context, m->tag, (uint64_t)m->bytes))
+		pmpi_pause();
 	if (!pm_lock(p->office))
 		return 1;
-	const int rc =
-		__atomic_load_n(&p->held, __ATOMIC_RELAXED) != 0 ||
-		pm_send(p->office, p->members[m->peer], p->context, m->tag, m->data, (uint64_t)m->bytes);
+	const int rc = __atomic_load_n(&p->held, __ATOMIC_RELAXED) != 0 ||
+				   pm_send(p->office, to, p->context, m->tag, m->data, (uint64_t)m->bytes);
 	pm_unlock(p->office);
 	return rc;
 }
 
 /* await waits until something has come from a rank, and tells whether it has. */
-static int await(pq_group *p, int32_t from, int pauses) {
+static int await(pq_group *p, int32_t from, const pq_message *m, int pauses) {
 	uint32_t *waits = p->office->pairs[from].in.waits;
 	int come = 0;
-	sw_write32(waits, 1);
+	if (m->bytes > PM_EAGER)
+		sw_write32(waits, pm_sought(p->context, m->tag));
 	for (int i = 1; !(come = pm_come(p->office, from)) && i <= pauses; i++) {
 		if (!mine(p))
 			break;
@@ -103,14 +106,15 @@ static int await(pq_group *p, int32_t from, int pauses) {
 		else
 			pmpi_pause();
 	}
-	sw_write32(waits, 0);
+	if (m->bytes > PM_EAGER)
+		sw_write32(waits, 0);
 	return come;
 }
 
 /* receive receives a message from the member m->peer. */
 static int receive(pq_group *p, const pq_message *m, int pauses) {
 	const int32_t from = p->members[m->peer];
-	if (!pm_come(p->office, from) && (pauses == 0 || !await(p, from, pauses)))
+	if (!pm_come(p->office, from) && (pauses == 0 || !await(p, from, m, pauses)))
 		return 1;
 	if (!pm_lock(p->office))
 		return 1;
@@ -118,6 +122,15 @@ static int receive(pq_group *p, const pq_message *m, int pauses) {
 										  (uint64_t)m->bytes, pauses);
 	pm_unlock(p->office);
 	return rc;
+}
+
+/* patience returns how often to pause. The other side of a long message may first have to copy one
+ * that is as long, and Go takes some microseconds more for such a message, after which the other
+ * side waits longer for the next one. But who waits here takes no other message further. */
+static int patience(const pq_group *p, const pq_message *m, int pauses) {
+	if (p->crowded || pauses == 0)
+		return 0;
+	return pauses + (sw_read32(&p->office->moves) ? 0 : (int)(m->bytes / BYTES_A_PAUSE));
 }
 
 int pq_carry(const pq_message *m, int pauses) {
@@ -128,8 +141,9 @@ int pq_carry(const pq_message *m, int pauses) {
 		return 1;
 	int rc = 1;
 	if (m->peer >= 0 && m->peer < p->size && m->peer != p->rank && m->tag <= p->most_tag) {
+		pauses = patience(p, m, pauses);
 		const uint64_t since = p->trace.list ? tr_now(&p->trace) : 0;
-		rc = m->receives ? receive(p, m, p->crowded ? 0 : pauses) : send(p, m);
+		rc = m->receives ? receive(p, m, pauses) : send(p, m, pauses);
 		if (rc == 0)
 			tr_message(&p->trace, p->id, (uint64_t)(uint32_t)m->code | (uint64_t)m->dtype << 8,
 					   (uint64_t)m->count, m->async ? TR_ASYNC : 0, m->peer, m->tag, since);

@@ -20,9 +20,9 @@
 enum {
 	PM_LINE = 64,
 	PM_SHORT = 4 << 10,         /* payloads below lie in the ring */
-	PM_PIECE = 16 << 10,        /* of a message: both sides copy at the same time */
+	PM_PIECE = 32 << 10,        /* of a message: both sides copy at the same time */
 	PM_EAGER = 64 << 10,        /* of a message that is sent before anybody asked for it */
-	PM_MOST = 512 << 10,        /* of one whose receiver waits for it */
+	PM_MOST = 1 << 20,          /* of one whose receiver waits for it */
 	PM_MOST_OF_LONG = 64 << 10, /* of a packet of a long message */
 	PM_REACH = 512 << 10        /* the small reach */
 };
@@ -71,6 +71,13 @@ static inline int pm_way(const pm_bulk *b) {
 	return b->trial > 0 ? b->trying : b->way;
 }
 
+/* pm_reach returns log2 of the bytes that the next payloads are written to, if n bytes come next.
+ */
+static inline int pm_reach(const pm_bulk *b, uint64_t n) {
+	const uint64_t small = n <= PM_REACH ? PM_REACH : UINT64_C(1) << (pm_log2(n - 1) + 1);
+	return pm_log2(pm_way(b) == PM_CLOSE && small < b->bytes ? small : b->bytes);
+}
+
 /* pm_bulk_fits tells whether n bytes fit; -1: the reader's word cannot be. The reach changes while
  * nothing lies there. */
 static inline int pm_bulk_fits(pm_bulk *b, uint64_t n) {
@@ -78,7 +85,7 @@ static inline int pm_bulk_fits(pm_bulk *b, uint64_t n) {
 	if (used > b->bytes)
 		return -1;
 	if (used == 0)
-		b->reach = pm_log2(pm_way(b) == PM_CLOSE && b->bytes > PM_REACH ? PM_REACH : b->bytes);
+		b->reach = pm_reach(b, n);
 	return used + pm_lines(n) <= UINT64_C(1) << b->reach;
 }
 

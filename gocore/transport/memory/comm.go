@@ -153,15 +153,14 @@ func (c *Comm) Send(data unsafe.Pointer, bytes int64, to, tag int32) (*transport
 		o.end(r, out.broken)
 	case peer == o.rank:
 		return r, o.sendHere(&sending{r: r, data: payload, to: peer}, &p)
+	case bytes <= mostWhole && o.sendWhole(peer, &p, data):
+		o.end(r, 0)
 	case bytes > short:
 		p.kind = ask
 		o.numbers++
 		p.number, p.answer = o.numbers, uint64(uintptr(data))
 		o.asked[p.number] = &sending{r: r, data: payload, to: peer}
 		o.queue(peer, &outgoing{head: p})
-	case bytes <= piece && len(out.queue) == 0 && out.has(int(bytes)): // as mostly
-		o.put(int(peer), &p, payload)
-		o.end(r, 0)
 	default:
 		o.queue(peer, &outgoing{head: p, from: payload, r: r})
 	}
@@ -172,7 +171,7 @@ func (c *Comm) Send(data unsafe.Pointer, bytes int64, to, tag int32) (*transport
 func (o *office) sendHere(s *sending, p *packet) error {
 	c := o.context(p.context)
 	m := &message{Status: transport.Status{Source: c.places[o.rank], Tag: p.tag, Bytes: p.bytes}, peer: o.rank, local: s}
-	if r := c.match(m); r != nil {
+	if r := o.match(c, m); r != nil {
 		o.taken(r, m)
 		return nil
 	}
@@ -215,8 +214,7 @@ func (c *Comm) Receive(data unsafe.Pointer, bytes int64, from, tag int32) (*tran
 		o.endReceive(w, o.in[c.members[from]].broken)
 		return r, nil
 	}
-	in.waiting = append(in.waiting, w)
-	in.changed()
+	o.wait(in, w)
 	return r, nil
 }
 
@@ -294,8 +292,7 @@ func (c *Comm) Cancel(r *transport.Request) error {
 	in := o.context(c.context)
 	for i, w := range in.waiting {
 		if w.r == r {
-			in.waiting = without(in.waiting, i)
-			in.changed()
+			o.waitNoMore(in, i)
 			r.Cancelled = 1
 			o.endReceive(w, 0)
 			break
@@ -362,6 +359,9 @@ func (c *Comm) Free() error {
 	if in := o.contexts[c.context]; in != nil {
 		for _, m := range in.came {
 			o.drop(m)
+		}
+		for len(in.waiting) > 0 { // nobody looks at their requests any more
+			o.waitNoMore(in, 0)
 		}
 	}
 	delete(o.contexts, c.context)

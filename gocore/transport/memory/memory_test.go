@@ -381,6 +381,15 @@ func TestKeptMessagesAreBounded(t *testing.T) {
 			assert.Less(t, done, len(list))
 			assert.LessOrEqual(t, ranks[1].o.kept, int64(mostKept+short+besideKept))
 			q, _ := room(t, short)
+			last, err := ranks[0].Send(p, bytes, 1, 1) // behind all others
+			require.NoError(t, err)
+			first, err := ranks[1].Receive(q, short, transport.AnySource, 1)
+			require.NoError(t, err)
+			for late := time.Now().Add(30 * time.Second); !transport.Over(ranks[1], first) && time.Now().Before(late); {
+				ranks[0].o.Poll(nil)
+			}
+			finish(t, ranks[0], last)
+			finish(t, ranks[1], first)
 			for range list {
 				r, err := ranks[1].Receive(q, short, 0, 0)
 				require.NoError(t, err)

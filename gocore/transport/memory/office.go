@@ -5,7 +5,8 @@
 // short message is a packet or a few, which its receiver keeps if nobody waits for it. Of a long
 // message there is only a question until a receive has room for it; then both sides move it
 // (stream.go). So a message that nobody takes stops no other one, and what a receiver keeps is
-// bounded: beyond mostKept bytes it reads no further, and its senders wait.
+// bounded: beyond mostKept bytes it reads no further, and its senders wait, unless a call waits for what
+// comes from there.
 //
 // Nothing moves but in calls: every call of a Poller takes all messages of this process further.
 //
@@ -26,6 +27,9 @@ import (
 
 // mostSpare is how many records of receives are kept for the next ones.
 const mostSpare = 64
+
+// fewWaiting is among how many receives one is looked for that wants a long message.
+const fewWaiting = 16
 
 // mostKept is how many bytes of messages that nobody has received yet a process keeps, and besideKept is what each of them
 // takes beside its bytes.
@@ -57,6 +61,7 @@ type office struct {
 	out      []outbox // by rank
 	in       []inbox  // by rank
 	contexts map[uint64]*context
+	waiting  int                 // receives that wait for a message from any rank
 	asked    map[uint64]*sending // by number: long messages that their receivers do not have yet
 	longs    int                 // long messages that this process receives
 	streams  int                 // those that it sends, and whose receivers have said go
@@ -84,12 +89,13 @@ type outbox struct {
 // inbox is what comes from a rank.
 type inbox struct {
 	ring
-	open   partly       // the message that was begun last
-	longs  []*receiving // long messages. The first one is moving
-	costs  costs        // of them
-	broken int32        // as of an outbox
-	reads  verdict      // whether this process may read that rank's memory
-	pid    uint64       // of that rank, if it may
+	open    partly       // the message that was begun last
+	longs   []*receiving // long messages. The first one is moving
+	costs   costs        // of them
+	broken  int32        // as of an outbox
+	waiting int          // receives that wait for a message from this rank
+	reads   verdict      // whether this process may read that rank's memory
+	pid     uint64       // of that rank, if it may
 }
 
 // partly is a message of which some pieces have come.
@@ -137,6 +143,7 @@ type receiving struct {
 
 // context is what belongs to one Comm.
 type context struct {
+	number  uint64
 	waiting []*receiving
 	came    []*message
 	members []int // rank of the office, by member
@@ -199,11 +206,14 @@ func (o *office) progress() {
 	for r := 0; r < o.size && o.longs > 0; r++ {
 		o.readOn(r)
 	}
+	queued := false
 	for r := range o.size {
 		if len(o.out[r].queue) > 0 || o.out[r].stream != nil {
 			o.deliver(r)
+			queued = queued || len(o.out[r].queue) > 0
 		}
 	}
+	o.showMoves(queued)
 	if moving := o.longs > 0 || o.streams > 0; moving != o.moving.Load() {
 		o.moving.Store(moving)
 	}
@@ -220,6 +230,7 @@ func (o *office) progress() {
 func (o *office) queue(to int, one *outgoing) {
 	o.out[to].queue = append(o.out[to].queue, one)
 	o.deliver(to)
+	o.showMoves(true) // for all that this call knows
 }
 
 // deliver writes what goes to a rank, as far as there is room.
@@ -292,7 +303,7 @@ func (o *office) collect(from int) {
 		return
 	}
 	for {
-		if o.kept >= mostKept {
+		if o.kept >= mostKept && !o.wants(from) {
 			o.stalled = true
 			break
 		}
@@ -307,6 +318,12 @@ func (o *office) collect(from int) {
 		}
 		in.free() // at once: the sender may wait for it
 	}
+}
+
+// wants tells whether a call of this process waits for what comes from a rank: for a message, the rest of one, or an answer.
+func (o *office) wants(from int) bool {
+	in := &o.in[from]
+	return in.waiting+o.waiting > 0 || in.open.r != nil || len(in.longs) > 0 || len(o.asked) > 0
 }
 
 // handle takes in the next packet of a ring. It returns false if it cannot be.
@@ -339,7 +356,7 @@ func (o *office) come(from int, p *packet) bool {
 	}
 	c := o.context(p.context) // this rank may not have made the Comm yet, or has freed it
 	m := message{Status: transport.Status{Source: c.places[from], Tag: p.tag, Bytes: p.bytes}, peer: from, number: p.number, at: p.answer}
-	r := c.match(&m)
+	r := o.match(c, &m)
 	if r != nil {
 		r.receives(&m)
 	}
@@ -513,16 +530,14 @@ func (o *office) breakOff(peer int, code int32) {
 	o.longs -= len(in.longs)
 	in.longs = nil
 	for _, c := range o.contexts {
-		kept := c.waiting[:0]
-		for _, r := range c.waiting {
-			if r.from >= 0 && int(r.from) < len(c.members) && c.members[r.from] == peer {
+		for i := 0; i < len(c.waiting); {
+			if r := c.waiting[i]; r.from >= 0 && c.members[r.from] == peer {
+				o.waitNoMore(c, i)
 				o.endReceive(r, code)
 			} else {
-				kept = append(kept, r)
+				i++
 			}
 		}
-		c.waiting = kept
-		c.changed()
 	}
 }
 
@@ -530,22 +545,57 @@ func (o *office) breakOff(peer int, code int32) {
 func (o *office) context(number uint64) *context {
 	c := o.contexts[number]
 	if c == nil {
-		c = &context{}
+		c = &context{number: number}
 		o.contexts[number] = c
 	}
 	return c
 }
 
 // match removes the receive that takes a message; nil: none does.
-func (c *context) match(m *message) *receiving {
+func (o *office) match(c *context, m *message) *receiving {
 	for i, r := range c.waiting {
 		if (r.from == transport.AnySource || r.from == m.Source) && (r.tag == transport.AnyTag || r.tag == m.Tag) {
-			c.waiting = without(c.waiting, i)
-			c.changed()
+			o.waitNoMore(c, i)
 			return r
 		}
 	}
 	return nil
+}
+
+// wait lets a receive wait for its message.
+func (o *office) wait(c *context, r *receiving) {
+	c.waiting = append(c.waiting, r)
+	o.waits(c, r.from, 1)
+	c.changed()
+}
+
+// waitNoMore takes a receive out of those that wait.
+func (o *office) waitNoMore(c *context, at int) {
+	r := c.waiting[at]
+	c.waiting = without(c.waiting, at)
+	o.waits(c, r.from, -1)
+	c.changed()
+}
+
+// waits counts receives that wait for a message from a member, or from any. It shows the member which long message it need not ask
+// for.
+func (o *office) waits(c *context, from int32, by int) {
+	if from == transport.AnySource {
+		o.waiting += by
+		return
+	}
+	in := &o.in[c.members[from]]
+	in.waiting += by
+	sought := uint32(0)
+	for _, r := range c.waiting[:min(len(c.waiting), fewWaiting)] {
+		if r.from == from && r.tag != transport.AnyTag && len(r.data) > short {
+			sought = soughtBy(c, r)
+			break
+		}
+	}
+	if atomic.LoadUint32(in.waits) != sought {
+		atomic.StoreUint32(in.waits, sought)
+	}
 }
 
 // without takes one out of a list. The first one goes most often, from a list that may be long.

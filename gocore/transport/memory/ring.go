@@ -105,12 +105,6 @@ func (r *ring) fits(n int) (fits, sound bool) {
 	return found == 1, found >= 0
 }
 
-// has tells whether the sender may write such a packet.
-func (r *ring) has(n int) bool {
-	fits, sound := r.fits(n)
-	return sound && fits
-}
-
 // come returns how many bytes the receiver may read; false if the sender's word cannot be.
 func (r *ring) come() (n int, sound bool) {
 	there := r.head.Load() - r.mine
@@ -155,6 +149,17 @@ func (r *ring) claim(number uint64, bytes int64, most uint64) (from, n int64) {
 	var at C.int64_t
 	n = int64(C.pm_claim((*C.uint64_t)(unsafe.Pointer(r.claims)), C.uint64_t(number), C.int64_t(bytes), C.uint64_t(most), &at))
 	return int64(at), n
+}
+
+// sendWhole writes a message of up to mostWhole bytes to a rank, if there is room, nothing has to go before it, and it need not
+// be asked for.
+func (o *office) sendWhole(to int, p *packet, data unsafe.Pointer) bool {
+	return C.pm_send(o.c(), C.int32_t(to), C.uint64_t(p.context), C.int32_t(p.tag), data, C.uint64_t(p.bytes)) == 0
+}
+
+// soughtBy returns how the word waits says what a receive waits for.
+func soughtBy(c *context, r *receiving) uint32 {
+	return uint32(C.pm_sought(C.uint64_t(c.number), C.int32_t(r.tag)))
 }
 
 // put writes a packet to a rank, shows it, and rings the bell. There is room for it.

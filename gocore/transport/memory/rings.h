@@ -30,7 +30,7 @@ typedef struct pm_end {
 	char *data;
 	uint64_t mine; /* what this end has written or read: the other side may damage the shared words
 					*/
-	uint32_t *waits; /* not 0 while the receiver looks for what comes next */
+	uint32_t *waits; /* which long message the receiver waits for: pm_sought, or 0 */
 	pm_bulk bulk;
 } pm_end;
 
@@ -43,8 +43,8 @@ typedef struct pm_pair {
 
 typedef struct pm_office {
 	uint32_t lock;
-	uint32_t reserved;
-	char *bells; /* NULL in a small world */
+	uint32_t moves; /* messages are under way that only calls of Go take further */
+	char *bells;    /* NULL in a small world */
 	pm_pair pairs[];
 } pm_office;
 
@@ -127,11 +127,15 @@ static inline int pm_come(const pm_office *o, int32_t from) {
 }
 
 /* pm_next reads the head of the packet that is ahead bytes behind the next one. It returns 0 if it
- * has not come whole, or if the sender's word cannot be. */
-static inline int pm_next(const pm_end *e, uint64_t ahead, pm_packet *head) {
-	const uint64_t there = sw_read64(e->head) - e->mine;
-	if (there > PM_RING || there < ahead + PM_LINE)
-		return 0;
+ * has not come whole, or if the sender's word cannot be. there is what has come when it was looked
+ * last, 0 at first: to read the sender's word for each packet costs both sides a cache line. */
+static inline int pm_next(const pm_end *e, uint64_t *there, uint64_t ahead, pm_packet *head) {
+	if (*there < ahead + PM_LINE) {
+		const uint64_t now = sw_read64(e->head) - e->mine;
+		if (now > PM_RING || now < ahead + PM_LINE)
+			return 0;
+		*there = now;
+	}
 	memcpy(head, e->data + (e->mine + ahead) % PM_RING, sizeof *head);
 	return 1;
 }
@@ -163,14 +167,26 @@ static inline void pm_pass(pm_end *e, uint64_t takes, uint64_t in_bulk) {
 	sw_write64(e->tail, e->mine);
 }
 
+/* pm_sought returns how the word waits says that a receive waits for a message with a tag. It may
+ * say the same of another one: then that is sent unasked. */
+static inline uint32_t pm_sought(uint64_t context, int32_t tag) {
+	return (uint32_t)((context + (uint32_t)tag) * UINT64_C(0x9e3779b97f4a7c15) >> 32) | 1;
+}
+
+/* pm_asked tells whether a message of n bytes may be sent: nobody has to wait for a short one. A
+ * longer one would be in the way, and perhaps be copied once more. */
+static inline int pm_asked(const pm_office *o, int32_t to, uint64_t context, int32_t tag,
+						   uint64_t n) {
+	return n <= PM_EAGER || sw_read32(o->pairs[to].out.waits) == pm_sought(context, tag);
+}
+
 /* pm_send writes a message of n bytes, PM_MOST at most. The caller has the lock. Returns 0, or 1
- * with nothing done if it has to wait for room, the pair is broken, or nobody waits for a longer
- * one than PM_EAGER: it would be in the way, and perhaps be copied once more. */
+ * with nothing done if it has to wait for room, the pair is broken, or it may not be sent yet. */
 static inline int pm_send(pm_office *o, int32_t to, uint64_t context, int32_t tag, const void *data,
 						  uint64_t n) {
 	pm_pair *p = &o->pairs[to];
 	const uint64_t rest = n % PM_PIECE, pieces = n / PM_PIECE;
-	if (p->queued || p->broken || (n > PM_EAGER && sw_read32(p->out.waits) == 0) ||
+	if (p->queued || p->broken || !pm_asked(o, to, context, tag, n) ||
 		pm_has(&p->out, pieces * PM_LINE + pm_takes(rest), pieces * PM_PIECE + pm_bulky(rest)) != 1)
 		return 1;
 	pm_packet head = {.kind = PM_WHOLE, .tag = tag, .context = context, .bytes = (int64_t)n};
@@ -190,11 +206,11 @@ static inline int pm_send(pm_office *o, int32_t to, uint64_t context, int32_t ta
 static inline int pm_receive(pm_office *o, int32_t from, uint64_t context, int32_t tag, void *data,
 							 uint64_t n, int pauses) {
 	pm_end *e = &o->pairs[from].in;
-	uint64_t takes = 0, in_bulk = 0, got = 0;
+	uint64_t takes = 0, in_bulk = 0, got = 0, there = 0;
 	do {
 		const uint64_t now = n - got < PM_PIECE ? n - got : PM_PIECE;
 		pm_packet head;
-		for (int i = 0; !pm_next(e, takes, &head); i++) {
+		for (int i = 0; !pm_next(e, &there, takes, &head); i++) {
 			if (got == 0 || i >= pauses)
 				return 1;
 			pmpi_pause();
@@ -204,7 +220,7 @@ static inline int pm_receive(pm_office *o, int32_t from, uint64_t context, int32
 						   head.bytes != (int64_t)n
 					 : kind != PM_MORE || head.bytes != (int64_t)now)
 			return 1;
-		if (sw_read64(e->head) - e->mine < takes + pm_takes(now))
+		if (there < takes + pm_takes(now))
 			return 1; /* no sender shows a part of a packet */
 		pm_payload(e, takes, in_bulk, head.kind, (char *)data + got, now, now, 0);
 		takes += pm_takes(now);
@@ -269,9 +285,10 @@ static inline int64_t pm_drain(pm_office *o, int32_t from, uint64_t number, char
 							   int64_t bytes, int64_t left, int unread, int pauses) {
 	pm_end *e = &o->pairs[from].in;
 	int64_t got = 0;
+	uint64_t there = 0;
 	for (int paused = 0; got < left;) {
 		pm_packet head;
-		if (!pm_next(e, 0, &head)) {
+		if (!pm_next(e, &there, 0, &head)) {
 			if (paused++ >= pauses)
 				break;
 			pmpi_pause();
@@ -280,10 +297,11 @@ static inline int64_t pm_drain(pm_office *o, int32_t from, uint64_t number, char
 		const int64_t at = (int64_t)head.answer, n = head.bytes;
 		if ((head.kind & PM_KIND) != PM_DATA || head.number != number || at < 0 || at >= bytes ||
 			at % PM_PIECE != 0 || n <= 0 || n > PM_MOST_OF_LONG || n > bytes - at ||
-			sw_read64(e->head) - e->mine < pm_takes((uint64_t)n))
+			there < pm_takes((uint64_t)n))
 			break;
 		pm_payload(e, 0, 0, head.kind, data + at, (uint64_t)n, (uint64_t)n, unread);
 		pm_pass(e, pm_takes((uint64_t)n), pm_bulky((uint64_t)n));
+		there -= pm_takes((uint64_t)n);
 		got += n;
 		paused = 0;
 	}

@@ -23,7 +23,7 @@ type ringEnd struct {
 	head, tail *atomic.Uint64
 	data       *[ringBytes]byte
 	mine       uint64  // what this side has written or read: the other side may damage the shared words
-	waits      *uint32 // not 0 while the receiver looks for what comes next, in C
+	waits      *uint32 // which long message the receiver waits for; pm_sought
 	bulk       bulkEnd
 }
 
@@ -54,7 +54,7 @@ var (
 // shared is the beginning of what an office shares. The pairs follow, by rank.
 type shared struct {
 	lock  uint32
-	_     uint32
+	moves uint32 // see showMoves
 	bells unsafe.Pointer
 }
 
@@ -128,6 +128,17 @@ func (c *Comm) Quick() transport.QuickState {
 }
 
 func (o *office) c() *C.pm_office { return (*C.pm_office)(unsafe.Pointer(o.shared)) }
+
+// showMoves shows to C whether messages are under way that only calls of Go take further. Then C does not wait for long.
+func (o *office) showMoves(queued bool) {
+	moves := uint32(0)
+	if queued || o.longs > 0 || o.streams > 0 || len(o.asked) > 0 {
+		moves = 1
+	}
+	if o.shared.moves != moves {
+		atomic.StoreUint32(&o.shared.moves, moves)
+	}
+}
 
 // changed shows to C whether receives wait, or messages that nobody has received.
 func (c *context) changed() {

@@ -199,9 +199,11 @@ def test_of_another_length(dist: ModuleType, rank: int) -> None:
 
 
 @pytest.mark.mpi(min=2)
-def test_many_long_ones_before_a_short_one(dist: ModuleType, rank: int) -> None:
-    """More than a rank keeps: they wait, and keep no other message from it."""
-    count, length = 300, 256 << 10
+@pytest.mark.parametrize(("count", "length"), [(300, 256 << 10), (1500, 64 << 10)])
+def test_many_before_the_one_that_is_received(
+    dist: ModuleType, rank: int, count: int, length: int
+) -> None:
+    """They are more than a rank keeps while nobody waits, and keep no other message from it."""
     if rank == 0:
         content = np.arange(length // 8)
         works = [dist.isend(content, 1, tag=1) for _ in range(count)]

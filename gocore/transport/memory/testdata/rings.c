@@ -24,7 +24,7 @@ static uint64_t any(uint64_t *of, uint64_t n) {
 static uint64_t *head, *tail, *bulk_tail, *claims;
 static uint32_t *costs;
 static char *data, *bulk;
-static uint32_t waits = 1;
+static uint32_t waits;
 
 /* made returns an office of two ranks, of which the other one is at the other end. */
 static pm_office *made(void) {
@@ -64,7 +64,8 @@ static void *sender(void *seed_of) {
 				pmpi_pause();
 		else /* the receiver has set the claims once they are those of this message */
 			while (sw_read64(claims) >> PM_CLAIM_BITS != (uint64_t)i ||
-				   pm_stream(o, 1, claims, (uint64_t)i, message, n, 1 + (uint64_t)i % 4, 10) == 0)
+				   pm_stream(o, 1, claims, (uint64_t)i, message, n,
+							 1 + (uint64_t)i % (PM_MOST_OF_LONG / PM_PIECE), 10) == 0)
 				pmpi_pause();
 	}
 	free(message);
@@ -84,6 +85,7 @@ static int pass(uint64_t seed) {
 		if (any(&state, 1000) == 0)
 			nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL); /* the ring becomes full */
 		if (n <= PM_MOST) {
+			sw_write32(&waits, pm_sought(7, i));
 			while (pm_receive(o, 0, 7, i, room, (uint64_t)n, (int)any(&state, 100)))
 				pmpi_pause();
 		} else {
