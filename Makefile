@@ -97,13 +97,13 @@ LEAVE_OUT ?=
 faults_of = $(addprefix test-faults-,$(filter $(1),$(MPIS)))
 TESTS = test-torch-jobs-newest test-cluster test-programs $(call faults_of,openmpi) test-torch-suite-newest test-docs test-examples \
 	test-paddle-jobs $(call faults_of,mpich) test-faults-ps test-unit test-docs-site fuzz test-torch-newest-2 test-torch-newest-3 $(call faults_of,impi) \
-	test-cuda soak test-wheels test-aarch64-core test-new-collective $(call faults_of,debian-%) $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu) test-paddle-openmpi-2 test-paddle-openmpi-3 test-jax-2 test-jax-3 test-jax-jobs test-abi \
+	test-cuda-openmpi-2 test-cuda-mpich-2 test-cuda-jobs soak test-wheels test-aarch64-core test-new-collective $(call faults_of,debian-%) $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),test-gpu) test-paddle-openmpi-2 test-paddle-openmpi-3 test-jax-2 test-jax-3 test-jax-jobs test-abi \
 	$(foreach mpi,$(MPIS),$(foreach ranks,$(call ranks_of,$(mpi)),test-mpi-$(mpi)-$(ranks))) test-mpi-node-2 test-torch-newest-4 test-torch-newest-1
 # What test-all adds.
-TESTS_MORE = test-torch-oldest test-jax-netket test-examples-unpinned test-paddle-mpich-2 $(addprefix test-mpi-,$(foreach mpi,$(MPIS),$(filter $(mpi)-%,$(MORE_RANKS))))
+TESTS_MORE = test-torch-oldest test-cuda-openmpi-3 test-jax-netket test-examples-unpinned test-paddle-mpich-2 $(addprefix test-mpi-,$(foreach mpi,$(MPIS),$(filter $(mpi)-%,$(MORE_RANKS))))
 test: clean-results test-core test-two
 
-## test-all      all tests: also the oldest supported torch, unpinned versions, MPICH on 2 ranks and Intel MPI on 3, Paddle with MPICH; CI runs it when a pinned version changes
+## test-all      all tests: also the oldest supported torch, CUDA on 3 ranks, unpinned versions, MPICH on 2 ranks and Intel MPI on 3, Paddle with MPICH; CI runs it when a pinned version changes
 .PHONY: test-all
 test-all: export TEST_ALL := 1
 test-all: clean-results test-core test-two-all

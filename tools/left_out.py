@@ -1,8 +1,8 @@
 """Which groups of tests `.ci/run` leaves out: those that take minutes and depend on little.
 
 Prints `test-all` if a commit of the last day has pinned another version of what was pinned. Else it
-prints the targets of the Makefile on whose paths no commit of the last day has changed anything,
-and `make test LEAVE_OUT=...` takes them.
+prints the targets of the Makefile on whose paths no commit of the last half day has changed
+anything, and `make test LEAVE_OUT=...` takes them.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def git(root: Path, *words: str) -> str:
 
 
 def touched(root: Path, paths: tuple[str, ...]) -> bool:
-    """Tell whether a commit of the last day has changed something below the paths."""
-    return bool(git(root, "log", "-1", "--since=1.day", "--format=%h", "--", *paths))
+    """Tell whether a commit of the last half day has changed something below the paths."""
+    return bool(git(root, "log", "-1", "--since=12.hours", "--format=%h", "--", *paths))
 
 
 def pins(root: Path, commit: str) -> dict[tuple[str, str], str]:
