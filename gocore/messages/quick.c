@@ -80,10 +80,29 @@ static int mine(const pq_group *p) {
 		   __atomic_load_n(&p->held, __ATOMIC_RELAXED) == 0;
 }
 
+/* patience returns how often to pause. The other side of a long message may first have to copy one
+ * that is as long, and Go takes some microseconds more for such a message, after which the other
+ * side waits longer for the next one. But who waits here takes no other message further. */
+static int patience(const pq_group *p, const pq_message *m, int pauses) {
+	return pauses == 0 || sw_read32(&p->office->moves) ? pauses
+													   : pauses + (int)(m->bytes / BYTES_A_PAUSE);
+}
+
+/* linger is pause number i, or a yield. */
+static void linger(int i) {
+	if (pmpi_yield_due(i, YIELD_EVERY))
+		pmpi_yield();
+	else
+		pmpi_pause();
+}
+
+/* send sends a message to the member m->peer. */
 static int send(pq_group *p, const pq_message *m, int pauses) {
 	const int32_t to = p->members[m->peer];
-	while (pauses-- > 0 && !pm_asked(p->office, to, p->context, m->tag, (uint64_t)m->bytes))
-		pmpi_pause();
+	pauses = patience(p, m, pauses);
+	for (int i = 1; i <= pauses && !pm_asked(p->office, to, p->context, m->tag, (uint64_t)m->bytes);
+		 i++)
+		linger(i);
 	if (!pm_lock(p->office))
 		return 1;
 	const int rc = __atomic_load_n(&p->held, __ATOMIC_RELAXED) != 0 ||
@@ -96,15 +115,13 @@ static int send(pq_group *p, const pq_message *m, int pauses) {
 static int await(pq_group *p, int32_t from, const pq_message *m, int pauses) {
 	uint32_t *waits = p->office->pairs[from].in.waits;
 	int come = 0;
+	pauses = patience(p, m, pauses);
 	if (m->bytes > PM_EAGER)
 		sw_write32(waits, pm_sought(p->context, m->tag));
 	for (int i = 1; !(come = pm_come(p->office, from)) && i <= pauses; i++) {
 		if (!mine(p))
 			break;
-		if (pmpi_yield_due(i, YIELD_EVERY))
-			pmpi_yield();
-		else
-			pmpi_pause();
+		linger(i);
 	}
 	if (m->bytes > PM_EAGER)
 		sw_write32(waits, 0);
@@ -124,15 +141,6 @@ static int receive(pq_group *p, const pq_message *m, int pauses) {
 	return rc;
 }
 
-/* patience returns how often to pause. The other side of a long message may first have to copy one
- * that is as long, and Go takes some microseconds more for such a message, after which the other
- * side waits longer for the next one. But who waits here takes no other message further. */
-static int patience(const pq_group *p, const pq_message *m, int pauses) {
-	if (p->crowded || pauses == 0)
-		return 0;
-	return pauses + (sw_read32(&p->office->moves) ? 0 : (int)(m->bytes / BYTES_A_PAUSE));
-}
-
 int pq_carry(const pq_message *m, int pauses) {
 	if (m->bytes < 0 || m->bytes > PM_MOST || m->tag < 0 || (m->receives && m->bytes == PQ_HEADER))
 		return 1;
@@ -141,7 +149,8 @@ int pq_carry(const pq_message *m, int pauses) {
 		return 1;
 	int rc = 1;
 	if (m->peer >= 0 && m->peer < p->size && m->peer != p->rank && m->tag <= p->most_tag) {
-		pauses = patience(p, m, pauses);
+		if (p->crowded)
+			pauses = 0;
 		const uint64_t since = p->trace.list ? tr_now(&p->trace) : 0;
 		rc = m->receives ? receive(p, m, pauses) : send(p, m, pauses);
 		if (rc == 0)

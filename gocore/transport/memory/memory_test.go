@@ -355,6 +355,47 @@ func TestManyMessages(t *testing.T) {
 	}
 }
 
+// A long message goes at once to a receive that waits for it, and to no other one.
+func TestALongMessageThatIsWaitedFor(t *testing.T) {
+	ranks := world(t, 2)
+	p, sent := room(t, mostWhole)
+	q, got := room(t, mostWhole)
+	fill(sent, 3)
+	send := func(tag int32) *transport.Request {
+		r, err := ranks[0].Send(p, mostWhole, 1, tag)
+		require.NoError(t, err)
+		return r
+	}
+	receive := func(tag int32) *transport.Request {
+		r, err := ranks[1].Receive(q, mostWhole, 0, tag)
+		require.NoError(t, err)
+		return r
+	}
+	other := receive(6)
+	asked := send(5)
+	assert.Zero(t, asked.Done)
+	atOnce := send(6)
+	assert.NotZero(t, atOnce.Done)
+	finish(t, ranks[1], other)
+	assert.Equal(t, sent, got)
+	again := send(6) // nobody waits for a second one
+	assert.Zero(t, again.Done)
+	cancelled := receive(7)
+	require.NoError(t, ranks[1].Cancel(cancelled))
+	late := send(7)
+	assert.Zero(t, late.Done)
+	clear(got)
+	for i, r := range []*transport.Request{receive(7), receive(6), receive(5)} {
+		for until := time.Now().Add(30 * time.Second); !transport.Over(ranks[1], r) && time.Now().Before(until); {
+			ranks[0].o.Poll(nil)
+		}
+		assert.NotZero(t, r.Done, i)
+		ranks[1].Release(r)
+	}
+	assert.Equal(t, sent, got)
+	finish(t, ranks[0], asked, again, late)
+}
+
 // Messages that nobody receives are kept up to a bound. Then their senders wait. Many of few bytes, or of none, take memory too,
 // and no more time each than a few.
 func TestKeptMessagesAreBounded(t *testing.T) {

@@ -578,8 +578,11 @@ func (o *office) waitNoMore(c *context, at int) {
 }
 
 // waits counts receives that wait for a message from a member, or from any. It shows the member which long message it need not ask
-// for.
+// for. A context without members is that of a Comm that was freed.
 func (o *office) waits(c *context, from int32, by int) {
+	if c.members == nil {
+		return
+	}
 	if from == transport.AnySource {
 		o.waiting += by
 		return

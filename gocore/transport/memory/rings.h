@@ -30,7 +30,7 @@ typedef struct pm_end {
 	char *data;
 	uint64_t mine; /* what this end has written or read: the other side may damage the shared words
 					*/
-	uint32_t *waits; /* which long message the receiver waits for: pm_sought, or 0 */
+	uint32_t *waits; /* which long message the receiver waits for: pm_sought, or 0; a hint */
 	pm_bulk bulk;
 } pm_end;
 

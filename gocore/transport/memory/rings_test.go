@@ -51,7 +51,7 @@ func TestRingsInC(t *testing.T) {
 		t.Run(run.what+run.flags, func(t *testing.T) {
 			program := compiled(t, "rings", run.flags)
 			for seed := 1; seed <= 3; seed++ {
-				out, err := exec.Command("timeout", "60", program, run.what, fmt.Sprint(seed)).CombinedOutput()
+				out, err := exec.Command("timeout", "120", program, run.what, fmt.Sprint(seed)).CombinedOutput()
 				assert.NoError(t, err, "seed %d: %s", seed, out)
 			}
 		})
