@@ -5,6 +5,8 @@
 
 #include "../gocore/messages/quick.h"
 
+_Static_assert((int)QUICK_MOST == (int)PM_MOST, "what C takes is what it may carry out");
+
 /* In gocore/messages/quick.c. It is weak, because cgo links the files of this folder without those
  * of others to see what they import. */
 __attribute__((weak)) int pq_carry(const pq_message *m, int pauses);

@@ -142,10 +142,7 @@ int pa_poll(const pa_member *m, int n, int me, uint64_t seq, int spin, int yield
 			*from = i;
 			return is_possible(there, seq) ? PA_PENDING : PA_RUBBISH;
 		}
-		if (yield_every && pmpi_yield_due(++paused, yield_every))
-			pmpi_yield();
-		else
-			pmpi_pause();
+		pmpi_linger(++paused, yield_every);
 	}
 	PMPI_KILL_POINT("all-arrived");
 	*from = n;

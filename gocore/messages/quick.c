@@ -88,21 +88,13 @@ static int patience(const pq_group *p, const pq_message *m, int pauses) {
 													   : pauses + (int)(m->bytes / BYTES_A_PAUSE);
 }
 
-/* linger is pause number i, or a yield. */
-static void linger(int i) {
-	if (pmpi_yield_due(i, YIELD_EVERY))
-		pmpi_yield();
-	else
-		pmpi_pause();
-}
-
 /* send sends a message to the member m->peer. */
 static int send(pq_group *p, const pq_message *m, int pauses) {
 	const int32_t to = p->members[m->peer];
 	pauses = patience(p, m, pauses);
 	for (int i = 1; i <= pauses && !pm_asked(p->office, to, p->context, m->tag, (uint64_t)m->bytes);
 		 i++)
-		linger(i);
+		pmpi_linger(i, YIELD_EVERY);
 	if (!pm_lock(p->office))
 		return 1;
 	const int rc = __atomic_load_n(&p->held, __ATOMIC_RELAXED) != 0 ||
@@ -121,7 +113,7 @@ static int await(pq_group *p, int32_t from, const pq_message *m, int pauses) {
 	for (int i = 1; !(come = pm_come(p->office, from)) && i <= pauses; i++) {
 		if (!mine(p))
 			break;
-		linger(i);
+		pmpi_linger(i, YIELD_EVERY);
 	}
 	if (m->bytes > PM_EAGER)
 		sw_write32(waits, 0);

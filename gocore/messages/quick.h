@@ -56,9 +56,8 @@ void pq_initial(int64_t id);
 /* pq_stop ends all that is quick in this process. */
 void pq_stop(void);
 
-/* pq_carry carries out a message of PM_MOST bytes at most. It pauses so many times for what the
- * other side has to do first, and more often for a long message. Returns 0, or 1 with nothing done.
- */
+/* pq_carry carries out a message of PM_MOST bytes at most. It pauses so many times for the other
+ * side, and more often for a long message. Returns 0, or 1 with nothing done. */
 int pq_carry(const pq_message *m, int pauses);
 
 #pragma GCC visibility pop

@@ -99,4 +99,13 @@ static inline int pmpi_yield_due(int paused, int every) {
 	return 0;
 }
 
+/* pmpi_linger pauses a thread that spins, for the paused-th time, or yields where that is due;
+ * every 0: it never yields. */
+static inline void pmpi_linger(int paused, int every) {
+	if (every && pmpi_yield_due(paused, every))
+		pmpi_yield();
+	else
+		pmpi_pause();
+}
+
 #endif

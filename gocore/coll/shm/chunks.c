@@ -222,10 +222,7 @@ int sm_state(sm_op *op, int spin, int yield_every) {
 		}
 		if (spin-- <= 0)
 			return SM_PENDING;
-		if (yield_every && pmpi_yield_due(++paused, yield_every))
-			pmpi_yield();
-		else
-			pmpi_pause();
+		pmpi_linger(++paused, yield_every);
 	}
 	PMPI_KILL_POINT("all-done");
 	return SM_DONE;

@@ -71,8 +71,7 @@ static inline int pm_way(const pm_bulk *b) {
 	return b->trial > 0 ? b->trying : b->way;
 }
 
-/* pm_reach returns log2 of the bytes that the next payloads are written to, if n bytes come next.
- */
+/* pm_reach returns log2 of the bytes that n bytes are written to, and those that follow. */
 static inline int pm_reach(const pm_bulk *b, uint64_t n) {
 	const uint64_t small = n <= PM_REACH ? PM_REACH : UINT64_C(1) << (pm_log2(n - 1) + 1);
 	return pm_log2(pm_way(b) == PM_CLOSE && small < b->bytes ? small : b->bytes);

@@ -356,16 +356,8 @@ func (c *Comm) Free() error {
 	o := c.o
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if in := o.contexts[c.context]; in != nil {
-		for _, m := range in.came {
-			o.drop(m)
-		}
-		for len(in.waiting) > 0 { // nobody looks at their requests any more
-			o.waitNoMore(in, 0)
-		}
-	}
-	delete(o.contexts, c.context)
-	delete(o.contexts, c.rounds.context)
+	o.forget(c.context)
+	o.forget(c.rounds.context)
 	if o.comms--; o.comms == 0 {
 		o.closed = true
 		mem.Free(o.nonce)

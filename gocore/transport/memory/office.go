@@ -15,7 +15,6 @@
 package memory
 
 import (
-	"slices"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -27,9 +26,6 @@ import (
 
 // mostSpare is how many records of receives are kept for the next ones.
 const mostSpare = 64
-
-// fewWaiting is among how many receives one is looked for that wants a long message.
-const fewWaiting = 16
 
 // mostKept is how many bytes of messages that nobody has received yet a process keeps, and besideKept is what each of them
 // takes beside its bytes.
@@ -139,16 +135,6 @@ type receiving struct {
 	way    way
 	looked int       // how often this rank has looked for a piece in vain
 	began  time.Time // when the message began to move, if both ways are open
-}
-
-// context is what belongs to one Comm.
-type context struct {
-	number  uint64
-	waiting []*receiving
-	came    []*message
-	members []int // rank of the office, by member
-	places  map[int]int32
-	busy    *uint32 // see changed; nil: nobody wants to know
 }
 
 // message is one that has come, and that nobody has received.
@@ -539,85 +525,6 @@ func (o *office) breakOff(peer int, code int32) {
 			}
 		}
 	}
-}
-
-// context returns that of a number, which it makes if there is none.
-func (o *office) context(number uint64) *context {
-	c := o.contexts[number]
-	if c == nil {
-		c = &context{number: number}
-		o.contexts[number] = c
-	}
-	return c
-}
-
-// match removes the receive that takes a message; nil: none does.
-func (o *office) match(c *context, m *message) *receiving {
-	for i, r := range c.waiting {
-		if (r.from == transport.AnySource || r.from == m.Source) && (r.tag == transport.AnyTag || r.tag == m.Tag) {
-			o.waitNoMore(c, i)
-			return r
-		}
-	}
-	return nil
-}
-
-// wait lets a receive wait for its message.
-func (o *office) wait(c *context, r *receiving) {
-	c.waiting = append(c.waiting, r)
-	o.waits(c, r.from, 1)
-	c.changed()
-}
-
-// waitNoMore takes a receive out of those that wait.
-func (o *office) waitNoMore(c *context, at int) {
-	r := c.waiting[at]
-	c.waiting = without(c.waiting, at)
-	o.waits(c, r.from, -1)
-	c.changed()
-}
-
-// waits counts receives that wait for a message from a member, or from any. It shows the member which long message it need not ask
-// for. A context without members is that of a Comm that was freed.
-func (o *office) waits(c *context, from int32, by int) {
-	if c.members == nil {
-		return
-	}
-	if from == transport.AnySource {
-		o.waiting += by
-		return
-	}
-	in := &o.in[c.members[from]]
-	in.waiting += by
-	sought := uint32(0)
-	for _, r := range c.waiting[:min(len(c.waiting), fewWaiting)] {
-		if r.from == from && r.tag != transport.AnyTag && len(r.data) > short {
-			sought = soughtBy(c, r)
-			break
-		}
-	}
-	if atomic.LoadUint32(in.waits) != sought {
-		atomic.StoreUint32(in.waits, sought)
-	}
-}
-
-// without takes one out of a list. The first one goes most often, from a list that may be long.
-func without[T any](list []*T, at int) []*T {
-	if at > 0 {
-		return slices.Delete(list, at, at+1)
-	}
-	list[0] = nil
-	return list[1:]
-}
-
-// find returns the place of the first message that has come from a rank with a tag; -1: there is none.
-func (c *context) find(from, tag int32) int {
-	for i, m := range c.came {
-		if (from == transport.AnySource || from == m.Source) && (tag == transport.AnyTag || tag == m.Tag) {
-			return i
-		}
-	}
-	return -1
 }
 
 // errorOf returns the error of a request that is done.

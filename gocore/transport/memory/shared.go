@@ -139,10 +139,3 @@ func (o *office) showMoves(queued bool) {
 		atomic.StoreUint32(&o.shared.moves, moves)
 	}
 }
-
-// changed shows to C whether receives wait, or messages that nobody has received.
-func (c *context) changed() {
-	if c.busy != nil {
-		atomic.StoreUint32(c.busy, uint32(min(1, len(c.waiting)+len(c.came))))
-	}
-}

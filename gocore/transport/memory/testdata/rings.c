@@ -8,7 +8,7 @@
 
 #include "../rings.h"
 
-enum { MESSAGES = 30000, BULK = 2 << 20, LARGE = 2 << 20 };
+enum { MESSAGES = 30000, BULK = 2 << 20, LARGE = 2 << 20, YIELD_EVERY = 256 };
 
 static uint64_t state;
 
@@ -42,14 +42,6 @@ static pm_office *made(void) {
 	return o;
 }
 
-/* rest is pause number i of a loop, or a yield: there may be other work for the cores. */
-static void rest(int i) {
-	if (pmpi_yield_due(i, 256))
-		pmpi_yield();
-	else
-		pmpi_pause();
-}
-
 static int64_t length_of(uint64_t *seed) {
 	static const int64_t some[] = {0, 1, 16, 24, 25, 100, 4095, 4096, 4097, 16384, 16385, 65536};
 	const uint64_t kind = any(seed, 1000);
@@ -69,13 +61,13 @@ static void *sender(void *seed_of) {
 		memset(message, 'a' + i % 26, (size_t)n + 1);
 		if (n <= PM_MOST)
 			for (int k = 1; pm_send(o, 1, 7, i, message, (uint64_t)n); k++)
-				rest(k);
+				pmpi_linger(k, YIELD_EVERY);
 		else /* the receiver has set the claims once they are those of this message */
 			for (int k = 1; sw_read64(claims) >> PM_CLAIM_BITS != (uint64_t)i ||
 							pm_stream(o, 1, claims, (uint64_t)i, message, n,
 									  1 + (uint64_t)i % (PM_MOST_OF_LONG / PM_PIECE), 10) == 0;
 				 k++)
-				rest(k);
+				pmpi_linger(k, YIELD_EVERY);
 	}
 	free(message);
 	free(o);
@@ -96,13 +88,13 @@ static int pass(uint64_t seed) {
 		if (n <= PM_MOST) {
 			sw_write32(&waits, pm_sought(7, i));
 			for (int k = 1; pm_receive(o, 0, 7, i, room, (uint64_t)n, (int)any(&state, 100)); k++)
-				rest(k);
+				pmpi_linger(k, YIELD_EVERY);
 		} else {
 			sw_write64(claims, (uint64_t)i << PM_CLAIM_BITS);
 			int64_t left = n;
 			for (int k = 1; left > 0; k++) {
 				left -= pm_drain(o, 0, (uint64_t)i, room, n, left, i % 2, 10);
-				rest(k);
+				pmpi_linger(k, YIELD_EVERY);
 			}
 		}
 		for (int64_t at = 0; at <= n; at++)
