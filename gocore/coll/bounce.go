@@ -4,6 +4,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
@@ -30,6 +31,7 @@ type Bounce struct {
 	mu    sync.Mutex
 	block unsafe.Pointer // this rank's, in its heap; nil: it has none yet
 	freed bool           // Free was called: Told is not there any more
+	reads atomic.Bool    // this rank can read the memory of all others
 
 	// The collective that is under way owns these. They are nil before the first one.
 	team *bounce.Team
@@ -116,6 +118,7 @@ func (b *Bounce) open(code op.Code) error {
 		return err
 	}
 	b.team = team
+	b.reads.Store(team.Reads())
 	return nil
 }
 
@@ -144,15 +147,6 @@ func (b *Bounce) Free() {
 	b.block = nil
 }
 
-// Run takes the operation that is under way further, with up to most steps, and pauses up to spin times in a row until it can do
-// one.
-func (b *Bounce) Run(most, spin int) (state bounce.State, err error) {
-	if state = b.team.Run(most, spin); state == bounce.Damaged {
-		err = &DamagedBlock{b.team.DamagedBy()}
-	}
-	return state, err
-}
-
 // Awaited returns the member for which the operation waits; -1: none.
 func (b *Bounce) Awaited() int {
 	if b.team == nil {
@@ -166,6 +160,16 @@ type DamagedBlock struct{ Member int }
 
 func (e *DamagedBlock) Error() string { return "a block of the algorithm bounce is damaged" }
 
+// UnreadableTensor is the error that this rank cannot read a tensor in the memory of a member, as it could before.
+type UnreadableTensor struct {
+	Member int
+	Cause  syscall.Errno
+}
+
+func (e *UnreadableTensor) Error() string {
+	return "a tensor of the algorithm cma cannot be read: " + e.Cause.Error()
+}
+
 // WantsBounce tells whether this rank has to announce ForBounce with a call, which announces flags, because the call may be
 // carried out by bounce. All members have the same answer, unless their tensors are in memory of different kinds or they exchange shares of different
 // lengths.
@@ -177,7 +181,7 @@ func WantsBounce(a *Args, flags arrive.Flags) bool {
 	if a.Bounce == nil || !hasAlgorithm("bounce", code) {
 		return false
 	}
-	if alg := a.Forced.of(code); a.NoMPI || alg != nil && alg.Name == "bounce" {
+	if alg := a.Forced.of(code); a.NoMPI || alg != nil && (alg.Name == "bounce" || alg.Name == "cma") {
 		return true
 	}
 	sig := a.Sig
@@ -189,7 +193,7 @@ func WantsBounce(a *Args, flags arrive.Flags) bool {
 // bounce.
 var bounced = Algorithm{Name: "bounce", Memory: hostMemory, Enabled: func(s *Sig) bool {
 	return byBounce(s) && !unevenPairs(s)
-}, wins: bounceWins, polls: always, scratch: (*Args).apartScratch, rounds: (*Args).beginRounds, build: (*Args).addRounds}
+}, wins: bounceWins, polls: always, scratch: (*Args).apartScratch, rounds: (*Args).beginBounce, build: (*Args).addRounds}
 
 // allToAllUnevenBounce, behind bounced in the registry, first tells all ranks the lengths of all shares, as a table: so all know how many rounds there are, and lengths
 // that do not match are the same error on all ranks. Bytes moved by each rank: those of the shares, as by bounce, and 8n squared for the
@@ -204,7 +208,7 @@ var allToAllUnevenBounce = Algorithm{Name: "bounce", Memory: hostMemory, Enabled
 	a.addRoundsOf(p, func() error {
 		given, err := a.givenApart(p)
 		if err == nil {
-			a.beginPairs(a.perRank(given), a.perRank(a.Recv), table)
+			a.beginPairs(a.perRank(given), a.perRank(a.Recv), table, false)
 		}
 		return err
 	})
@@ -231,7 +235,7 @@ const stepsAtOnce = 16
 
 // addRounds appends the rounds of a call.
 func (a *Args) addRounds(p *Program) error {
-	a.addRoundsOf(p, func() error { return a.beginRounds(p) })
+	a.addRoundsOf(p, func() error { return a.beginBounce(p) })
 	return nil
 }
 
@@ -245,23 +249,44 @@ func (a *Args) addRoundsOf(p *Program, begin func() error) {
 			}
 			begun = true
 		}
-		state, err := a.Bounce.Run(stepsAtOnce, 0)
+		state, err := a.RunRounds(stepsAtOnce, 0)
 		return state == bounce.Done, err
 	})
 }
 
-// beginRounds begins the rounds of a call at which all members have arrived.
-func (a *Args) beginRounds(p *Program) error {
-	b := a.Bounce
-	if err := b.open(a.Code); err != nil {
+// RunRounds takes the rounds of the call further, with up to most steps, and pauses up to spin times in a row until it can do one.
+func (a *Args) RunRounds(most, spin int) (bounce.State, error) {
+	team := a.Bounce.team
+	state := team.Run(most, spin)
+	switch {
+	case state == bounce.Damaged:
+		return state, &DamagedBlock{team.DamagedBy()}
+	case team.Lends() && (state == bounce.Done || state == bounce.Unreadable) && len(a.Node.Lines.Closers(a.Seq)) > 0:
+		return bounce.Pending, nil // whoever gave the call up may have changed what was read: this rank waits for its own end
+	case state == bounce.Unreadable:
+		member, cause := team.UnreadableOf()
+		return state, &UnreadableTensor{member, cause}
+	}
+	return state, nil
+}
+
+// beginBounce begins the rounds of a call at which all members have arrived.
+func (a *Args) beginBounce(p *Program) error {
+	if err := a.Bounce.open(a.Code); err != nil {
 		return err
 	}
 	given, err := a.givenApart(p)
 	if err != nil {
 		return err
 	}
-	t, elem := a.Trait(), a.elem()
-	c := bounce.Call{Kind: bounce.Copy, Apart: t.Send.PerRank(), Last: a.Size, Gives: Gives(a), Gets: a.WritesRecv(), Result: totalCount(a.Recv) * elem, Elem: elem}
+	a.beginRounds(given, false)
+	return nil
+}
+
+// beginRounds begins the rounds of a call with what this rank gives. lends says that others read it where it lies.
+func (a *Args) beginRounds(given []Part, lends bool) {
+	b, t, elem := a.Bounce, a.Trait(), a.elem()
+	c := bounce.Call{Kind: bounce.Copy, Apart: t.Send.PerRank(), Last: a.Size, Gives: Gives(a), Gets: a.WritesRecv(), Result: totalCount(a.Recv) * elem, Elem: elem, Lends: lends}
 	if t.Gives == op.Root {
 		c.First, c.Last = a.Root, a.Root+1
 	}
@@ -300,7 +325,6 @@ func (a *Args) beginRounds(p *Program) error {
 		b.team.Get(0, a.Recv[0].Data, a.Recv[0].Count*elem)
 	}
 	b.team.Begin(&c)
-	return nil
 }
 
 // shareOut says who reduces what.
@@ -400,8 +424,8 @@ func (a *Args) compare(table *pairs) error {
 }
 
 // beginPairs begins the rounds of an all_to_all with these lengths. What is sent lies apart from what is received.
-func (a *Args) beginPairs(sends, recvs []Part, table *pairs) {
-	c := bounce.Call{Kind: bounce.Copy, Apart: true, Last: a.Size, Gives: true, Gets: true, Longest: table.longest() * a.elem(), Elem: a.elem()}
+func (a *Args) beginPairs(sends, recvs []Part, table *pairs, lends bool) {
+	c := bounce.Call{Kind: bounce.Copy, Apart: true, Last: a.Size, Gives: true, Gets: true, Longest: table.longest() * a.elem(), Elem: a.elem(), Lends: lends}
 	for r := range a.Size {
 		c.Result += recvs[r].Count * a.elem()
 		a.Bounce.team.Give(r, sends[r].Data, sends[r].Count*a.elem())
@@ -439,7 +463,7 @@ func (a *Args) exchangeByBounce(p *Program, sends, recvs []Part) error {
 		return err
 	}
 	a.addRoundsOf(p, func() error {
-		a.beginPairs(sends, recvs, table)
+		a.beginPairs(sends, recvs, table, false)
 		return nil
 	})
 	return nil

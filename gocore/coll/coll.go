@@ -78,17 +78,19 @@ const (
 	ForLevels // this member has what it needs to work in levels
 	ForBounce // this member has a block for bounce, and has told where
 
+	Lends // the other members may read this member's tensors in its memory, and it can read theirs
+
 	Piecewise // some tensors of this member in host memory are not contiguous, and too long to be copied as a whole
 )
 
-// ofSlot are the flags that say what lies in a member's slot. They hold for the call that was
-// announced, not for one inside it.
-const ofSlot = Inline | Mapped
+// ofTensors are the flags that say where a member's tensors lie. They hold for the call that was announced, not for one
+// inside it.
+const ofTensors = Inline | Mapped | Lends
 
 // inside returns what is agreed on for an operation that is carried out as a part of this one.
 func (s *Sig) inside(c op.Code) Sig {
 	inner := *s
-	inner.Code, inner.Agreed, inner.Any = c, s.Agreed&^ofSlot, s.Any&^ofSlot
+	inner.Code, inner.Agreed, inner.Any = c, s.Agreed&^ofTensors, s.Any&^ofTensors
 	return inner
 }
 

@@ -295,7 +295,7 @@ func (s *rankCall) inRounds(alg *Algorithm, p *Program) error {
 		return err
 	}
 	for {
-		if state, err := s.args.Bounce.Run(100, 10); state == bounce.Done || err != nil {
+		if state, err := s.args.RunRounds(100, 10); state == bounce.Done || err != nil {
 			return err
 		}
 		runtime.Gosched()

@@ -103,6 +103,9 @@ func (c *collective) takeBlock() error {
 	switch {
 	case err == nil:
 		c.flags |= coll.ForBounce
+		if coll.MayLend(a, c.flags) {
+			c.flags |= coll.Lends
+		}
 	case a.NoMPI:
 		return status.New(status.CodeOf(err), "%s: this rank has no memory through which its tensors would go to the others, and there is no MPI: %v", a.Code, err)
 	}

@@ -77,6 +77,12 @@ func (c *collective) readable(err error) error {
 		return status.New(status.GroupBroken, "%s: the memory through which rank %d sends its tensors holds what no rank writes there: the process of that rank is damaged, or another one of this node writes into its memory; the result is lost, and the group is broken",
 			c.g.Of(c.numbered()), rank).WithRanks(rank)
 	}
+	var tensor *coll.UnreadableTensor
+	if errors.As(err, &tensor) {
+		rank := c.g.Ranks[tensor.Member]
+		return status.New(status.GroupBroken, "%s: this rank could read the memory of rank %d before, and cannot read its tensor there now (process_vm_readv: %v): does that process limit who reads it, or has it freed the tensor? PADDLEMPI_ALGO=%s:bounce does without; the result is lost, and the group is broken",
+			c.g.Of(c.numbered()), rank, tensor.Cause, c.args.Code).WithRanks(rank)
+	}
 	var bad *coll.NotAsAgreed
 	if !errors.As(err, &bad) {
 		return err

@@ -36,7 +36,7 @@ func (c *collective) runRounds(alg *coll.Algorithm) error {
 	}
 	var deadline, asked time.Time
 	for {
-		state, err := g.bounce.Run(roundsSteps, spin)
+		state, err := c.args.RunRounds(roundsSteps, spin)
 		if state == bounce.Done || err != nil {
 			return err
 		}
@@ -80,7 +80,7 @@ func (c *collective) awaitRounds(deadline time.Time) error {
 	var slow world.Slowness
 	looks := 0
 	err := g.Wait(func() bool {
-		state, _ := g.bounce.Run(1, 0)
+		state, _ := c.args.RunRounds(1, 0)
 		if looks++; looks%lookEvery == 0 {
 			out = c.outOfRounds()
 			c.reportIfSlow(&slow, true, g.bounce.Awaited())

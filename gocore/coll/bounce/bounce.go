@@ -8,15 +8,17 @@ package bounce
 
 /*
 #cgo CFLAGS: -std=c11 -O3
-#include "rounds.h"
+#include "cma.h"
 #cgo noescape pb_run
 #cgo nocallback pb_run
 */
 import "C"
 
 import (
+	"syscall"
 	"unsafe"
 
+	"github.com/paddlempi/paddlempi/gocore/cma"
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/reduce"
 )
@@ -25,10 +27,11 @@ import (
 type State int
 
 const (
-	Pending State = C.PB_PENDING // this rank waits for another one, and has done nothing
-	Moving  State = C.PB_MOVING  // it has done something, and is not done
-	Done    State = C.PB_DONE    // its part is done
-	Damaged State = C.PB_DAMAGED // a block holds what no rank writes
+	Pending    State = C.PB_PENDING    // this rank waits for another one, and has done nothing
+	Moving     State = C.PB_MOVING     // it has done something, and is not done
+	Done       State = C.PB_DONE       // its part is done
+	Damaged    State = C.PB_DAMAGED    // a block holds what no rank writes
+	Unreadable State = C.PB_UNREADABLE // the memory of a rank cannot be read
 )
 
 // Kind is what a rank does with the windows of a round.
@@ -55,6 +58,8 @@ const (
 	aheadOf = 2
 	// cachedResult is the length of a result from which on it is copied past the caches.
 	cachedResult = 8 << 20
+	// cachedLent is the same where nothing goes through slots: this rank's own part is copied so.
+	cachedLent = 2 << 20
 	// line is what lanes and slices are multiples of.
 	line = 64
 )
@@ -83,7 +88,15 @@ func BlockBytes(n, slots int) int64 {
 }
 
 // Clear makes a block ready for use, before another rank maps it.
-func Clear(block unsafe.Pointer) { *(*C.pb_head)(block) = C.pb_head{} }
+func Clear(block unsafe.Pointer) {
+	*(*C.pb_head)(block) = C.pb_head{}
+	*ownerIn(block) = cma.Show()
+}
+
+// ownerIn returns what the owner of a block shows, so that others read its memory.
+func ownerIn(block unsafe.Pointer) *cma.Proof {
+	return (*cma.Proof)(unsafe.Pointer(&(*C.pb_head)(block).owner))
+}
 
 // folder is the C function that does the arithmetic.
 var folder = C.pmpi_folder(reduce.Folder())
@@ -94,6 +107,7 @@ type Team struct {
 	c         *C.pb_op
 	n         int
 	crowded   bool
+	reads     bool
 	yield     C.int
 	rounds    uint64 // of the operations that were begun
 	give, get []C.pb_row
@@ -109,6 +123,7 @@ type Call struct {
 	Longest     int64 // bytes of the longest row that any rank gives
 	Result      int64 // bytes of this rank's result
 	Elem        int64 // bytes of an element
+	Lends       bool  // Kind is Copy, all ranks read the rows in the memory of others (Reads), and Longest is not 0
 	Fold        reduce.Fold
 }
 
@@ -116,7 +131,7 @@ type Call struct {
 // crowded says that the node has more ranks than cores. yieldEvery is after how many pauses a wait yields the core; 0: never.
 func NewTeam(blocks []unsafe.Pointer, me, slots int, crowded bool, yieldEvery int) (*Team, error) {
 	n := len(blocks)
-	size := int64(unsafe.Sizeof(C.pb_op{})) + int64(n)*(2*int64(unsafe.Sizeof(C.pb_row{}))+2*int64(unsafe.Sizeof(unsafe.Pointer(nil))))
+	size := int64(unsafe.Sizeof(C.pb_op{})) + int64(n)*(2*int64(unsafe.Sizeof(C.pb_row{}))+int64(unsafe.Sizeof(cma.Proof{}))+2*int64(unsafe.Sizeof(unsafe.Pointer(nil))))
 	room, err := mem.Alloc(size)
 	if err != nil {
 		return nil, err
@@ -126,8 +141,15 @@ func NewTeam(blocks []unsafe.Pointer, me, slots int, crowded bool, yieldEvery in
 	t.give, t.get = unsafe.Slice(carve[C.pb_row](&room, n), n), unsafe.Slice(carve[C.pb_row](&room, n), n)
 	list, src := carve[unsafe.Pointer](&room, n), carve[unsafe.Pointer](&room, n)
 	copy(unsafe.Slice(list, n), blocks)
+	owner := carve[cma.Proof](&room, n)
+	t.reads = true
+	for i, p := range unsafe.Slice(owner, n) {
+		p = *ownerIn(blocks[i])
+		unsafe.Slice(owner, n)[i] = p
+		t.reads = t.reads && (i == me || p.Holds())
+	}
 	*t.c = C.pb_op{n: C.int32_t(n), me: C.int32_t(me), window: C.int64_t(window(n)), slots: C.int32_t(slots), give: &t.give[0], get: &t.get[0],
-		block: (**C.pb_head)(unsafe.Pointer(list)), src: src, run: folder}
+		block: (**C.pb_head)(unsafe.Pointer(list)), src: src, run: folder, owner: (*C.pb_owner)(unsafe.Pointer(owner))}
 	return t, nil
 }
 
@@ -140,6 +162,12 @@ func carve[T any](room *unsafe.Pointer, n int) *T {
 
 // Free frees the team. No operation is under way, or its rank takes no part in it any more.
 func (t *Team) Free() { mem.Free(unsafe.Pointer(t.c)) }
+
+// Reads tells whether this rank can read the memory of all others.
+func (t *Team) Reads() bool { return t.reads }
+
+// Lends tells whether the operation that was begun last is one in which ranks read in the memory of others.
+func (t *Team) Lends() bool { return t.c.lends != 0 }
 
 // Give says where this rank's row for rank i is, and Get where what rank i gives goes. They are called before Begin. Where
 // there is one row, or one result, i is 0.
@@ -160,14 +188,17 @@ func (t *Team) Begin(c *Call) {
 	}
 	o := t.c
 	step, rounds := cut(c.Longest, int64(o.window)/int64(lanes))
+	if c.Lends {
+		step, rounds = c.Longest, 1
+	}
 	o.before, o.rounds = C.uint64_t(t.rounds), C.uint64_t(rounds)
 	o.kind, o.lanes, o.step = C.int32_t(c.Kind), C.int32_t(lanes), C.int64_t(step)
 	o.first, o.last, o.gives, o.gets = C.int32_t(c.First), C.int32_t(c.Last), number(c.Gives), number(c.Gets)
-	o.ahead = aheadOf
+	o.ahead, o.lends = aheadOf, number(c.Lends)
 	if c.Kind == Copy || t.crowded {
 		o.ahead = o.slots
 	}
-	o.past = number(c.Result >= cachedResult)
+	o.past = number(c.Result >= cachedResult || c.Lends && c.Result >= cachedLent)
 	o.elem, o.fold = C.int64_t(c.Elem), *(*C.pmpi_fold)(unsafe.Pointer(&c.Fold))
 	t.rounds += uint64(rounds)
 	C.pb_begin(o)
@@ -202,6 +233,11 @@ func (t *Team) Awaited() int { return int(C.pb_awaited(t.c)) }
 
 // DamagedBy returns the rank whose block holds what no rank writes there, after Run has returned Damaged.
 func (t *Team) DamagedBy() int { return int(t.c.damaged) - 1 }
+
+// UnreadableOf returns the rank whose memory cannot be read, and why, after Run has returned Unreadable.
+func (t *Team) UnreadableOf() (int, syscall.Errno) {
+	return int(t.c.unreadable) - 1, syscall.Errno(t.c.cause)
+}
 
 // Idle tells whether all other ranks have ended their part in every operation that this one has begun.
 func (t *Team) Idle() bool {

@@ -1,27 +1,10 @@
 #define _GNU_SOURCE
-#include "rounds.h"
+#include "cma.h"
+#include "counters.h"
 
-#include "../../arrive/words.h"
 #include "../../work/yield.h"
 
 #include <stddef.h>
-#include <string.h>
-
-static uint64_t load(const uint64_t *at) {
-	return sw_read64(at);
-}
-
-static void store(const uint64_t *at, uint64_t round) {
-	sw_write64((uint64_t *)at, round);
-}
-
-static int64_t least(int64_t a, int64_t b) {
-	return a < b ? a : b;
-}
-
-static int64_t lines(int64_t bytes) {
-	return (bytes + 63) & ~(int64_t)63;
-}
 
 /* slice_bytes returns how much of `bytes` bytes a rank reduces, but the last ones less. */
 static int64_t slice_bytes(int n, int64_t bytes) {
@@ -29,17 +12,17 @@ static int64_t slice_bytes(int n, int64_t bytes) {
 }
 
 int64_t pb_block_bytes(int n, int slots, int64_t window) {
-	return (int64_t)sizeof(pb_head) + slots * (window + slice_bytes(n, window));
+	return pb_slots_at(n) + slots * (window + slice_bytes(n, window));
 }
 
 /* window_of returns the slot of a round in a block, and result_of the slot for the slice that its
  * owner has reduced. */
 static char *window_of(const pb_op *op, int rank, uint64_t round) {
-	return (char *)op->block[rank] + sizeof(pb_head) + round % (uint64_t)op->slots * op->window;
+	return (char *)op->block[rank] + pb_slots_at(op->n) + round % (uint64_t)op->slots * op->window;
 }
 
 static char *result_of(const pb_op *op, int rank, uint64_t round) {
-	return (char *)op->block[rank] + sizeof(pb_head) + op->slots * op->window +
+	return (char *)op->block[rank] + pb_slots_at(op->n) + op->slots * op->window +
 		   round % (uint64_t)op->slots * slice_bytes(op->n, op->window);
 }
 
@@ -57,51 +40,6 @@ static int64_t slice(const pb_op *op, int rank, int64_t bytes, int64_t *n) {
 	int64_t length = slice_bytes(op->n, bytes), from = least(rank * length, bytes);
 	*n = least(length, bytes - from);
 	return from;
-}
-
-static void copy(char *to, const char *from, int64_t n) {
-	if (n > 0 && to != from)
-		memcpy(to, from, (size_t)n);
-}
-
-/* copy_out copies to a result. Of a long one the processor would fetch every line first, only to
- * overwrite it. */
-static void copy_out(const pb_op *op, char *to, const char *from, int64_t n) {
-	if (op->past)
-		pmpi_copy_past(to, from, n);
-	else
-		copy(to, from, n);
-}
-
-/* has tells whether a rank has come to `round` by its counter. No rank can be further than the
- * slots let it, because this one has not finished with the rounds behind `finished`. */
-static int has(pb_op *op, int rank, const pb_counter *counter, uint64_t round) {
-	uint64_t at = load(&counter->round);
-	if (at < round)
-		return 0;
-	if (at > op->before + op->finished + (uint64_t)op->slots) {
-		op->damaged = rank + 1;
-		return 0;
-	}
-	return 1;
-}
-
-/* slot_is_free tells whether all others have finished with the round that had the slot of `round`.
- */
-static int slot_is_free(pb_op *op, uint64_t round) {
-	uint64_t passed = ~(uint64_t)0;
-	if (round <= (uint64_t)op->slots || op->passed >= round - (uint64_t)op->slots)
-		return 1;
-	for (int i = 0; i < op->n; i++) {
-		uint64_t finished;
-		if (i == op->me)
-			continue;
-		finished = load(&op->block[i]->finished.round);
-		if (finished < passed)
-			passed = finished;
-	}
-	op->passed = passed;
-	return passed >= round - (uint64_t)op->slots;
 }
 
 /* publish copies the next window of this rank's rows into its slot. */
@@ -161,13 +99,6 @@ static int reduce_slice(pb_op *op) {
 	return 1;
 }
 
-/* finish says that this rank has finished with its next round. */
-static void finish(pb_op *op) {
-	op->finished++;
-	op->taken = op->seen = 0;
-	store(&op->block[op->me]->finished.round, op->before + op->finished);
-}
-
 /* fetch copies the slice of another rank. */
 static int fetch(pb_op *op) {
 	uint64_t k = op->finished, round = op->before + k + 1;
@@ -189,15 +120,6 @@ static int fetch(pb_op *op) {
 		store(&op->block[op->me]->finished.round, round);
 	}
 	return 1;
-}
-
-/* lane_of returns the lane that has what others give this rank. */
-static int lane_of(const pb_op *op) {
-	return op->lanes > 1 ? op->me : 0;
-}
-
-static int is_giver(const pb_op *op, int rank) {
-	return rank >= op->first && rank < op->last;
 }
 
 /* take copies what another rank has for this one, beginning with this rank's own part. In that
@@ -245,6 +167,8 @@ static int reduce(pb_op *op) {
 
 /* step does one thing, if it can. What others wait for comes first. */
 static int step(pb_op *op) {
+	if (op->lends)
+		return pb_step_cma(op);
 	if (op->gives && publish(op))
 		return 1;
 	if (op->finished == op->rounds)
@@ -258,13 +182,16 @@ static int step(pb_op *op) {
 	return take(op);
 }
 
-static int is_over(const pb_op *op) {
+static int is_over(pb_op *op) {
+	if (op->lends && op->gives && !all_finished(op, op->before + op->rounds))
+		return 0;
 	return op->finished == op->rounds && (!op->gives || op->published == op->rounds);
 }
 
 void pb_begin(pb_op *op) {
 	op->published = op->reduced = op->finished = op->passed = 0;
-	op->seen = op->taken = op->damaged = 0;
+	op->seen = op->taken = op->damaged = op->unreadable = op->gone = 0;
+	op->at = 0;
 	if (!op->gets && op->kind != PB_SLICED) { /* it looks at no slot */
 		op->finished = op->rounds;
 		store(&op->block[op->me]->finished.round, op->before + op->rounds);
@@ -281,12 +208,14 @@ int pb_run(pb_op *op, int most, int spin, int yield_every) {
 		if (left <= 0)
 			return PB_MOVING;
 		if (step(op)) {
-			left--;
+			left -= op->lends ? PB_PIECE_STEPS : 1;
 			paused = 0;
 			continue;
 		}
 		if (op->damaged)
 			return PB_DAMAGED;
+		if (op->unreadable)
+			return PB_UNREADABLE;
 		if (paused++ >= spin)
 			return left < most ? PB_MOVING : PB_PENDING;
 		pmpi_pause();
@@ -308,8 +237,8 @@ static int behind(const pb_op *op, int first, int last, size_t which, uint64_t r
 
 int pb_awaited(const pb_op *op) {
 	uint64_t round = op->before + op->finished + 1;
-	int who = -1;
-	if (op->finished < op->rounds) {
+	int who = op->gone - 1;
+	if (who < 0 && op->finished < op->rounds) {
 		if (op->kind == PB_SLICED && op->reduced > op->finished)
 			who = op->gets ? behind(op, 0, op->n, offsetof(pb_head, reduced), round) : -1;
 		else
@@ -318,6 +247,8 @@ int pb_awaited(const pb_op *op) {
 	round = op->before + op->published + 1;
 	if (who < 0 && op->gives && op->published < op->rounds && round > (uint64_t)op->slots)
 		who = behind(op, 0, op->n, offsetof(pb_head, finished), round - (uint64_t)op->slots);
+	if (who < 0 && op->lends && op->gives && op->published == op->rounds)
+		who = behind(op, 0, op->n, offsetof(pb_head, finished), op->before + op->rounds);
 	return who;
 }
 

@@ -36,11 +36,19 @@ typedef struct pb_counter {
 	uint64_t spare[15];
 } pb_counter;
 
+/* How another process reads the memory of a rank: package cma. */
+typedef struct pb_owner {
+	uint64_t pid, at; /* of the nonce */
+	char nonce[16];
+} pb_owner;
+
 typedef struct pb_head {
 	pb_counter published; /* the newest round whose window lies in its slot */
 	pb_counter reduced;   /* the newest round whose slice lies in its slot */
 	pb_counter finished;  /* the newest round with which this rank has finished */
 	pb_counter ended;     /* this rank looks at no block for the rounds up to this one any more */
+	pb_owner owner;       /* what this rank shows, before others map its block */
+	uint64_t spare[12];
 } pb_head;
 
 /* What a rank does with the windows of a round. */
@@ -72,6 +80,11 @@ typedef struct pb_op {
 		ahead; /* of a block, and how many windows this rank publishes before it goes on */
 	int64_t step, window; /* bytes of a lane in a round, and of a slot */
 	int64_t elem;         /* bytes of an element, for a reduction */
+	int32_t lends; /* the others read the rows in the memory of this rank: cma.h */
+	int32_t unreadable, cause; /* 1 more than a rank that cannot be read, and errno; 0: none */
+	int32_t gone;              /* 1 more than a rank whose process has ended; 0: none */
+	int64_t at;                /* bytes that were read of the row this rank is at */
+	const pb_owner *owner;     /* n, by rank: what they have shown, and this rank has tried */
 	pmpi_far far;         /* how windows are written, which this rank finds out by itself */
 	int32_t past;         /* the result is copied past the caches, which do not hold all of it */
 	const pb_row *give; /* `lanes` rows: what this rank gives. Where lanes is 1, all get the same */
@@ -87,8 +100,15 @@ enum {
 	PB_PENDING = 0, /* this rank waits for another one, and has done nothing */
 	PB_MOVING = 1,  /* it has done something, and is not done */
 	PB_DONE = 2,    /* its part is done */
-	PB_DAMAGED = 3  /* some block holds what no rank writes */
+	PB_DAMAGED = 3, /* some block holds what no rank writes */
+	PB_UNREADABLE = 4 /* the memory of some rank cannot be read */
 };
+
+/* The words behind a head have the address of each row that this rank lends, and the slots lie
+ * behind them. */
+static inline int64_t pb_slots_at(int n) {
+	return ((int64_t)sizeof(pb_head) + (int64_t)sizeof(uint64_t) * n + 127) & ~(int64_t)127;
+}
 
 /* pb_block_bytes returns the bytes of a block with so many slots of that length, for n ranks. */
 int64_t pb_block_bytes(int n, int slots, int64_t window);

@@ -360,7 +360,6 @@ func (c *Comm) Free() error {
 	o.forget(c.rounds.context)
 	if o.comms--; o.comms == 0 {
 		o.closed = true
-		mem.Free(o.nonce)
 		if o.release != nil {
 			o.release()
 		}

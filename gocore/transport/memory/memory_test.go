@@ -11,6 +11,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/paddlempi/paddlempi/gocore/cma"
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/transport"
@@ -420,12 +421,12 @@ func TestProofs(t *testing.T) {
 	if byPieces {
 		return // no rank reads
 	}
-	for name, change := range map[string]func(*proof){
-		"another process": func(p *proof) { p.pid = 1 << 30 },
-		"another address": func(p *proof) { p.at += 8 },
-		"no address":      func(p *proof) { p.at = 0 },
-		"another number":  func(p *proof) { p.nonce[3]++ },
-		"nothing":         func(p *proof) { *p = proof{} },
+	for name, change := range map[string]func(*cma.Proof){
+		"another process": func(p *cma.Proof) { p.PID = 1 << 30 },
+		"another address": func(p *cma.Proof) { p.At += 8 },
+		"no address":      func(p *cma.Proof) { p.At = 0 },
+		"another number":  func(p *cma.Proof) { p.Nonce[3]++ },
+		"nothing":         func(p *cma.Proof) { *p = cma.Proof{} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			ranks := world(t, 2)

@@ -19,6 +19,8 @@ import "C"
 import (
 	"sync/atomic"
 	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/cma"
 )
 
 // A ring carries packets from one rank to another one. Payloads of bulkFrom bytes and more lie beside it, in the bulk (bulk.h).
@@ -45,7 +47,7 @@ const page = 4 << 10
 
 type ring struct {
 	*ringEnd
-	proof  *proof         // valid once a packet has come
+	proof  *cma.Proof     // valid once a packet has come
 	claims *atomic.Uint64 // see stream.go
 }
 
@@ -94,7 +96,7 @@ func ringAt(shared []byte, size, from, to int, end *ringEnd) ring {
 			bytes: uint64(bulkOf(size)),
 		},
 	}
-	return ring{ringEnd: end, proof: (*proof)(unsafe.Pointer(&at[64])), claims: (*atomic.Uint64)(unsafe.Pointer(&at[192]))}
+	return ring{ringEnd: end, proof: (*cma.Proof)(unsafe.Pointer(&at[64])), claims: (*atomic.Uint64)(unsafe.Pointer(&at[192]))}
 }
 
 func (r *ring) c() *C.pm_end { return (*C.pm_end)(unsafe.Pointer(r.ringEnd)) }

@@ -8,9 +8,11 @@ import (
 	"syscall"
 	"time"
 	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/cma"
 )
 
-// A long message moves in one of two ways. Either its receiver reads it in the sender's memory, if it may (read.go): that is
+// A long message moves in one of two ways. Either its receiver reads it in the sender's memory, if it may (package cma): that is
 // one copy, by one core, and takes longer from small pages. Or the sender copies pieces into the ring, as often as it is in a
 // call, and the receiver takes them out: two copies by two cores, which go on at the same time. Which way takes less time
 // depends on the pages, on the caches, on what the sender does meanwhile, and on the cores that the two have just now. So the
@@ -204,6 +206,27 @@ func (o *office) takePieces(peer int) bool {
 	return true
 }
 
+type verdict int8
+
+const (
+	untried verdict = iota
+	may
+	mayNot
+)
+
+// mayRead tells whether this process can read the memory of a rank, of which a packet has come. The memory of a message stays as it
+// is until its request is done.
+func (o *office) mayRead(peer int) bool {
+	in := &o.in[peer]
+	if in.reads == untried {
+		in.reads = mayNot
+		if p := *in.proof; p.Holds() {
+			in.reads, in.pid = may, p.PID
+		}
+	}
+	return in.reads == may
+}
+
 // readOn reads the next part of the first long message of a rank in its sender's memory.
 func (o *office) readOn(peer int) {
 	in := &o.in[peer]
@@ -219,7 +242,7 @@ func (o *office) readOn(peer int) {
 		from, part = in.claim(r.claims, r.wanted, readPieces)
 	}
 	for end := from + part; from < end; {
-		n, errno := readFrom(in.pid, r.at+uint64(from), r.data[from:end])
+		n, errno := cma.Read(in.pid, r.at+uint64(from), r.data[from:end])
 		switch {
 		case errno == syscall.ESRCH: // it has ended: whoever waits here hears of it
 			in.reads = mayNot

@@ -1,3 +1,3 @@
-package memory
+package cma
 
 const sysReadv = 310 // process_vm_readv
