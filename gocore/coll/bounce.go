@@ -27,6 +27,7 @@ type Bounce struct {
 	Told       unsafe.Pointer // BounceWords(Size) bytes of zeros, which all members map: each tells there where its block is
 	Heap       func() (*heap.Heap, error)
 	Hold       func(member int, l heap.Location, bytes int64) (heap.Ref, error)
+	GivenUp    func(seq uint64) bool // tells whether a member has given a collective up
 
 	mu    sync.Mutex
 	block unsafe.Pointer // this rank's, in its heap; nil: it has none yet
@@ -261,7 +262,7 @@ func (a *Args) RunRounds(most, spin int) (bounce.State, error) {
 	switch {
 	case state == bounce.Damaged:
 		return state, &DamagedBlock{team.DamagedBy()}
-	case team.Lends() && (state == bounce.Done || state == bounce.Unreadable) && len(a.Node.Lines.Closers(a.Seq)) > 0:
+	case team.Lends() && (state == bounce.Done || state == bounce.Unreadable) && a.Bounce.GivenUp(a.Seq):
 		return bounce.Pending, nil // whoever gave the call up may have changed what was read: this rank waits for its own end
 	case state == bounce.Unreadable:
 		member, cause := team.UnreadableOf()

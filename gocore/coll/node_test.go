@@ -90,6 +90,8 @@ func flagOf(alg *Algorithm) arrive.Flags {
 		return Mapped
 	case &bounced, &allToAllUnevenBounce:
 		return ForBounce
+	case &lent, &allToAllUnevenLent:
+		return ForBounce | Lends
 	}
 	return 0
 }
@@ -109,6 +111,8 @@ func suitsNode(alg *Algorithm, s *rankCall) (ok bool) {
 		var places Places
 		places, ok = Place(&s.args, s.heap)
 		places.Free()
+	case &lent, &allToAllUnevenLent:
+		ok = s.args.separate()
 	default:
 		ok = true
 	}

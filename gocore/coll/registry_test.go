@@ -88,7 +88,7 @@ func TestEveryAlgorithmIsChosen(t *testing.T) {
 		for _, size := range []int{1, 2, 3} {
 			for _, d := range []op.DType{op.Float32, op.BFloat16} {
 				for _, n := range []int64{1, 1 << 20} {
-					for agreed := range 2 * ForBounce { // all sets of flags
+					for agreed := range 2 * Lends { // all sets of flags
 						for _, any := range []arrive.Flags{0, Device, Device | NotDirect} {
 							s := Sig{Code: op.Code(c), DType: d, Reduce: op.Sum, Count: n, Size: size, Local: true, Nodes: []int{1, size}[agreed/arrive.Sync&1], Rails: int(agreed/arrive.Refused) & 1 * 2, Agreed: agreed, Any: any}
 							if alg, err := Choose(&s); err == nil {

@@ -159,7 +159,7 @@ func (w *fakeWorld) bounce(rank int) *Bounce {
 				Hold: func(member int, l heap.Location, bytes int64) (heap.Ref, error) {
 					_, view := heapOfBlocks()
 					return view.Acquire(l, bytes)
-				}}
+				}, GivenUp: func(uint64) bool { return false }}
 			if err := b.Ready(); err != nil {
 				panic(err)
 			}

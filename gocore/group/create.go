@@ -185,7 +185,8 @@ func (g *Group) arriveOver(comm transport.Comm) error {
 			g.node = &coll.Node{Lines: lines, Reach: g.Reach, Read: g.Read}
 			if shared, _ := g.Env.Node.Heaps(); shared {
 				g.blocks = &coll.Blocks{Finished: lines.Finished}
-				g.bounce = &coll.Bounce{Rank: g.Rank, Size: g.Size, Crowded: g.Env.Node.Crowded(), YieldEvery: lines.Yields(), Told: lines.Behind(), Heap: heap.OfProcess, Hold: g.Acquire}
+				g.bounce = &coll.Bounce{Rank: g.Rank, Size: g.Size, Crowded: g.Env.Node.Crowded(), YieldEvery: lines.Yields(), Told: lines.Behind(), Heap: heap.OfProcess, Hold: g.Acquire,
+					GivenUp: func(seq uint64) bool { return len(lines.Closers(seq)) > 0 }}
 				g.lends = !g.Env.Node.Crowded() // there a second wait costs more than a copy
 			}
 			return nil

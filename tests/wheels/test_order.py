@@ -130,6 +130,8 @@ def test_a_weaker_order_is_found(tmp_path: Path, name: str, cpu: str) -> None:
 SHARING = {
     "arrive/lines.c": set(),
     "coll/shm/chunks.c": set(),
+    "coll/bounce/cma.c": {""},
+    "coll/bounce/counters.h": set(),
     "coll/bounce/rounds.c": set(),
     "messages/quick.c": {"p->id", "p->inside"},
     "trace/entry.h": set(),

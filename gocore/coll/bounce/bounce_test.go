@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 	"unsafe"
@@ -15,6 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/paddlempi/paddlempi/gocore/cma"
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/reduce"
@@ -102,6 +104,7 @@ func TestOperationsOneAfterAnother(t *testing.T) {
 					o.root = rng.Intn(n)
 					c.First, c.Last = o.root, o.root+1
 				}
+				c.Lends = c.Kind == Copy && rng.Intn(2) == 0
 				one := rng.Intn(n)
 				switch {
 				case c.Kind != Copy && rng.Intn(3) == 0:
@@ -177,6 +180,7 @@ func TestOperationsOneAfterAnother(t *testing.T) {
 						o.got[me][0] = unsafe.Slice((*byte)(o.give[me][0]), 4*o.count[me][0])
 					}
 				}
+				c.Lends = c.Lends && c.Longest > 0
 				list = append(list, o)
 			}
 			var ended atomic.Int32
@@ -281,11 +285,96 @@ func TestDamagedCounters(t *testing.T) {
 	}
 }
 
+// lending begins on both of two teams an operation in which rank 0 lends a row to rank 1.
+func lending(t *testing.T, teams []*Team, row unsafe.Pointer, bytes int64) (got []byte) {
+	into, got := memory(t, bytes)
+	for me, team := range teams {
+		require.True(t, team.Reads())
+		team.Give(0, row, bytes)
+		team.Get(0, into, bytes)
+		team.Begin(&Call{Kind: Copy, First: 0, Last: 1, Gives: me == 0, Gets: me == 1, Longest: bytes, Lends: true})
+		require.True(t, team.Lends())
+	}
+	return got
+}
+
+// A rank that lends a tensor waits until the others have read it.
+func TestALenderWaits(t *testing.T) {
+	teams, _ := newTeams(t, 2)
+	row, b := memory(t, 3<<20)
+	for k := range byte(3) {
+		b[0], b[len(b)-1] = k, k+100
+		got := lending(t, teams, row, int64(len(b)))
+		assert.Equal(t, Moving, teams[0].Run(100, 0), "it says where its row is")
+		assert.Equal(t, Pending, teams[0].Run(100, 0))
+		assert.Equal(t, 1, teams[0].Awaited())
+		assert.Equal(t, Moving, teams[1].Run(1, 0), "one piece")
+		assert.Equal(t, Pending, teams[0].Run(100, 0))
+		assert.Equal(t, Done, finish(teams[1], 100))
+		assert.Equal(t, b, got)
+		assert.Equal(t, Done, teams[0].Run(100, 0))
+	}
+}
+
+// Memory that cannot be read is an error that names its rank.
+func TestMemoryThatCannotBeRead(t *testing.T) {
+	teams, _ := newTeams(t, 2)
+	const bytes = 1 << 20
+	closed, err := syscall.Mmap(-1, 0, bytes, syscall.PROT_NONE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, syscall.Munmap(closed)) })
+	lending(t, teams, unsafe.Pointer(unsafe.SliceData(closed)), bytes)
+	assert.Equal(t, Moving, teams[0].Run(100, 0))
+	for range 2 {
+		assert.Equal(t, Unreadable, teams[1].Run(100, 0))
+		of, cause := teams[1].UnreadableOf()
+		assert.Equal(t, 0, of)
+		assert.Equal(t, syscall.EFAULT, cause)
+	}
+}
+
+// A process that has ended, and one that has taken its place, are waited for: whoever watches the processes knows more.
+func TestAProcessThatHasEnded(t *testing.T) {
+	for name, end := range map[string]func(*cma.Proof){
+		"no process":      func(p *cma.Proof) { p.PID = 1 << 30 },
+		"another process": func(p *cma.Proof) { p.Nonce[0]++ },
+	} {
+		t.Run(name, func(t *testing.T) {
+			teams, _ := newTeams(t, 2)
+			row, b := memory(t, 1<<20)
+			lending(t, teams, row, int64(len(b)))
+			assert.Equal(t, Moving, teams[0].Run(100, 0))
+			end((*cma.Proof)(unsafe.Pointer(teams[1].c.owner)))
+			for range 2 {
+				assert.Equal(t, Pending, teams[1].Run(100, 0))
+				assert.Equal(t, 0, teams[1].Awaited())
+			}
+		})
+	}
+}
+
+// Ranks of which one cannot read another one's memory lend nothing.
+func TestWhoShowsNothingIsNotRead(t *testing.T) {
+	blocks := make([]unsafe.Pointer, 2)
+	for i := range blocks {
+		blocks[i], _ = memory(t, BlockBytes(2, LeastSlots))
+		Clear(blocks[i])
+	}
+	*ownerIn(blocks[1]) = cma.Proof{}
+	for me, reads := range []bool{false, true} {
+		team, err := NewTeam(blocks, me, LeastSlots, false, 0)
+		require.NoError(t, err)
+		assert.Equal(t, reads, team.Reads())
+		team.Free()
+	}
+}
+
 // FuzzBlocks has a rank whose process writes anything into its block. The other one ends, waits, or finds the damage; it writes
 // nothing outside of its result.
 func FuzzBlocks(f *testing.F) {
 	f.Add([]byte{0, 1, 0, 0, 0, 0, 0, 0, 0, 2, 5, 0, 0, 0, 0, 0, 0, 0})
 	f.Add([]byte{0, 255, 255, 255, 255, 255, 255, 255, 255})
+	f.Add([]byte{207, 0, 0, 0, 0, 0, 0, 0, 0, 5, 8, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0}) // lent, from an address that nobody has
 	f.Fuzz(func(t *testing.T, input []byte) {
 		teams, blocks := newTeams(t, 3)
 		const count = 50000
@@ -293,25 +382,30 @@ func FuzzBlocks(f *testing.F) {
 		for i := range b {
 			b[i] = 0xA5
 		}
-		kind := Sliced
+		kind, lends := Sliced, false
 		if len(input) > 0 {
 			kind = Kind(input[0] % 3)
+			lends = kind == Copy && input[0] > 127
 		}
 		for i := range 3 {
 			teams[0].Get(i, unsafe.Add(p, 64), 4*count)
 		}
 		teams[0].Give(0, unsafe.Add(p, 64), 4*count)
-		teams[0].Begin(&Call{Kind: kind, Last: 3, Gives: true, Gets: true, Longest: 4 * count, Elem: 4, Fold: reduce.NewFold(op.Int32, op.Sum, 3, 0)})
+		teams[0].Begin(&Call{Kind: kind, Last: 3, Gives: true, Gets: true, Longest: 4 * count, Elem: 4, Fold: reduce.NewFold(op.Int32, op.Sum, 3, 0), Lends: lends})
 		for ; len(input) >= 9; input = input[9:] {
 			for rank := 1; rank < 3; rank++ {
-				*(*uint64)(unsafe.Add(blocks[rank], int64(input[0])%4*128)) = binary.LittleEndian.Uint64(input[1:])
+				*(*uint64)(unsafe.Add(blocks[rank], int64(input[0])%6*128)) = binary.LittleEndian.Uint64(input[1:])
 			}
 			state := teams[0].Run(50, 1)
-			require.Contains(t, []State{Pending, Moving, Done, Damaged}, state)
+			require.Contains(t, []State{Pending, Moving, Done, Damaged, Unreadable}, state)
 			who := teams[0].Awaited()
 			require.True(t, who >= -1 && who < 3)
-			if state == Damaged {
+			switch state {
+			case Damaged:
 				require.Contains(t, []int{1, 2}, teams[0].DamagedBy())
+			case Unreadable:
+				of, _ := teams[0].UnreadableOf()
+				require.Contains(t, []int{1, 2}, of)
 			}
 			if state == Done {
 				break

@@ -32,6 +32,8 @@ static int read_piece(pb_op *op, int rank, char *to, uint64_t address, int64_t n
 	struct iovec remote[2] = {{(void *)(uintptr_t)owner->at, sizeof(nonce)}, {(void *)(uintptr_t)address, (size_t)n}};
 	long got = syscall(SYS_process_vm_readv, (long)owner->pid, local, 2L, remote, 2L, 0L);
 	int cause = got < 0 ? errno : EFAULT;
+	/* What the caller looks at next, must not be older than what was read. */
+	__atomic_thread_fence(__ATOMIC_ACQUIRE);
 	if (got == (long)sizeof(nonce) + n && memcmp(nonce, owner->nonce, sizeof(nonce)) == 0)
 		return 1;
 	if ((got < 0 && cause == ESRCH) || (got >= (long)sizeof(nonce) && memcmp(nonce, owner->nonce, sizeof(nonce)) != 0)) {

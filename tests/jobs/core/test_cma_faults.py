@@ -1,0 +1,187 @@
+"""Ranks that die, stop, or cannot be read in a collective in which ranks read each other."""
+
+from __future__ import annotations
+
+import os
+
+import job
+import pytest
+
+
+def killed() -> None:
+    """Rank 2 is killed in a series of calls, which wait or make works. The others name it."""
+    import os
+    import signal
+    import threading
+    import time
+
+    import numpy as np
+    from ranks_tools import dist, errors, leave_together, start
+
+    rank = start()
+    groups = [dist.new_group() for _ in range(2)]
+    sent, got = np.ones(12 << 20, np.uint8), np.empty(12 << 20, np.uint8)
+    for group in groups:
+        dist.broadcast(np.zeros(100_000), 0, group=group)
+    dist.barrier()
+    if rank == 2:
+        threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+    for asynchronous, group in enumerate(groups):
+        began = time.monotonic()
+        try:
+            while time.monotonic() < began + 20.0:
+                got[:] = 0
+                work = dist.all_to_all_single(got, sent, group=group, async_op=bool(asynchronous))
+                if work is not None:
+                    work.wait()
+                assert (got == 1).all()
+        except errors.PeerDiedError as error:
+            assert list(error.ranks) == [2], error
+        else:
+            raise AssertionError("it was not noticed")
+    leave_together(rank)
+
+
+def stopped() -> None:
+    """Rank 1 is stopped while it reads. Rank 0 gives up at its deadline, and writes its tensor anew.
+
+    What rank 1 then has is either right, or an error says that it is lost.
+    """
+    import os
+    import time
+
+    import numpy as np
+    from ranks_tools import dist, done, errors, start, stop_later, works
+
+    rank = start()
+    pids = [None] * 2
+    dist.all_gather_object(pids, os.getpid())
+    sent, got = np.empty(24 << 20, np.uint8), np.empty(24 << 20, np.uint8)
+    modes = [False, True]
+    for turn in range(16):
+        asynchronous = modes[0]
+        group = dist.new_group(timeout=0.5)
+        dist.broadcast(np.zeros(100_000), 0, group=group)
+        dist.barrier()
+        if rank == 0:
+            child = stop_later(pids[1], 0.05 + 0.01 * turn, 1.5)
+        outcome = ""
+        began = time.monotonic()
+        try:
+            while time.monotonic() < began + 2.0:
+                sent[:] = 1
+                work = dist.all_to_all_single(got, sent, group=group, async_op=asynchronous)
+                if asynchronous:
+                    work.wait()
+                assert (got == 1).all(), "garbage without an error"
+        except errors.TimeoutError as error:
+            outcome = str(error)
+        except errors.GroupBrokenError as error:
+            outcome = str(error)
+        sent[:] = 7
+        if rank == 0:
+            os.waitpid(child, 0)
+        dist.monitored_barrier(timeout=20.0)
+        works()
+        outcomes = [None] * 2
+        dist.all_gather_object(outcomes, outcome)
+        assert outcomes[0], outcomes
+        if "transfer did not end" in outcomes[0]:
+            assert outcomes[1], outcomes
+            modes.pop(0)
+            if not modes:
+                break
+    else:
+        raise AssertionError("it was never stopped in a transfer")
+    done()
+
+
+def holes() -> None:
+    """The middle of rank 0's tensor is closed to all. Its ends are not, so it is tried."""
+    import ctypes
+    import mmap
+
+    import numpy as np
+    from ranks_tools import dist, done, raises, start, works
+    from ranks_tools import errors as e
+
+    rank = start()
+    size = 2 << 20
+    block = mmap.mmap(-1, 2 * size)
+    sent, got = np.frombuffer(block, np.uint8), np.zeros(2 * size, np.uint8)
+    sent[:] = rank
+    group = dist.new_group()
+    dist.all_to_all_single(got, sent, group=group)
+    dist.all_to_all_single(got, sent, group=group)
+    assert (got[:size] == 0).all() and (got[size:] == 1).all()
+    info = dist._native.control("group_info", group=group._id)
+    assert info["algorithm"] == "cma", info
+    libc = ctypes.CDLL(None, use_errno=True)
+    middle = ctypes.c_void_p(sent.ctypes.data + size + size // 2)
+    if rank == 0:
+        assert libc.mprotect(middle, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+        with raises(e.GroupBrokenError):
+            dist.all_to_all_single(got, sent, group=group)
+    else:
+        with raises(e.GroupBrokenError, "cannot read its tensor", ranks=[0]):
+            dist.all_to_all_single(got, sent, group=group)
+    works()
+    done()
+
+
+def filtered() -> None:
+    """Rank 1 may read nobody, from the beginning or from the third call on."""
+    import os
+
+    import numpy as np
+    import ranks_tools
+    from ranks_tools import dist, done, start, works
+
+    number, late = int(os.environ["FAULTS_REFUSED"]), bool(os.environ["FAULTS_LATE"])
+    last = any(
+        os.environ.get(name) == "1"
+        for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "RANK")
+    )
+    if last and not late:
+        ranks_tools.refuse_system_calls([number])
+    rank = start()
+    sent, got = np.full(4 << 20, rank, np.uint8), np.zeros(4 << 20, np.uint8)
+    group = dist.new_group()
+    for turn in range(4):
+        if last and late and turn == 2:
+            ranks_tools.refuse_system_calls([number])
+        got[:] = 2
+        dist.all_to_all_single(got, sent, group=group)
+        assert (got[: 2 << 20] == 0).all() and (got[2 << 20 :] == 1).all()
+        way = dist._native.control("group_info", group=group._id)["algorithm"]
+        assert way == ("cma" if late and turn == 1 else "bounce"), (turn, way)
+    works()
+    done()
+
+
+@pytest.mark.one_mpi
+def test_killed() -> None:
+    # Only Open MPI's launcher lets the others live.
+    ended = job.run(3, killed, options=("--with-ft", "ulfm"))
+    for rank in (0, 1):
+        ended.stamp(f"raised-{rank}")
+    assert not [name for name in os.listdir("/dev/shm") if "paddlempi" in name]
+
+
+@pytest.mark.one_mpi
+def test_stopped() -> None:
+    job.succeed(2, stopped, timeout=120)
+
+
+@pytest.mark.one_mpi
+def test_a_tensor_with_a_hole() -> None:
+    job.succeed(2, holes)
+
+
+@pytest.mark.one_mpi
+@pytest.mark.parametrize("late", ["", "1"], ids=["from the beginning", "later"])
+def test_one_rank_may_read_nobody(late: str) -> None:
+    import platform
+
+    number = {"x86_64": "310", "aarch64": "270"}[platform.machine()]
+    job.succeed(2, filtered, env={"FAULTS_REFUSED": number, "FAULTS_LATE": late})
