@@ -175,7 +175,8 @@ ROOMS = (
     Room(
         "gocore/coll",
         "the registry of algorithms, and a file for each algorithm",
-        "arrive coll/bounce coll/ipc coll/shm cuda heap mem mpi op reduce status transport work",
+        "arrive cma coll/bounce coll/ipc coll/shm cuda heap mem mpi op reduce status transport "
+        "work",
     ),
     Room(
         "gocore/coll/shm",
@@ -185,8 +186,8 @@ ROOMS = (
     Room(
         "gocore/coll/bounce",
         "collectives through blocks that all ranks of a node map: one rank copies windows in, the "
-        "others out",
-        "mem reduce",
+        "others out; or they read them where they lie",
+        "cma mem reduce",
     ),
     Room(
         "gocore/coll/ipc",
@@ -229,7 +230,7 @@ ROOMS = (
         "gocore/transport/memory",
         "a transport in memory that the ranks of a node share: messages, rounds and communicators "
         "without MPI",
-        "mem segment status transport work",
+        "cma mem segment status transport work",
     ),
     Room(
         "gocore/exchange",
@@ -306,6 +307,7 @@ ROOMS = (
         "dl op status",
     ),
     Room("gocore/cuda/cudafake", "a CUDA driver without a GPU, for tests"),
+    Room("gocore/cma", "reads the memory of other processes of the node, if the kernel lets it"),
     Room("gocore/cgroup", "how much memory and how many CPUs cgroups leave to this process"),
     Room("gocore/descriptors", "connections and locks that a forked child closes"),
     Room("gocore/dl", "`dlopen`, `dlsym`, the environment of C"),

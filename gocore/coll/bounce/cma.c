@@ -29,20 +29,23 @@ static int read_piece(pb_op *op, int rank, char *to, uint64_t address, int64_t n
 	char nonce[sizeof(owner->nonce)];
 	struct iovec local[2] = {{nonce, sizeof(nonce)}, {to, (size_t)n}};
 	/* These addresses are none of this process. */
-	struct iovec remote[2] = {{(void *)(uintptr_t)owner->at, sizeof(nonce)}, {(void *)(uintptr_t)address, (size_t)n}};
+	struct iovec remote[2] = {{(void *)(uintptr_t)owner->at, sizeof(nonce)},
+							  {(void *)(uintptr_t)address, (size_t)n}};
 	long got = syscall(SYS_process_vm_readv, (long)owner->pid, local, 2L, remote, 2L, 0L);
 	int cause = got < 0 ? errno : EFAULT;
+	int another = got >= (long)sizeof(nonce) && memcmp(nonce, owner->nonce, sizeof(nonce)) != 0;
 	/* What the caller looks at next, must not be older than what was read. */
 	__atomic_thread_fence(__ATOMIC_ACQUIRE);
-	if (got == (long)sizeof(nonce) + n && memcmp(nonce, owner->nonce, sizeof(nonce)) == 0)
-		return 1;
-	if ((got < 0 && cause == ESRCH) || (got >= (long)sizeof(nonce) && memcmp(nonce, owner->nonce, sizeof(nonce)) != 0)) {
+	if (another || (got < 0 && cause == ESRCH)) {
 		op->gone = rank + 1;
 		return 0;
 	}
-	op->unreadable = rank + 1;
-	op->cause = cause;
-	return 0;
+	if (got != (long)sizeof(nonce) + n) {
+		op->unreadable = rank + 1;
+		op->cause = cause;
+		return 0;
+	}
+	return 1;
 }
 
 /* take copies the next piece of what others have for this rank, beginning with its own part. */

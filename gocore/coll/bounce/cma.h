@@ -1,8 +1,8 @@
 /* Collectives in which the ranks read the rows in the memory of those that give them.
  *
  * Such an operation has one round. Who gives writes the addresses of its rows into its block, and
- * publishes the round; who gets them reads them from there, by process_vm_readv(2), and says that it
- * has finished. All ranks have proved before that they may (package cma).
+ * publishes the round; who gets them reads them from there, by process_vm_readv(2), and says that
+ * it has finished. All ranks have proved before that they may (package cma).
  *
  * Why this is safe
  *   - A rank that gives does not end its part before all others have finished. So its tensors stay
@@ -18,7 +18,7 @@
 #include "rounds.h"
 
 enum {
-	PB_PIECE = 1 << 20,   /* bytes that are read at once */
+	PB_PIECE = 1 << 20, /* bytes that are read at once */
 	PB_PIECE_STEPS = 16 /* steps that such a piece counts as */
 };
 

@@ -78,15 +78,15 @@ typedef struct pb_op {
 	int32_t damaged;     /* 1 more than a rank in whose block was what no rank writes; 0: none */
 	int32_t slots,
 		ahead; /* of a block, and how many windows this rank publishes before it goes on */
-	int64_t step, window; /* bytes of a lane in a round, and of a slot */
-	int64_t elem;         /* bytes of an element, for a reduction */
-	int32_t lends; /* the others read the rows in the memory of this rank: cma.h */
+	int64_t step, window;      /* bytes of a lane in a round, and of a slot */
+	int64_t elem;              /* bytes of an element, for a reduction */
+	int32_t lends;             /* the others read the rows in the memory of this rank: cma.h */
 	int32_t unreadable, cause; /* 1 more than a rank that cannot be read, and errno; 0: none */
 	int32_t gone;              /* 1 more than a rank whose process has ended; 0: none */
 	int64_t at;                /* bytes that were read of the row this rank is at */
 	const pb_owner *owner;     /* n, by rank: what they have shown, and this rank has tried */
-	pmpi_far far;         /* how windows are written, which this rank finds out by itself */
-	int32_t past;         /* the result is copied past the caches, which do not hold all of it */
+	pmpi_far far;              /* how windows are written, which this rank finds out by itself */
+	int32_t past;       /* the result is copied past the caches, which do not hold all of it */
 	const pb_row *give; /* `lanes` rows: what this rank gives. Where lanes is 1, all get the same */
 	const pb_row *get;  /* the results: a row from each rank if kind is PB_COPY, else one */
 	const pb_head *const *block; /* n, by rank, in this process; that of this rank is its own */
@@ -97,10 +97,10 @@ typedef struct pb_op {
 
 /* The states of an operation. */
 enum {
-	PB_PENDING = 0, /* this rank waits for another one, and has done nothing */
-	PB_MOVING = 1,  /* it has done something, and is not done */
-	PB_DONE = 2,    /* its part is done */
-	PB_DAMAGED = 3, /* some block holds what no rank writes */
+	PB_PENDING = 0,   /* this rank waits for another one, and has done nothing */
+	PB_MOVING = 1,    /* it has done something, and is not done */
+	PB_DONE = 2,      /* its part is done */
+	PB_DAMAGED = 3,   /* some block holds what no rank writes */
 	PB_UNREADABLE = 4 /* the memory of some rank cannot be read */
 };
 

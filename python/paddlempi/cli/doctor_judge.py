@@ -234,7 +234,7 @@ def single_copy(facts: Sequence[_Facts]) -> list[Finding]:
         advice = (
             "in a container: --cap-add=SYS_PTRACE, and one user and PID namespace for all ranks"
         )
-    return [Finding("cma", "warn", found, advice + "; until then MPI copies twice within a node")]
+    return [Finding("cma", "warn", found, advice + "; until then ranks copy long tensors twice")]
 
 
 def arrival(facts: Sequence[_Facts]) -> list[Finding]:

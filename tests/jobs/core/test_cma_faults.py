@@ -43,7 +43,7 @@ def killed() -> None:
 
 
 def stopped() -> None:
-    """Rank 1 is stopped while it reads. Rank 0 gives up at its deadline, and writes its tensor anew.
+    """Rank 1 is stopped while it reads. Rank 0 gives up at its deadline, and changes its tensor.
 
     What rank 1 then has is either right, or an error says that it is lost.
     """
