@@ -50,6 +50,29 @@ GROUPS = {
         "tests/jobs/torch/pytorch_suite.py",
         "tests/jobs/torch/test_pytorch_suite.py",
     ),
+    # Jobs of Paddle's front, and its values on 3 ranks, which 2 ranks have in every run.
+    ("test-paddle-jobs", "test-paddle-openmpi-3"): (
+        "constraints.txt",
+        "python/paddlempi/paddle",
+        "python/paddlempi/start",
+        "python/paddlempi_autoload.py",
+        "python/paddlempi_place.py",
+        "python/paddlempi_starts.py",
+        "python/paddlempi_stubs.py",
+        "tests/jobs/paddle",
+        "tests/ranks/paddle",
+    ),
+    # The same of JAX.
+    ("test-jax-jobs", "test-jax-3"): (
+        "capi/trampoline",
+        "capi/xla.c",
+        "capi/xla.h",
+        "constraints.txt",
+        "python/paddlempi/jax",
+        "tests/jobs/jax",
+        "tests/ranks/jax",
+        "tests/requirements-jax.txt",
+    ),
     # The site of the documents; the packages' __init__.py have the public names.
     ("test-docs-site",): (
         "CHANGELOG.md",
