@@ -149,6 +149,10 @@ def isend(
     The arguments are those of :func:`send`. ``tensor`` must not be written to until the Work has
     ended.
     """
+    plain = group is None and group_dst is None and type(dst) is type(tag) is int
+    if plain and dst in _state.ranks and 0 <= tag <= MAX_TAG:
+        operation = _native.submit(_SEND, 0, tensor, None, 0, ASYNC, peer=dst, tag=tag)  # type: ignore[arg-type]
+        return Work(operation, "isend", None, None)
     if is_nonmember(group, Op.SEND):
         return None  # type: ignore[return-value]
     peer, tag = _peer(Op.SEND, group, "dst", dst, group_dst), _tag(Op.SEND, tag)
@@ -168,6 +172,10 @@ def irecv(
 
     The arguments are those of :func:`recv`. ``Work.source_rank()`` returns the sender.
     """
+    plain = group is None and group_src is None and type(src) is type(tag) is int
+    if plain and src in _state.ranks and 0 <= tag <= MAX_TAG:
+        operation = _native.submit(_RECV, 0, None, tensor, 0, ASYNC, peer=src, tag=tag)  # type: ignore[arg-type]
+        return Work(operation, "irecv", tensor, None)
     if is_nonmember(group, Op.RECV):
         return None  # type: ignore[return-value]
     peer, tag = _source(Op.RECV, group, src, group_src), _tag(Op.RECV, tag, _ANY_TAG)

@@ -50,9 +50,10 @@ _Tensors = Sequence[Any]
 _CPU = torch.device("cpu")
 _CUDA = torch.device("cuda")
 
-# For the short way of all_reduce: names of this module are the fastest to look up.
-_ALL_REDUCE = int(Op.ALL_REDUCE)
+# For the short ways: names of this module are the fastest to look up.
+_ALL_REDUCE, _SEND, _RECV = int(Op.ALL_REDUCE), int(Op.SEND), int(Op.RECV)
 _VERSIONS = _native.ONCE if tell_autograd else _native.QUIET
+_SENDS, _RECVS = ASYNC | _native.QUIET, ASYNC | _VERSIONS
 _STRIDED = torch.strided
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 _ZERO = timedelta(0)
@@ -534,14 +535,39 @@ class ProcessGroupMPI(Checked):
 
     # Point to point
 
+    def _short(self, tensors: Any) -> Any:
+        """Return the tensor of a message that is only submitted, as most are; else None.
+
+        The time of these functions counts for tensors of a few bytes.
+        """
+        if (
+            tensors.__class__ is list
+            and len(tensors) == 1
+            and self._batch is None
+            and not self._extension.seconds
+            and not state._is_profiler_enabled
+        ):
+            tensor = tensors[0]
+            if tensor.__class__ in _TENSORS and not tensor.is_neg() and not tensor.is_conj():
+                return tensor
+        return None
+
     def send(self, tensors: Any, dstRank: int, tag: int = 0) -> Work:
         """Begin to send a tensor to a rank of the group. Always asynchronous."""
+        tensor, gid = self._short(tensors), self._gid
+        if tensor is not None:
+            operation = _native.submit(_SEND, gid, tensor, None, 0, _SENDS, peer=dstRank, tag=tag)
+            return OperationWork(operation, Op.SEND, (), gid)
         return self._message(Op.SEND, resolved(self._one(tensors, Op.SEND)), None, dstRank, tag)
 
     def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> Work:
         """Begin to receive a tensor from a rank of the group. Always asynchronous."""
         if srcRank < 0:  # to the core it would mean any rank
             raise ArgumentError(f"recv: {srcRank} is no rank of the group")
+        tensor, gid = self._short(tensors), self._gid
+        if tensor is not None:
+            operation = _native.submit(_RECV, gid, None, tensor, 0, _RECVS, peer=srcRank, tag=tag)
+            return OperationWork(operation, Op.RECV, (tensor,), gid)
         return self._receive(tensors, srcRank, tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
