@@ -15,19 +15,16 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # The targets, and the paths on which they alone depend. Other groups test what else they need.
 GROUPS = {
-    # Other versions of two MPIs, with the jobs that run under all MPIs.
-    ("test-faults-debian-openmpi", "test-faults-debian-mpich"): (
-        "tools/debian_mpi.sh",
-        "gocore/mpi",
+    # Other versions of two MPIs, with jobs and values that the wheels' MPIs run, too.
+    (
+        "test-faults-debian-openmpi",
+        "test-faults-debian-mpich",
+        "test-mpi-debian-openmpi-2",
+        "test-mpi-debian-mpich-2",
+    ): (
         "gocore/launcher",
-        "tests/jobs/core",
-        "tests/jobs/faults",
-    ),
-    # The same MPIs with tests/ranks/core, which the wheels' MPIs run, too.
-    ("test-mpi-debian-openmpi-2", "test-mpi-debian-mpich-2"): (
-        "tools/debian_mpi.sh",
         "gocore/mpi",
-        "tests/ranks/core",
+        "tools/debian_mpi.sh",
     ),
     # Programs of DeepSpeed, Lightning and others on the fronts of torch and Paddle.
     ("test-programs",): (
