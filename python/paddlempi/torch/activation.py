@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
+import paddlempi_starts
 import paddlempi_stubs
 import torch
 import torch.distributed.distributed_c10d as c10d
@@ -241,7 +242,7 @@ def env_rendezvous(
 
     In two cases they come from MPI, and no port has to be agreed on before: if ``MASTER_PORT`` was
     set by us and not by the user; and if the backend has a device of ours, such as ``"cpu:mpi"``,
-    and the user has not set ``MASTER_PORT``. (For plain ``"mpi"`` torch does not call the handler.)
+    and the user has not set ``MASTER_PORT``, nor any launcher but ``run -np``. (For plain ``"mpi"`` torch does not call the handler.)
 
     In other cases torch's handler runs, also if another backend is given only a part of the ranks.
     For RPC ``backend`` is None. Its ranks are not compared with MPI's.
@@ -249,7 +250,8 @@ def env_rendezvous(
     ours = environment.is_ours("MASTER_PORT")
     rank, size = (-1, -1) if backend is None else _given(url)
     partial = not _is_ours(backend) and str(size) not in ("-1", os.environ.get("WORLD_SIZE"))
-    if partial or (not ours and (not _is_ours(backend) or environment.is_set("MASTER_PORT"))):
+    users = environment.is_set("MASTER_PORT") and paddlempi_starts.MEET not in os.environ
+    if partial or (not ours and (not _is_ours(backend) or users)):
         yield from _original("env")(url, timeout=timeout, **options)
         return
     world.start(timeout)

@@ -26,7 +26,7 @@ _TRIAL = 3.0
 
 
 def new_store(timeout: timedelta) -> Any:
-    """Return a TCPStore that all ranks share. Collective over the world.
+    """Return a store that all ranks share: a part of a TCPStore. Collective over the world.
 
     On one node rank 0 serves it at 127.0.0.1. Otherwise rank 0 proposes one address after another
     until all ranks have reached one. Then ``MASTER_ADDR`` and ``MASTER_PORT`` are set to the
@@ -61,7 +61,8 @@ def new_store(timeout: timedelta) -> Any:
         reached = store if rank == 0 else _reach(host, port, size, token, timeout, all(local))
         if all(_gathered(reached is not None)):
             environment.publish(host, port)
-            return reached
+            # The server may be that of an earlier world (see _served), with the keys of that one.
+            return dist.PrefixStore(token, reached)
     raise LauncherError(
         f"init_process_group: rank {rank} on {socket.gethostname()}: not all ranks can reach the "
         f"store of rank 0 at port {port} of any of {', '.join(hosts)}: set MASTER_ADDR, on "
