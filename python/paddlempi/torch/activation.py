@@ -242,7 +242,8 @@ def env_rendezvous(
 
     In two cases they come from MPI, and no port has to be agreed on before: if ``MASTER_PORT`` was
     set by us and not by the user; and if the backend has a device of ours, such as ``"cpu:mpi"``,
-    and the user has not set ``MASTER_PORT``, nor any launcher but ``run -np``. (For plain ``"mpi"`` torch does not call the handler.)
+    and the user has not set ``MASTER_PORT``, nor any launcher but ``run -np``. (For plain ``"mpi"``
+    torch does not call the handler.)
 
     In other cases torch's handler runs, also if another backend is given only a part of the ranks.
     For RPC ``backend`` is None. Its ranks are not compared with MPI's.
