@@ -1,6 +1,7 @@
 package coll
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/paddlempi/paddlempi/gocore/op"
@@ -39,7 +40,9 @@ func ParseForced(list string) (f Forced, err error) {
 				f |= Forced(i+1) << (forcedBits * place[code])
 				break
 			}
-			names = append(names, alg.Name)
+			if !slices.Contains(names, alg.Name) { // some serve different calls under one name
+				names = append(names, alg.Name)
+			}
 		}
 		if f.of(code) == nil {
 			return 0, status.New(status.Argument, "%q: %s has no algorithm %q; it has %s", pair, operation, name, strings.Join(names, ", "))

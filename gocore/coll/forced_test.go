@@ -59,7 +59,7 @@ func TestEveryAlgorithmCanBeForced(t *testing.T) {
 
 func TestWrongListsOfForcedAlgorithms(t *testing.T) {
 	for list, word := range map[string]string{
-		"all_reduce":                          `it has single, `,
+		"all_reduce":                          `it has single, inline, mapped, bounce, ipc, `,
 		"all_reduce:":                         `no algorithm ""`,
 		"all_reduce:fast":                     `no algorithm "fast"`,
 		"send:mpi":                            `no collective "send"`,
