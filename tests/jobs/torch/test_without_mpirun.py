@@ -115,6 +115,38 @@ def test_run_np(tmp_path: Path) -> None:
     assert output.count("done") == 2
 
 
+AGAIN = """
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
+
+torch.set_num_threads(1)
+held = []
+for backend in ("mpi", "cpu:mpi", "cpu:mpi,cuda:gloo", "cpu:gloo,cuda:mpi", "mpi"):
+    dist.init_process_group(backend)
+    store = _get_default_store()
+    dist.barrier()
+    assert not store.check(["said"]), backend
+    dist.barrier()
+    store.set("said", backend)
+    for group in (dist.group.WORLD, dist.new_group(), dist.new_group(backend="gloo")):
+        x = torch.ones(3)
+        dist.all_reduce(x, group=group)
+        assert x.tolist() == [2.0] * 3
+    held.append((dist.group.WORLD, store, group))
+    dist.destroy_process_group()
+print("done", flush=True)
+"""
+
+
+def test_worlds_one_after_another(tmp_path: Path) -> None:
+    """A program that keeps what it had of a world finds nothing of it in the next one's store."""
+    script = tmp_path / "again.py"
+    script.write_text(AGAIN)
+    output = run("-m", "paddlempi", "run", "-np", "2", str(script))
+    assert output.count("done") == 2
+
+
 SPAWN = """
 import os, sys
 import torch
