@@ -194,7 +194,12 @@ func WantsBounce(a *Args, flags arrive.Flags) bool {
 // bounce.
 var bounced = Algorithm{Name: "bounce", Memory: hostMemory, Enabled: func(s *Sig) bool {
 	return byBounce(s) && !unevenPairs(s)
-}, wins: bounceWins, polls: always, scratch: (*Args).apartScratch, rounds: (*Args).beginBounce, build: (*Args).addRounds}
+}, wins: bounceWins, polls: always, scratch: (*Args).apartScratch, rounds: func(a *Args, p *Program) error {
+	return a.beginRounds(p, false)
+}, build: func(a *Args, p *Program) error {
+	a.addRounds(p, false)
+	return nil
+}}
 
 // allToAllUnevenBounce, behind bounced in the registry, first tells all ranks the lengths of all shares, as a table: so all know how many rounds there are, and lengths
 // that do not match are the same error on all ranks. Bytes moved by each rank: those of the shares, as by bounce, and 8n squared for the
@@ -202,6 +207,11 @@ var bounced = Algorithm{Name: "bounce", Memory: hostMemory, Enabled: func(s *Sig
 var allToAllUnevenBounce = Algorithm{Name: "bounce", Memory: hostMemory, Enabled: byBounce, wins: bounceWins, polls: always, scratch: func(a *Args) int64 {
 	return a.apartScratch() + a.pairsScratch()
 }, build: func(a *Args, p *Program) error {
+	return a.addUnevenPairs(p, false)
+}}
+
+// addUnevenPairs appends both steps of an all_to_all of different lengths.
+func (a *Args) addUnevenPairs(p *Program, lends bool) error {
 	table, err := a.addPairs(p, a.perRank(a.Send), a.perRank(a.Recv))
 	if err != nil {
 		return err
@@ -209,12 +219,12 @@ var allToAllUnevenBounce = Algorithm{Name: "bounce", Memory: hostMemory, Enabled
 	a.addRoundsOf(p, func() error {
 		given, err := a.givenApart(p)
 		if err == nil {
-			a.beginPairs(a.perRank(given), a.perRank(a.Recv), table, false)
+			a.beginPairs(a.perRank(given), a.perRank(a.Recv), table, lends)
 		}
 		return err
 	})
 	return nil
-}}
+}
 
 func byBounce(s *Sig) bool { return s.Local && s.Size > 1 && s.Agreed&ForBounce != 0 }
 
@@ -235,9 +245,8 @@ func bounceWins(s *Sig) bool {
 const stepsAtOnce = 16
 
 // addRounds appends the rounds of a call.
-func (a *Args) addRounds(p *Program) error {
-	a.addRoundsOf(p, func() error { return a.beginBounce(p) })
-	return nil
+func (a *Args) addRounds(p *Program, lends bool) {
+	a.addRoundsOf(p, func() error { return a.beginRounds(p, lends) })
 }
 
 // addRoundsOf appends an operation that begin begins.
@@ -271,22 +280,18 @@ func (a *Args) RunRounds(most, spin int) (bounce.State, error) {
 	return state, nil
 }
 
-// beginBounce begins the rounds of a call at which all members have arrived.
-func (a *Args) beginBounce(p *Program) error {
-	if err := a.Bounce.open(a.Code); err != nil {
+// beginRounds begins the rounds of a call at which all members have arrived. lends says that others read what this rank gives where it lies:
+// it lies apart from the results then.
+func (a *Args) beginRounds(p *Program, lends bool) error {
+	b := a.Bounce
+	if err := b.open(a.Code); err != nil {
 		return err
 	}
 	given, err := a.givenApart(p)
 	if err != nil {
 		return err
 	}
-	a.beginRounds(given, false)
-	return nil
-}
-
-// beginRounds begins the rounds of a call with what this rank gives. lends says that others read it where it lies.
-func (a *Args) beginRounds(given []Part, lends bool) {
-	b, t, elem := a.Bounce, a.Trait(), a.elem()
+	t, elem := a.Trait(), a.elem()
 	c := bounce.Call{Kind: bounce.Copy, Apart: t.Send.PerRank(), Last: a.Size, Gives: Gives(a), Gets: a.WritesRecv(), Result: totalCount(a.Recv) * elem, Elem: elem, Lends: lends}
 	if t.Gives == op.Root {
 		c.First, c.Last = a.Root, a.Root+1
@@ -326,6 +331,7 @@ func (a *Args) beginRounds(given []Part, lends bool) {
 		b.team.Get(0, a.Recv[0].Data, a.Recv[0].Count*elem)
 	}
 	b.team.Begin(&c)
+	return nil
 }
 
 // shareOut says who reduces what.

@@ -14,34 +14,19 @@ import (
 // gets.
 var lent = Algorithm{Name: "cma", Memory: hostMemory, Enabled: func(s *Sig) bool {
 	return byCMA(s) && !unevenPairs(s)
-}, wins: bounceWins, polls: always, rounds: (*Args).beginLent, build: func(a *Args, p *Program) error {
-	a.addRoundsOf(p, func() error { return a.beginLent(p) })
+}, wins: bounceWins, polls: always, rounds: func(a *Args, p *Program) error {
+	return a.beginRounds(p, true)
+}, build: func(a *Args, p *Program) error {
+	a.addRounds(p, true)
 	return nil
 }}
 
 // allToAllUnevenLent is allToAllUnevenBounce, but for how the shares go.
 var allToAllUnevenLent = Algorithm{Name: "cma", Memory: hostMemory, Enabled: byCMA, wins: bounceWins, polls: always, scratch: (*Args).pairsScratch, build: func(a *Args, p *Program) error {
-	sends, recvs := a.perRank(a.Send), a.perRank(a.Recv)
-	table, err := a.addPairs(p, sends, recvs)
-	if err != nil {
-		return err
-	}
-	a.addRoundsOf(p, func() error {
-		a.beginPairs(sends, recvs, table, true)
-		return nil
-	})
-	return nil
+	return a.addUnevenPairs(p, true)
 }}
 
 func byCMA(s *Sig) bool { return byBounce(s) && s.Agreed&Lends != 0 }
-
-func (a *Args) beginLent(*Program) error {
-	err := a.Bounce.open(a.Code)
-	if err == nil {
-		a.beginRounds(Input(a), true)
-	}
-	return err
-}
 
 // The lengths in bytes of a row from which on cma is faster than bounce (docs/adr/0056-cma.md). Where all ranks want the same rows, that is so between two
 // ranks only: among more, each row is copied once into the slots, where a cache has it for all others.
@@ -53,12 +38,8 @@ const (
 // MayLend tells whether this rank announces Lends with a call, for which it announces ForBounce and flags. Where the lengths of shares
 // differ, members may have different answers.
 func MayLend(a *Args, flags arrive.Flags) bool {
-	if !a.Bounce.reads.Load() || flags&(Piecewise|Device) != 0 || !hasAlgorithm("cma", a.Code) || !a.separate() {
+	if !a.Bounce.reads.Load() || flags&(Piecewise|Device) != 0 || !hasAlgorithm("cma", a.Code) {
 		return false
-	}
-	given, longest := rows(a, Input(a), a.Trait().Send.PerRank())
-	if _, got := rows(a, a.Recv, a.Trait().Recv.PerRank()); got > longest {
-		longest = got
 	}
 	least, few := int64(leastLent), true
 	if a.Code == op.AllGather {
@@ -67,18 +48,26 @@ func MayLend(a *Args, flags arrive.Flags) bool {
 	if alg := a.Forced.of(a.Code); alg != nil && alg.Name == "cma" {
 		least, few = 1, true
 	}
-	return few && longest >= least && cma.Readable(given)
+	// Short calls, which are many, are not looked at further.
+	given, t := Input(a), a.Trait()
+	if !few || max(a.longestRow(given, t.Send.PerRank()), a.longestRow(a.Recv, t.Recv.PerRank())) < least || !a.separate() {
+		return false
+	}
+	spans := make([]cma.Span, len(given))
+	for i, part := range given {
+		spans[i] = cma.Span{At: part.Data, Bytes: part.Count * a.elem()}
+	}
+	return cma.Readable(spans)
 }
 
-// rows returns the memory of one side, and the length of its longest row.
-func rows(a *Args, parts []Part, perRank bool) (list []cma.Span, longest int64) {
+// longestRow returns the length in bytes of the longest row of one side. perRank says that the side has a row for each rank, also if it is
+// one part.
+func (a *Args) longestRow(parts []Part, perRank bool) (longest int64) {
 	for _, part := range parts {
-		bytes := part.Count * a.elem()
-		list = append(list, cma.Span{At: part.Data, Bytes: bytes})
-		if len(parts) == 1 && perRank {
-			bytes /= int64(a.Size)
-		}
-		longest = max(longest, bytes)
+		longest = max(longest, part.Count*a.elem())
 	}
-	return list, longest
+	if len(parts) == 1 && perRank {
+		longest /= int64(a.Size)
+	}
+	return longest
 }

@@ -143,8 +143,8 @@ func NewTeam(blocks []unsafe.Pointer, me, slots int, crowded bool, yieldEvery in
 	copy(unsafe.Slice(list, n), blocks)
 	owner := carve[cma.Proof](&room, n)
 	t.reads = true
-	for i, p := range unsafe.Slice(owner, n) {
-		p = *ownerIn(blocks[i])
+	for i, block := range blocks {
+		p := *ownerIn(block) // of which nobody changes this copy
 		unsafe.Slice(owner, n)[i] = p
 		t.reads = t.reads && (i == me || p.Holds())
 	}

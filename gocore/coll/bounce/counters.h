@@ -20,10 +20,6 @@ static inline int64_t least(int64_t a, int64_t b) {
 	return a < b ? a : b;
 }
 
-static inline int64_t lines(int64_t bytes) {
-	return (bytes + 63) & ~(int64_t)63;
-}
-
 static inline void copy(char *to, const char *from, int64_t n) {
 	if (n > 0 && to != from)
 		memcpy(to, from, (size_t)n);

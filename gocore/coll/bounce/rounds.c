@@ -6,6 +6,10 @@
 
 #include <stddef.h>
 
+static int64_t lines(int64_t bytes) {
+	return (bytes + 63) & ~(int64_t)63;
+}
+
 /* slice_bytes returns how much of `bytes` bytes a rank reduces, but the last ones less. */
 static int64_t slice_bytes(int n, int64_t bytes) {
 	return lines((bytes + n - 1) / n);

@@ -157,12 +157,10 @@ func newOffice(shared []byte, rank, size int) (*office, error) {
 	if err := o.share(); err != nil {
 		return nil, err
 	}
+	shown := cma.Show()
 	for r := range size {
 		p := &o.pairs[r]
 		o.out[r].ring, o.in[r].ring = ringAt(shared, size, rank, r, &p.out), ringAt(shared, size, r, rank, &p.in)
-	}
-	shown := cma.Show()
-	for r := range size {
 		*o.out[r].proof = shown
 	}
 	return o, nil

@@ -6,6 +6,7 @@ import os
 
 import job
 import pytest
+from system_calls import number
 
 
 def killed() -> None:
@@ -181,7 +182,5 @@ def test_a_tensor_with_a_hole() -> None:
 @pytest.mark.one_mpi
 @pytest.mark.parametrize("late", ["", "1"], ids=["from the beginning", "later"])
 def test_one_rank_may_read_nobody(late: str) -> None:
-    import platform
-
-    number = {"x86_64": "310", "aarch64": "270"}[platform.machine()]
-    job.succeed(2, filtered, env={"FAULTS_REFUSED": number, "FAULTS_LATE": late})
+    refused = number("process_vm_readv")
+    job.succeed(2, filtered, env={"FAULTS_REFUSED": refused, "FAULTS_LATE": late})

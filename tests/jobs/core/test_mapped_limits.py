@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import job
 import pytest
+from system_calls import number
 
 pytestmark = pytest.mark.one_abi  # no MPI sees mapped memory
 
@@ -195,16 +196,6 @@ def test_small_shm() -> None:
     if subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("this machine lets this user mount nothing")
     run(small_shm, "mapped", OMPI_MCA_btl_vader_backing_directory="/tmp")
-
-
-NUMBERS = {"x86_64": {"memfd_create": 319, "process_vm_readv": 310}}
-NUMBERS["aarch64"] = {"memfd_create": 279, "process_vm_readv": 270}
-
-
-def number(name: str) -> str:
-    import platform
-
-    return str(NUMBERS[platform.machine()][name])
 
 
 def test_without_reading_other_processes() -> None:
