@@ -62,7 +62,6 @@ from .group import (
     split_group,
 )
 from .jobs import Intercommunicator, accept, connect, get_parent, spawn
-from .launching import launch
 from .memory import empty, empty_like, zeros
 from .objects import (
     all_gather_object,
@@ -81,6 +80,7 @@ from .work import Work
 
 if _TYPE_CHECKING:
     from .checkpoints import Checkpoint, checkpoint, latest_checkpoint
+    from .launching import launch
     from .window import Window
 
 __version__ = "0.2.0"
@@ -176,6 +176,7 @@ _LATER = {
     "Window": ".window",
     "checkpoint": ".checkpoints",
     "latest_checkpoint": ".checkpoints",
+    "launch": ".launching",
 }
 
 
@@ -183,3 +184,7 @@ def __getattr__(name: str) -> _Any:
     if name in _LATER:
         return getattr(_import_module(_LATER[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -30,7 +30,6 @@ Source: ``MPI_Allreduce_init``, ``MPI_Start`` and ``MPI_Wait`` of MPI-4.1, secti
 from __future__ import annotations
 
 import functools
-import inspect
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -194,6 +193,8 @@ def prepare(name: str, *args: Any, **kwargs: Any) -> PreparedCall:
         raise ArgumentError(
             f"prepare: {name!r} cannot be prepared: give one of {', '.join(sorted(_FUNCTIONS))}"
         )
+    import inspect  # which `import paddlempi` need not pay for
+
     given = inspect.signature(function).bind(*args, **kwargs).arguments
     if given.get("async_op", False) is not False:
         raise ArgumentError(f"prepare: {name} is prepared without async_op: the call has start()")
