@@ -27,6 +27,16 @@ func CPUs() float64 { return system.cpus() }
 
 func (t tree) memoryLeft() (left int64, where string) {
 	left = math.MaxInt64
+	t.eachLimit(func(_, name string, rest int64) {
+		if rest < left {
+			left, where = rest, name
+		}
+	})
+	return left, where
+}
+
+// eachLimit calls f with every cgroup of this process that has a limit of memory, and what it has left.
+func (t tree) eachLimit(f func(cgroup, name string, rest int64)) {
 	t.each("memory", func(cgroup, name string, version int) {
 		most, now, prefix := "memory.max", "memory.current", ""
 		if version == 1 {
@@ -40,11 +50,8 @@ func (t tree) memoryLeft() (left int64, where string) {
 		// The kernel gives up its copies of files before it refuses memory.
 		stat := fields(cgroup, "memory.stat")
 		used -= stat[prefix+"active_file"] + stat[prefix+"inactive_file"]
-		if rest := max(0, limit-used); rest < left {
-			left, where = rest, name
-		}
+		f(cgroup, name, max(0, limit-used))
 	})
-	return left, where
 }
 
 func (t tree) cpus() float64 {

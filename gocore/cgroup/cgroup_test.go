@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -73,4 +74,29 @@ func TestCPUs(t *testing.T) {
 			assert.Equal(t, c.want, fake(t, c.proc, c.files).cpus())
 		})
 	}
+}
+
+func TestWhoTakesMemoryWaitsForOthers(t *testing.T) {
+	few := fake(t, "0::/a/b", map[string]string{"a/memory.max": "1000", "a/memory.current": "400"})
+	unlock := few.lock(100, time.Minute)
+	held := make(chan func())
+	go func() { held <- few.lock(100, time.Minute) }()
+	select {
+	case <-held:
+		t.Fatal("two have the lock")
+	case <-time.After(50 * time.Millisecond):
+	}
+	few.lock(1, time.Minute)() // 600 bytes are enough for all
+	unlock()
+	second := <-held
+	assert.False(t, impatient.Load())
+
+	few.lock(100, 20*time.Millisecond)() // somebody keeps it
+	assert.True(t, impatient.Load())
+	few.lock(100, time.Hour)()
+	impatient.Store(false)
+	second()
+	few.lock(100, time.Hour)()
+	fake(t, "0::/a", nil).lock(100, time.Hour)()
+	assert.False(t, impatient.Load())
 }

@@ -105,10 +105,11 @@ func IfMade() *Heap { return ofProcess.Load() }
 
 // New makes an empty heap.
 func New() (*Heap, error) {
-	if err := limits(directorySize, directorySize); err != nil {
-		return nil, err
-	}
-	file, err := segment.NewGrowing("paddlempi-heap", directorySize)
+	var file *segment.File
+	err := claim(directorySize, directorySize, func() (err error) {
+		file, err = segment.NewGrowing("paddlempi-heap", directorySize)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -186,10 +187,7 @@ func (h *Heap) grow(n, least int64) (*block, error) {
 		offset = gap
 	}
 	end := max(h.end, offset+size)
-	if err := limits(size, end); err != nil {
-		return nil, err
-	}
-	if err := h.file.Reserve(offset, size); err != nil {
+	if err := claim(size, end, func() error { return h.file.Reserve(offset, size) }); err != nil {
 		return nil, err
 	}
 	mem, err := mapRange(h.file, offset, size)

@@ -13,16 +13,18 @@ import (
 // before memory is reserved.
 const rlimitFSize = 1
 
-// limits says why size more bytes, in a file that is end bytes long afterwards, cannot be had.
-func limits(size, end int64) error {
+// claim calls take, which takes size more bytes in a file that is end bytes long afterwards, or says why they cannot be
+// had. Other processes that claim from the same cgroup meanwhile wait.
+func claim(size, end int64, take func() error) error {
 	var r syscall.Rlimit
 	if err := syscall.Getrlimit(rlimitFSize, &r); err == nil && uint64(end) > r.Cur {
 		return status.New(status.NoMemory, "a heap of %d bytes is more than the limit for files of this process (ulimit -f: %d bytes)", end, r.Cur)
 	}
+	defer cgroup.Lock(size)()
 	if left, where := cgroup.MemoryLeft(); size > left {
 		return status.New(status.NoMemory, "%d more bytes of shared memory are more than the %d that the cgroup %s has left", size, left, where)
 	}
-	return nil
+	return take()
 }
 
 // Left returns how many bytes a heap that holds `reserved` bytes may still grow by the limits of this

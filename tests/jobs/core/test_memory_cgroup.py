@@ -62,6 +62,49 @@ for value, tensor in enumerate((first, second, third)):
 print("done")
 """
 
+TOGETHER = """
+import os
+
+import paddlempi as dist
+
+ready, begin, end = os.pipe(), os.pipe(), os.pipe()
+
+
+def child(told):
+    core = dist._native.load()
+    os.close(begin[1])
+    os.close(end[1])
+    os.write(ready[1], b"1")
+    os.read(begin[0], 1)  # ends when the parent closes it, for all at once
+    try:
+        core.heap_alloc(60 << 20)
+        os.write(told, b"+")
+    except dist.errors.OutOfMemoryError:
+        os.write(told, b"-")
+    os.read(end[0], 1)  # keeps the memory
+
+
+pids, answers = [], []
+for _ in range(6):
+    answer, told = os.pipe()
+    pids.append(os.fork())
+    if pids[-1] == 0:
+        try:
+            child(told)
+        finally:
+            os._exit(0)
+    os.close(told)
+    answers.append(answer)
+os.close(ready[1])
+for _ in pids:
+    os.read(ready[0], 1)
+os.close(begin[1])
+print(*(os.read(answer, 1).decode() or "killed" for answer in answers))
+os.close(end[1])
+for pid in pids:
+    os.waitpid(pid, 0)
+"""
+
 
 def folders() -> Iterator[Path]:
     """The memory cgroup of this process in version 2 and in version 1."""
@@ -99,16 +142,25 @@ def cgroup() -> Iterator[Path]:
     pytest.skip("this machine lets this user make no memory cgroup")
 
 
-@pytest.mark.one_mpi
-def test_a_limit_is_looked_at_first(cgroup: Path, tmp_path: Path) -> None:
+def run(cgroup: Path, program: str, *arguments: str) -> str:
+    """Run a program in the cgroup, and return what it printed."""
     move = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
-    program = [sys.executable, "-c", PROGRAM, str(tmp_path / "file"), cgroup.name]
     ended = subprocess.run(
-        ["sh", "-c", move, str(cgroup), *program],
+        ["sh", "-c", move, str(cgroup), sys.executable, "-c", program, *arguments],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=20,
         check=False,
     )
     assert ended.returncode == 0, f"{ended.returncode}\n{ended.stderr}"  # -9: killed for memory
-    assert ended.stdout == "done\n"
+    return ended.stdout
+
+
+@pytest.mark.one_mpi
+def test_a_limit_is_looked_at_first(cgroup: Path, tmp_path: Path) -> None:
+    assert run(cgroup, PROGRAM, str(tmp_path / "file"), cgroup.name) == "done\n"
+
+
+@pytest.mark.one_mpi
+def test_processes_do_not_take_the_same_bytes(cgroup: Path) -> None:
+    assert set(run(cgroup, TOGETHER).split()) == {"+", "-"}
