@@ -37,7 +37,8 @@ export PIP_TIMEOUT ?= 60
 export PIP_RETRIES ?= 10
 # pip would compile all 15,000 modules of the frameworks to bytecode. Python compiles those that it imports.
 export PIP_COMPILE ?= 0
-# Images for containers like to set this. Then every process that imports torch compiles its 2,000 modules: 3 to 5 s of a CPU.
+# Images for containers like to set this. Then every process that imports torch compiles its 1,000 modules once more, and
+# needs twice the CPU time.
 unexport PYTHONDONTWRITEBYTECODE
 
 # What is published: the same bytes for the same sources.

@@ -141,6 +141,10 @@ def test_import_loads_no_core_and_no_framework() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_dir_lists_what_is_imported_later() -> None:
+    assert set(paddlempi.__all__) <= set(dir(paddlempi))
+
+
 def test_import_loads_few_modules() -> None:
     # What an import costs is the modules that it loads: each is found, read and run.
     code = (
