@@ -327,7 +327,9 @@ def _new_local_group(values: Mapping[str, Any], backend: Any, timeout: timedelta
     if values.get("sort_ranks", True):
         ranks = sorted(ranks)
     if default.rank() not in ranks:
-        return c10d.GroupMember.NON_GROUP_MEMBER
+        # torch returns at once, for backends that it does not refuse: None in older versions, in
+        # newer ones NON_GROUP_MEMBER.
+        return _original("_new_group_with_tag")(**{**values, "backend": c10d.Backend.GLOO})
     count = _made_locally[tuple(ranks)] = _made_locally.get(tuple(ranks), 0) + 1
     made = _register(
         ranks,

@@ -120,8 +120,12 @@ def test_members_alone(dist: ModuleType, rank: int, size: int) -> None:
         assert told == [names] * len(ranks), "the same names on all members"
         with ended(dist, *groups):
             pass
-    outside = dist.new_group(ranks, use_local_synchronization=True) if rank not in ranks else None
-    assert outside is None or outside is dist.GroupMember.NON_GROUP_MEMBER
+    if rank not in ranks:
+        outside = [
+            dist.new_group(ranks, backend=backend, use_local_synchronization=True)
+            for backend in ("mpi", "gloo")
+        ]
+        assert outside[0] is outside[1], "as with torch's own backends"
     with ended(dist, other):
         check(dist, other, [rank])
     for wrong in ([0, size], [-1], [rank, rank]):
