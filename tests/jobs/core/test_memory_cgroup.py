@@ -149,7 +149,7 @@ def run(cgroup: Path, program: str, *arguments: str) -> str:
         ["sh", "-c", move, str(cgroup), sys.executable, "-c", program, *arguments],
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=100,
         check=False,
     )
     assert ended.returncode == 0, f"{ended.returncode}\n{ended.stderr}"  # -9: killed for memory
