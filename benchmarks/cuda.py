@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import argparse
 import array
+import bz2
 import ctypes
 import gc
 import json
@@ -55,7 +56,7 @@ from paddlempi.cli.bench.sampling import shuffled  # noqa: E402
 
 STAGED = (1 << 20, 16 << 20, 256 << 20)
 SHARED = (1 << 20, 64 << 20, 256 << 20)
-MODULE = Path(__file__).resolve().parents[1] / "gocore/cuda/kernels/reduce_float32.ptx"
+KERNELS = Path(__file__).resolve().parents[1] / "gocore/cuda/kernels/kernels.bz2"
 
 LAYERS, WIDTH = 4, 2048  # of the model of the table DDP
 
@@ -128,7 +129,8 @@ class Gpu:
     def kernel(self) -> Call:
         """Return a launch of the kernel that sums float32 elements, for one element."""
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
-        text = ctypes.create_string_buffer(MODULE.read_bytes())
+        _, _, rest = bz2.decompress(KERNELS.read_bytes()).partition(b"//# reduce_float32\n")
+        text = ctypes.create_string_buffer(rest.partition(b"//# ")[0])
         self("cuModuleLoadData", ctypes.byref(module), text)
         self("cuModuleGetFunction", ctypes.byref(function), module, b"pmpi_reduce_float32_sum")
         block = (ctypes.c_uint64 * 195)()  # ReduceArgs of gocore/cuda/kernels.go

@@ -14,8 +14,9 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// The kernels as PTX, which tools/ptx makes from kernels/*.cu: kernels/*.ptx, each after a line with its name, compressed.
-// Each dtype has a module, so that its first use does not wait until the driver has compiled all of them.
+// The kernels as PTX, which tools/ptx makes from kernels/*.cu: the texts of all modules, each after a line with its
+// name, compressed. `make ptx` writes them to read. Each dtype has a module, so that its first use does not wait until
+// the driver has compiled all of them.
 //
 //go:embed kernels/kernels.bz2
 var packed []byte
@@ -124,7 +125,7 @@ func (v *Device) CopyStrided(args *StridedArgs, size int, s Stream) error {
 	return v.launch(k, args.Count*packBytes/4, unsafe.Pointer(args), s)
 }
 
-// kernel names a kernel: the file of its module, and its name in the module.
+// kernel names a kernel: its module, and its name in the module.
 type kernel struct{ module, name string }
 
 // reduction is what a kernel of kernels/reduce.cu computes.

@@ -1,7 +1,9 @@
-"""Make the PTX of gocore/cuda/kernels from the sources there, with the compiler of a wheel.
+"""Make the PTX that the core contains from the sources in gocore/cuda/kernels.
 
-``tools/ptx/ptx.py`` writes the files. ``tools/ptx/ptx.py --check`` writes nothing, and fails if
-one of them is not up to date. Neither a GPU nor a CUDA toolkit is needed.
+``tools/ptx/ptx.py`` writes kernels.bz2 there. ``tools/ptx/ptx.py --texts FOLDER`` writes the text
+of each module instead, to read. ``tools/ptx/ptx.py --check`` writes nothing, and names the modules
+of kernels.bz2 that are not what the compiler makes of the sources. Neither a GPU nor a CUDA toolkit
+is needed.
 
 The compiler is NVRTC 11.8 of the wheel nvidia-cuda-nvrtc-cu11, because newer compilers write a
 version of the PTX ISA that older drivers refuse. This compiler writes version 7.8, which needs a
@@ -25,9 +27,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "gocore" / "cuda" / "kernels"
+ARCHIVE = KERNELS / "kernels.bz2"
+TEXTS = ROOT / "build" / "ptx"
 
 ARCHITECTURE = "compute_52"
 PTX_ISA = "7.0"
+LIBRARY = "libnvrtc.so.11.2"  # other wheels have a newer one in a package of the same name
 
 # No fused multiply-add, which rounds once: the sums of the host round the product and the sum.
 OPTIONS = ("--std=c++11", f"--gpu-architecture={ARCHITECTURE}", "--fmad=false")
@@ -43,18 +48,26 @@ def modules() -> dict[str, tuple[Path, tuple[str, ...]]]:
     return {"copy": (KERNELS / "copy.cu", ()), **found}
 
 
+class NoCompiler(RuntimeError):
+    """The wheel with the compiler is not installed."""
+
+
 class Compiler:
     """NVRTC, called by ctypes. Its methods raise RuntimeError with the text of the compiler."""
 
     def __init__(self) -> None:
-        spec = importlib.util.find_spec("nvidia.cuda_nvrtc")
-        if spec is None or not spec.submodule_search_locations:
-            raise RuntimeError(
-                "the wheel nvidia-cuda-nvrtc-cu11 is not installed: run this in .venv-tools, "
-                "which `make .venv-tools/.tools` makes"
+        try:
+            spec = importlib.util.find_spec("nvidia.cuda_nvrtc")
+        except ModuleNotFoundError:  # there is no nvidia at all
+            spec = None
+        folders = (spec.submodule_search_locations or []) if spec else []
+        found = [path for folder in folders if (path := Path(folder, "lib", LIBRARY)).is_file()]
+        if not found:
+            raise NoCompiler(
+                "the compiler is not installed here, the wheel nvidia-cuda-nvrtc-cu11: "
+                "`make generate` installs it in .venv-verify"
             )
-        folder = Path(next(iter(spec.submodule_search_locations))) / "lib"
-        self._library = ctypes.CDLL(str(folder / "libnvrtc.so.11.2"))
+        self._library = ctypes.CDLL(str(found[0]))
 
     def _call(self, name: str, *arguments: object) -> None:
         status = getattr(self._library, name)(*arguments)
@@ -100,7 +113,7 @@ class Compiler:
 
 
 def finished(ptx: str, source: Path) -> str:
-    """Return the text to commit: without comments, with the version of the ISA changed."""
+    """Return the text of a module: without comments, with the version of the ISA changed."""
     lines = [line.rstrip() for line in re.sub(r"//[^\n]*", "", ptx).splitlines()]
     text = "\n".join(line for line in lines if line) + "\n"
     text, versions = re.subn(r"^\.version .*$", f".version {PTX_ISA}", text, flags=re.M)
@@ -118,33 +131,80 @@ def packed(texts: dict[str, str]) -> bytes:
     return bz2.compress("".join(lines).encode(), 9)
 
 
-def main(arguments: list[str]) -> int:
-    """Write or check every file. Return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; fail on a stale file")
-    check = parser.parse_args(arguments).check
+def unpacked(archive: bytes) -> dict[str, str]:
+    """Return the text of each module by name, from what :func:`packed` made."""
+    parts = bz2.decompress(archive).decode().split("//# ")[1:]
+    named = (part.partition("\n") for part in parts)
+    return {name: text for name, _, text in named}
+
+
+def compiled() -> dict[str, str]:
+    """Return the text of each module by name, as the compiler makes it of the sources."""
     compiler = Compiler()
-    texts = {
+    return {
         name: finished(compiler.ptx(source, options), source)
         for name, (source, options) in modules().items()
     }
-    want = {KERNELS / f"{name}.ptx": text.encode() for name, text in texts.items()}
-    want[KERNELS / "kernels.bz2"] = packed(texts)
-    left_over = set(KERNELS.glob("*.ptx")) - want.keys()
-    stale = {path for path, text in want.items() if not path.is_file() or path.read_bytes() != text}
-    if check and (stale or left_over):
-        names = ", ".join(sorted(path.name for path in stale | left_over))
-        print(
-            f"tools/ptx: not up to date with the kernels' sources: {names}; run make generate and "
-            "commit the result",
-            file=sys.stderr,
-        )
+
+
+def differing(archive: bytes, texts: dict[str, str]) -> list[str]:
+    """Return the names of the modules that an archive lacks, has too many, or has another text of.
+
+    The bytes of an archive may depend on the library that packs it. So the texts are compared.
+    """
+    have = unpacked(archive)
+    return sorted(n for n in have.keys() | texts.keys() if have.get(n) != texts.get(n))
+
+
+def write_texts(folder: Path, texts: dict[str, str]) -> None:
+    """Write each module's text into a folder, in which no other text stays."""
+    folder.mkdir(parents=True, exist_ok=True)
+    remove_texts(folder)
+    for name, text in texts.items():
+        (folder / f"{name}.ptx").write_text(text)
+    print(f"{len(texts)} modules: {folder}/*.ptx")
+
+
+def remove_texts(folder: Path) -> None:
+    """Remove the texts of a folder. Beside the sources, older versions of this tool left them."""
+    for path in folder.glob("*.ptx"):
+        path.unlink()
+
+
+def main(arguments: list[str]) -> int:
+    """Write the archive or the texts, or check the archive. Return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--check", action="store_true", help="write nothing; fail on a stale archive")
+    what.add_argument(
+        "--texts",
+        metavar="FOLDER",
+        nargs="?",
+        type=Path,
+        const=TEXTS,
+        help="write the texts into a folder instead (default: build/ptx)",
+    )
+    options = parser.parse_args(arguments)
+    try:
+        texts = compiled()
+    except NoCompiler as reason:
+        print(f"tools/ptx: {reason}", file=sys.stderr)
         return 1
-    if not check:
-        for path in stale:
-            path.write_bytes(want[path])
-        for path in left_over:
-            path.unlink()
+    if options.texts:
+        write_texts(options.texts, texts)
+        return 0
+    stale = differing(ARCHIVE.read_bytes(), texts) if ARCHIVE.is_file() else sorted(texts)
+    if options.check:
+        if stale:
+            print(
+                f"tools/ptx: kernels.bz2 is not up to date with the kernels' sources: "
+                f"{', '.join(stale)}; run make generate and commit the result",
+                file=sys.stderr,
+            )
+        return 1 if stale else 0
+    if stale:
+        ARCHIVE.write_bytes(packed(texts))
+    remove_texts(KERNELS)
     return 0
 
 
