@@ -83,6 +83,8 @@ SETTINGS = {
     "([restarts](reliability.md#restarts)).",
     "PADDLEMPI_LAUNCH_ID": "Set by `python -m paddlempi run -- COMMAND` and `paddlempi.testing` "
     "for the job: marks its processes, so that all of them can be ended.",
+    "PADDLEMPI_TESTING_WARM": "Set by `paddlempi.testing.Warm` for this process and those that it "
+    "starts: the folder of the servers of [warm starts](testing.md#warm-starts).",
     "PADDLEMPI_FILLED": "Set with [the variables of torchrun](#torch): which of them were set, to "
     "what, and in which job. Processes that inherit them read it.",
     "PADDLEMPI_FILLED_PADDLE": "Set with [the variables of Paddle](#paddle): which of them "

@@ -3,6 +3,9 @@
 The ranks meet in a file without a name (``memfd``), of which each inherits the descriptor: nothing
 is left, however they end. Every rank is a session of its own. So a signal of the terminal comes to
 this process, which hands it on once, and a rank's children can be ended with it.
+
+``run`` starts a program for every rank. ``paddlempi.testing`` forks the ranks of a process that has
+imported what they need (``run_started``, ``fork``). All else is the same for both.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from types import FrameType
+from typing import NamedTuple, Protocol
 
 from paddlempi_starts import MEET
 
@@ -21,7 +25,7 @@ from .._exit import PREEMPTED
 from .._processes import unused_port
 from .forward import Forwarder
 
-__all__ = ["run"]
+__all__ = ["Forked", "Process", "Rank", "end_with", "fork", "run", "run_started"]
 
 _GRACE = 10.0
 """Seconds between SIGTERM and SIGKILL for the ranks that are left when one has failed."""
@@ -48,7 +52,110 @@ def run(number: int, command: Sequence[str], keep: bool = False) -> int:
         The status of the rank that failed first, 128 + n if signal n ended it; else
         ``dist.PREEMPTED`` if a rank ended with it; else 0.
     """
-    return _Ranks(number, keep).run(command)
+    return run_started(number, lambda rank: _start(command, rank), keep)
+
+
+class Process(Protocol):
+    """A rank that runs, as ``subprocess.Popen`` has it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None:
+        """Return the status, -n if signal n ended the process; None: it runs."""
+
+
+class Rank(NamedTuple):
+    """What a rank gets from the process that starts it, which owns the descriptors."""
+
+    number: int
+    variables: dict[str, str]
+    meeting: int
+    """The descriptor that the rank inherits under the same number."""
+    stdout: int
+    stderr: int
+    private: tuple[int, ...]
+    """Descriptors of the process that starts the ranks. A rank must not have them."""
+
+
+class Forked(BaseException):
+    """Raised by ``fork`` in the new process, through ``run_started``, which does nothing then."""
+
+    def __init__(self, rank: Rank) -> None:
+        super().__init__(rank)
+        self.rank = rank
+
+
+def run_started(number: int, start: Callable[[Rank], Process], keep: bool = False) -> int:
+    """Run ``number`` ranks that ``start`` starts. The rest is as in ``run``."""
+    return _Ranks(number, keep).run(start)
+
+
+def fork(rank: Rank) -> Process:
+    """Start a rank as a copy of this process, which must have one thread.
+
+    Raises Forked in the new process. There stdin, stdout, stderr and the meeting are open, and of
+    the signals those are at their defaults that ``run_started`` takes.
+    """
+    parent = os.getpid()
+    follow = end_with(parent)
+    # A handler of ours must not run in the new process: it would send signals to the other ranks.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    pid = os.fork()
+    if pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        return _Copy(pid)
+    try:
+        follow()
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number in (*_FORWARDED, signal.SIGALRM, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if rank.number:
+            _replace(os.open(os.devnull, os.O_RDONLY), 0)
+        _replace(rank.stdout, 1)
+        _replace(rank.stderr, 2)
+        for descriptor in rank.private:
+            os.close(descriptor)
+        os.set_inheritable(rank.meeting, True)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    except BaseException:
+        os._exit(1)
+    raise Forked(rank)
+
+
+def _replace(descriptor: int, place: int) -> None:
+    os.dup2(descriptor, place)
+    os.close(descriptor)
+
+
+class _Copy:
+    """A process that ``fork`` has made."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._status: int | None = None
+
+    def poll(self) -> int | None:
+        if self._status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self._status = os.waitstatus_to_exitcode(status)
+        return self._status
+
+
+def _start(command: Sequence[str], rank: Rank) -> Process:
+    return subprocess.Popen(
+        command,
+        env=rank.variables,
+        stdin=None if rank.number == 0 else subprocess.DEVNULL,
+        stdout=rank.stdout,
+        stderr=rank.stderr,
+        pass_fds=[rank.meeting],
+        start_new_session=True,
+        preexec_fn=end_with(os.getpid()),
+    )
 
 
 class _Ranks:
@@ -56,11 +163,12 @@ class _Ranks:
 
     def __init__(self, number: int, keep: bool) -> None:
         self._number, self._keep = number, keep
-        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._running: dict[int, Process] = {}
+        self._pipes: list[tuple[int, int]] = []
         self._told = False
         self._status = 0
 
-    def run(self, command: Sequence[str]) -> int:
+    def run(self, start: Callable[[Rank], Process]) -> int:
         for number in _FORWARDED:
             if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
                 signal.signal(number, self._on_signal)
@@ -69,28 +177,39 @@ class _Ranks:
         woken, wakes = os.pipe()
         os.set_blocking(wakes, False)
         signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
-        forwarder = Forwarder(woken)
         meeting = os.memfd_create("paddlempi-run")
         try:
-            self._start(command, meeting, forwarder)
+            self._start(start, meeting, (woken, wakes))
+            # Not before: a forked rank could not leave it behind.
+            forwarder = Forwarder(woken)
+            for pipe, to in self._pipes:
+                forwarder.add(pipe, to)
             while self._running:
                 for pid, process in list(self._running.items()):
-                    if process.poll() is not None:
+                    status = process.poll()
+                    if status is not None:
                         del self._running[pid]
-                        self._ended(process)
+                        self._ended(pid, status)
                 if self._running:
                     forwarder.wait()
             forwarder.close()
+        except Forked:  # what this process has under way is its parent's
+            raise
         except BaseException:
             self._send(signal.SIGKILL)
+            self._over(meeting)
             raise
-        finally:
-            os.close(meeting)
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.set_wakeup_fd(-1)
+        self._over(meeting)
         return self._status
 
-    def _start(self, command: Sequence[str], meeting: int, forwarder: Forwarder) -> None:
+    def _over(self, meeting: int) -> None:
+        os.close(meeting)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.set_wakeup_fd(-1)
+
+    def _start(
+        self, start: Callable[[Rank], Process], meeting: int, private: tuple[int, ...]
+    ) -> None:
         variables = {
             **os.environ,
             "WORLD_SIZE": str(self._number),
@@ -104,32 +223,26 @@ class _Ranks:
         # As under an mpirun that binds ranks: else every rank has a thread for every CPU.
         cpus = len(os.sched_getaffinity(0))
         variables.setdefault("OMP_NUM_THREADS", str(max(1, cpus // self._number)))
-        for rank in range(self._number):
-            one = {"RANK": rank, "LOCAL_RANK": rank, "PADDLE_TRAINER_ID": rank}
-            process = subprocess.Popen(
-                command,
-                env=variables | {name: str(value) for name, value in one.items()},
-                stdin=None if rank == 0 else subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                pass_fds=[meeting],
-                start_new_session=True,
-                preexec_fn=_end_with(os.getpid()),
-            )
+        for number in range(self._number):
+            one = {"RANK": number, "LOCAL_RANK": number, "PADDLE_TRAINER_ID": number}
+            own = variables | {name: str(value) for name, value in one.items()}
+            stdout, to_stdout = os.pipe()
+            stderr, to_stderr = os.pipe()
+            self._pipes += [(stdout, 1), (stderr, 2)]
+            readers = (pipe for pipe, _ in self._pipes)
+            process = start(Rank(number, own, meeting, to_stdout, to_stderr, (*private, *readers)))
             self._running[process.pid] = process
-            for pipe, to in ((process.stdout, 1), (process.stderr, 2)):
-                assert pipe is not None
-                forwarder.add(os.dup(pipe.fileno()), to)
-                pipe.close()
+            os.close(to_stdout)
+            os.close(to_stderr)
             if self._told:  # by a signal that came meanwhile
                 self._send(signal.SIGTERM)
                 return
 
-    def _ended(self, process: subprocess.Popen[bytes]) -> None:
-        status = process.returncode if process.returncode >= 0 else 128 - process.returncode
+    def _ended(self, pid: int, returned: int) -> None:
+        status = returned if returned >= 0 else 128 - returned
         if status not in (0, PREEMPTED):
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)  # children that it has left
+                os.killpg(pid, signal.SIGKILL)  # children that it has left
         if status not in (0, PREEMPTED) and self._status in (0, PREEMPTED):
             self._status = status
             if not self._keep and not self._told:
@@ -163,8 +276,8 @@ class _Ranks:
                     os.killpg(pid, number)
 
 
-def _end_with(parent: int) -> Callable[[], None]:
-    """Return what a rank calls before it runs the command: it shall die with its parent.
+def end_with(parent: int) -> Callable[[], None]:
+    """Return what a child calls before all else: it shall die with its parent, this process.
 
     If this process is killed, nobody else would end the ranks.
     """

@@ -2,7 +2,8 @@
 
 ``mpirun -np 4 pytest --mpi tests/`` runs one pytest in every rank, in lock-step, and prints one
 report (``paddlempi.testing.plugin``). ``run`` starts an ``mpirun`` from an ordinary test
-(``paddlempi.testing.launch``). ``docs/testing.md`` is the guide.
+(``paddlempi.testing.launch``), or with ``warm`` forks the ranks from a process that has imported
+what they need (``paddlempi.testing.warm``). ``docs/testing.md`` is the guide.
 
 This file imports nothing that it can avoid, because pytest loads the package in every session of
 an environment in which paddlempi is installed.
@@ -17,10 +18,17 @@ if TYPE_CHECKING:
     from .launch import Result, run
     from .plugin import World
     from .session import RanksFailed
+    from .warm import Warm
 
-__all__ = ["RanksFailed", "Result", "World", "run"]
+__all__ = ["RanksFailed", "Result", "Warm", "World", "run"]
 
-_MODULES = {"RanksFailed": "session", "Result": "launch", "World": "plugin", "run": "launch"}
+_MODULES = {
+    "RanksFailed": "session",
+    "Result": "launch",
+    "Warm": "warm",
+    "World": "plugin",
+    "run": "launch",
+}
 
 
 def __getattr__(name: str) -> Any:

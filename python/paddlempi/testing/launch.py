@@ -23,7 +23,7 @@ from pathlib import Path
 
 from paddlempi_launchers import KINDS
 
-from .._processes import GRACE, MARK, kill_marked, sweep
+from .._processes import GRACE, MARK, kill_marked, marked, sweep
 
 Target = str | os.PathLike[str] | Sequence[str] | Callable[[], object]
 
@@ -139,6 +139,7 @@ def run(
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
     options: Sequence[str] = (),
+    warm: bool | Sequence[str] = False,
 ) -> Result:
     """Run ``target`` as a separate job of ``np`` ranks. Wait until it has ended.
 
@@ -150,9 +151,21 @@ def run(
         timeout: deadline in seconds. Every process of the job is killed then.
         env: variables to add to the environment of this process.
         cwd: working directory of the job. Default: that of this process.
+        warm: fork the ranks from a process that has imported what they need, without MPI
+            (``docs/testing.md``). True: what ``Warm`` was told, else NumPy. A sequence: the
+            modules to import there. ``target`` must be a script or a function, or a command of
+            the running Python and a script; ``mpi`` None or "node".
+
+    Raises:
+        ValueError: of a wrong argument; it names the argument.
+        RuntimeError: the warm server cannot start, may not fork, or a process of it was killed.
     """
+    if warm is not False:
+        _check_warm(mpi, prefix, options)
+        mpi = "node"
     with tempfile.TemporaryDirectory(prefix="paddlempi-run-") as scratch:
         argv = _argv(target, Path(scratch), prefix)
+        words = _script_and_words(argv) if warm is not False else []
         job = command(
             np, argv, mpi=mpi, prefix=prefix, env={**os.environ, **(env or {})}, options=options
         )
@@ -160,6 +173,19 @@ def run(
         out, err = Path(scratch, "stdout"), Path(scratch, "stderr")
         start, began, timed_out = time.monotonic(), time.time(), False
         with out.open("ab") as stdout, err.open("ab") as stderr:
+            if words:
+                from .warm import run_job
+
+                files = stdout.fileno(), stderr.fileno()
+                try:
+                    returncode, timed_out = run_job(
+                        np, words, {**job.env, MARK: mark}, cwd, files, timeout, warm
+                    )
+                finally:
+                    if marked(mark):
+                        kill_marked(mark)
+                    sweep(began)
+                return _result(argv, returncode, out, err, start, timed_out)
             process = subprocess.Popen(
                 job.argv,
                 env={**job.env, MARK: mark},
@@ -178,9 +204,36 @@ def run(
                 kill_marked(mark, 0.0 if timed_out else GRACE)
                 process.wait()
                 sweep(began)
-        seconds = time.monotonic() - start
-        texts = [path.read_bytes().decode(errors="replace") for path in (out, err)]
-        return Result(job.argv, process.returncode, texts[0], texts[1], seconds, timed_out)
+        return _result(job.argv, process.returncode, out, err, start, timed_out)
+
+
+def _result(
+    argv: list[str], returncode: int, out: Path, err: Path, start: float, timed_out: bool
+) -> Result:
+    seconds = time.monotonic() - start
+    texts = [path.read_bytes().decode(errors="replace") for path in (out, err)]
+    return Result(argv, returncode, texts[0], texts[1], seconds, timed_out)
+
+
+def _check_warm(
+    mpi: str | None, prefix: str | os.PathLike[str] | None, options: Sequence[str]
+) -> None:
+    """Raise ValueError if a warm job cannot be started so."""
+    if mpi not in (None, "node"):
+        raise ValueError(f"run(mpi={mpi!r}): warm ranks have no MPI: None or 'node'")
+    if prefix is not None:
+        raise ValueError(f"run(prefix={prefix!r}): warm ranks run in the running environment")
+    if options:
+        raise ValueError(f"run(options={options!r}): warm ranks have no mpirun to take them")
+
+
+def _script_and_words(argv: Sequence[str]) -> list[str]:
+    """Return the script and its arguments of a command that a warm server can run."""
+    if len(argv) < 2 or argv[0] != sys.executable or argv[1].startswith("-"):
+        raise ValueError(
+            f"run(target={list(argv)!r}): warm ranks run a function, or a script of this Python"
+        )
+    return list(argv[1:])
 
 
 def _without_mpi(np: int, argv: Sequence[str], env: Mapping[str, str]) -> Command:
