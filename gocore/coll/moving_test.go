@@ -16,7 +16,7 @@ import (
 // moving calls f for every world size and dtype, and for every second length. The dtype matters
 // only by its size when data is moved, and several dtypes have the same size.
 func moving(t *testing.T, f func(t *testing.T, w *fakeWorld, rng *rand.Rand, d op.DType, n int)) {
-	for _, size := range worldSizes {
+	for _, size := range worldSizes() {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
 			w := newWorld(size)
 			rng := rand.New(rand.NewSource(int64(size)))
@@ -88,7 +88,7 @@ func what(a Args, size int, more string) string {
 }
 
 func TestBarrier(t *testing.T) {
-	for _, size := range worldSizes {
+	for _, size := range worldSizes() {
 		w := newWorld(size)
 		a := Args{Sig: Sig{Code: op.Barrier}}
 		w.everyAlgorithm(t, "barrier", signature(a, size, true), func() []*rankCall { return w.calls(a) })

@@ -11,7 +11,7 @@ import (
 // reductions calls f for every world size, and every dtype with every reduce op that is defined for
 // it.
 func reductions(t *testing.T, f func(t *testing.T, w *fakeWorld, rng *rand.Rand, like Args)) {
-	for _, size := range worldSizes {
+	for _, size := range worldSizes() {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
 			w := newWorld(size)
 			rng := rand.New(rand.NewSource(int64(size)))

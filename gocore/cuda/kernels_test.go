@@ -277,6 +277,9 @@ func check(t *testing.T, rng *rand.Rand, a *arena, cases ...reduceCase) {
 // Every reduction gives the same bits as the host's kernels: for any number of sources and
 // destinations, in place, for counts that do not fill a pack, and for all alignments of the arrays.
 func TestReduceIsTheHosts(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make test-ci runs it")
+	}
 	a := newArena(t, 4<<20)
 	rng := rand.New(rand.NewPCG(1, 2))
 	launches := 0
@@ -302,6 +305,9 @@ func TestReduceIsTheHosts(t *testing.T) {
 }
 
 func TestReduceOfAsManyArraysAsThereMayBe(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make test-ci runs it")
+	}
 	a := newArena(t, 1<<17)
 	rng := rand.New(rand.NewPCG(3, 4))
 	for _, d := range []op.DType{op.Int8, op.BFloat16, op.Float32, op.Complex128} {

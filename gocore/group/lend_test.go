@@ -30,6 +30,9 @@ func heaped(t *testing.T, b op.Buf) op.Buf {
 
 // Each rank decides by itself whether it lends: long rows are, single columns are not, nor is memory that is not in the heap.
 func TestLentHalos(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make test-ci runs it")
+	}
 	for _, n := range []int{2, 3} {
 		ranks(t, n, nil, func(t *testing.T, e *world.Env, g *Group) {
 			g.lends = true // on a machine with fewer CPUs, too

@@ -61,6 +61,9 @@ var severalNodes = map[string][]int{
 func TestAllReduceInLevels(t *testing.T) {
 	count := int(coll.LevelBytes()/4) + 12345
 	for name, nodes := range severalNodes {
+		if testing.Short() && len(nodes) > 4 {
+			continue
+		}
 		t.Run(name, func(t *testing.T) {
 			ranks(t, len(nodes), nodes, func(t *testing.T, _ *world.Env, g *Group) {
 				for _, c := range []struct {
@@ -98,6 +101,9 @@ func TestAllReduceInLevels(t *testing.T) {
 
 func TestPartsInLevels(t *testing.T) {
 	for name, nodes := range severalNodes {
+		if testing.Short() && len(nodes) > 4 {
+			continue
+		}
 		t.Run(name, func(t *testing.T) {
 			n := len(nodes)
 			count := int(coll.LevelBytes()/4)/n + 777
@@ -137,6 +143,9 @@ func TestPartsInLevels(t *testing.T) {
 func TestRootsInLevels(t *testing.T) {
 	count := 1<<20 + 333
 	for name, nodes := range severalNodes {
+		if testing.Short() && len(nodes) > 4 {
+			continue
+		}
 		t.Run(name, func(t *testing.T) {
 			ranks(t, len(nodes), nodes, func(t *testing.T, e *world.Env, g *Group) {
 				value := func(rank, i int) float32 { return float32(rank*1000 + i%100) }
@@ -202,6 +211,9 @@ func TestRootsInLevels(t *testing.T) {
 // Shares that differ in length, some of which are empty, in tensors one after the other and apart.
 func TestUnevenPartsInLevels(t *testing.T) {
 	for name, nodes := range severalNodes {
+		if testing.Short() && len(nodes) > 4 {
+			continue
+		}
 		t.Run(name, func(t *testing.T) {
 			n := len(nodes)
 			length := func(rank int) int { return []int{0, 700001, 3, 1200007, 450000, 64}[rank] }
@@ -301,6 +313,9 @@ func TestHalvesInLevels(t *testing.T) {
 		mapped bool
 	}
 	for name, nodes := range severalNodes {
+		if testing.Short() && len(nodes) > 4 {
+			continue
+		}
 		t.Run(name, func(t *testing.T) {
 			ranks(t, len(nodes), nodes, func(t *testing.T, e *world.Env, g *Group) {
 				for _, c := range []sumOf{{op.BFloat16, op.Sum, false}, {op.Float16, op.Avg, true}, {op.BFloat16, op.PremulSum, g.Rank%2 == 0}, {op.Float16, op.Product, true}, {op.BFloat16, op.Max, true}} {

@@ -34,6 +34,9 @@ func device(t *testing.T) *cuda.Device {
 }
 
 func TestAPinnedBlockIsNotGivenAwayWhileTheDeviceReadsIt(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make test-ci runs it")
+	}
 	d := device(t)
 	defer TrimPinned()
 	first, err := GetPinned(d, 1000)

@@ -19,6 +19,9 @@ func killer(t *testing.T, replace ...string) string {
 // A rank is killed in every state of an arrival and of a chunk. The others end every collective
 // alike, and know who was killed. What they take for a result is one.
 func TestKilled(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make test-ci runs it")
+	}
 	program := killer(t)
 	for _, point := range []string{"before-announce", "after-announce", "all-arrived", "before-claim", "after-claim", "half-written",
 		"before-done", "after-done", "all-done", "before-finished", "after-finished", "before-refuse", "after-refuse", "after-blind"} {
@@ -40,6 +43,9 @@ func TestKilled(t *testing.T) {
 
 // The same for a rank that gives up, or that others leave.
 func TestKilledWhileGivingUp(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make test-ci runs it")
+	}
 	program := killer(t)
 	for _, point := range []string{"before-close", "in-close", "after-stop", "after-close", "in-close-chunks", "in-leave", "before-fail", "half-written"} {
 		t.Run(point, func(t *testing.T) {
@@ -76,6 +82,9 @@ func TestTwoKilled(t *testing.T) {
 
 // The harness finds what would go wrong: else the tests above would show nothing.
 func TestKilledFindsMistakes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make test-ci runs it")
+	}
 	for name, c := range map[string]struct {
 		says    string
 		replace []string

@@ -13,6 +13,9 @@ import (
 )
 
 func TestProtocol(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make test-ci runs it")
+	}
 	for name, p := range map[string]protocol{
 		"2 ranks, 3 collectives":                       {ranks: 2, chunks: 2, collectives: 3},
 		"3 ranks, 3 collectives":                       {ranks: 3, chunks: 1, collectives: 3},
@@ -59,6 +62,9 @@ func TestProtocol(t *testing.T) {
 // which it finds nothing are not needed, because another order does their work; the code keeps the
 // stronger one, which costs nothing on x86.
 func TestProtocolNeedsItsParts(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make test-ci runs it")
+	}
 	const race, values, ends, waits = "data race", "rank ", "ended in different ways", "wait for ever"
 	pair := protocol{ranks: 2, chunks: 1, collectives: 3}
 	ring := protocol{ranks: 2, chunks: 1, collectives: 4, slots: 3, ahead: 2}

@@ -82,6 +82,9 @@ func runFor(limit time.Duration, program string, args ...any) (string, error) {
 
 // Ranks as threads of one process go through collectives under ThreadSanitizer.
 func TestThreadSanitizer(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make test-ci runs it")
+	}
 	program := harness(t, compiler(t), sanitizer)
 	for _, size := range []int{2, 3, 5} {
 		out, err := run(program, size, 120, size, 0, 1)
@@ -111,6 +114,9 @@ func TestThreadSanitizer(t *testing.T) {
 
 // ThreadSanitizer finds a weaker order: else the test above would show nothing.
 func TestThreadSanitizerFindsWeakOrders(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make test-ci runs it")
+	}
 	cc := compiler(t)
 	for name, replace := range map[string][]string{
 		"the announcement": {"lines.c", "sw_publish64(&s->seq, &old, here)", "__atomic_compare_exchange_n(&s->seq, &old, here, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED)"},

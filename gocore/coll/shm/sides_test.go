@@ -198,6 +198,9 @@ func (c *randomCollective) check() error {
 // Every operation, with shares and parts of random lengths: each element of the result is there,
 // whichever rank did which chunk, and nothing else was written.
 func TestSharesAndPartsOfAnyLength(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make test-ci runs it")
+	}
 	for code := range op.Code(op.NumCodes) {
 		if !Serves(code) {
 			continue

@@ -11,6 +11,9 @@ import (
 )
 
 func TestBuildGivesALibraryThatLoads(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make test-ci runs it")
+	}
 	library, err := dl.Open(cudafake.Build(t), dl.Now|dl.Local)
 	require.NoError(t, err)
 	for _, name := range []string{"cuInit", "cuMemAlloc_v2", "cuLaunchKernel", "cuIpcOpenMemHandle_v2", "fakecuda_calls"} {

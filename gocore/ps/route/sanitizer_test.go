@@ -16,6 +16,9 @@ import (
 // No batch reads or writes outside its memory: testdata/batches.c with the C code of the room,
 // under AddressSanitizer. It is skipped if the compiler does not have it.
 func TestAddressSanitizer(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make test-ci runs it")
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	cc := os.Getenv("CC")

@@ -78,6 +78,9 @@ func run(program string, arguments ...int) (string, error) {
 }
 
 func TestThreadSanitizer(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make test-ci runs it")
+	}
 	program := harness(t, "thread")
 	for seed, ids := range []int{1, 40, 3000, 100000} {
 		out, err := run(program, 4, 60, ids, int(isas[best()]), seed)
@@ -89,6 +92,9 @@ func TestThreadSanitizer(t *testing.T) {
 // ThreadSanitizer, or a row that is seen half updated, shows a lock that is missing: else the test
 // above would show nothing.
 func TestThreadSanitizerFindsMissingLocks(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make test-ci runs it")
+	}
 	for name, replace := range map[string][]string{
 		"of a pull":  {"batch.c", "pthread_rwlock_rdlock(&t->shard[__builtin_ctzll(left)].lock);", ";", "batch.c", "pthread_rwlock_unlock(&t->shard[__builtin_ctzll(left)].lock);", ";"},
 		"of a push":  {"batch.c", "pthread_rwlock_trywrlock(&t->shard[left[i]].lock)", "0", "batch.c", "pthread_rwlock_trywrlock(&t->shard[shard].lock)", "0", "batch.c", "pthread_rwlock_unlock(&t->shard[shard].lock);", ";"},
@@ -108,6 +114,9 @@ func TestThreadSanitizerFindsMissingLocks(t *testing.T) {
 }
 
 func TestAddressSanitizer(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make test-ci runs it")
+	}
 	program := harness(t, "address,undefined")
 	for isa, code := range isas {
 		if isa != "portable" && isa != best() {

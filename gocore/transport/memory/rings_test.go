@@ -40,6 +40,9 @@ func compiled(t *testing.T, name, flags string) string {
 
 // C sends and receives what C has to, in order, and trusts nothing that another process writes.
 func TestRingsInC(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make test-ci runs it")
+	}
 	if byPieces {
 		return // TestMain's other runs change nothing here
 	}
