@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -20,6 +20,21 @@ sys.path[:0] = [str(HERE / "helpers"), str(HERE.parent / "tools" / "cluster")]
 
 if TYPE_CHECKING:  # tests/build runs where the package is not installed
     from paddlempi.testing import World
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note why a test fails: of a first try pytest-rerunfailures leaves nothing in the report."""
+    report = yield
+    if report.failed:
+        crash = getattr(report.longrepr, "reprcrash", None)
+        text = crash.message if crash else str(report.longrepr)
+        said = ("first_failure", text.partition("\n")[0])
+        item.user_properties.append(said)
+        report.user_properties.append(said)
+    return report
 
 
 @pytest.fixture

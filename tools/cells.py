@@ -2,7 +2,7 @@
 
     python tools/cells.py FILE [REVISION [ENVIRONMENTS [RUNS]]]
 
-The runs of `make test` in which a pytest runs in every rank are started one after another, over a
+The runs of `.ci/run` in which a pytest runs in every rank are started one after another, over a
 core that notes which algorithm it chooses for a collective. The cells go to FILE, one on a line, so
 that `comm` compares the files of two revisions. REVISION is HEAD by default. ENVIRONMENTS is the
 tree whose environments are used; it is this one by default. RUNS is a regular expression for the
@@ -72,14 +72,20 @@ def make_tree(tree: Path, revision: str) -> None:
     subprocess.run(fake, cwd=tree, check=True)
 
 
+def commands(tree: Path) -> str:
+    """Return the commands of the tests that CI runs; before tools/matrix make printed them."""
+    new = (tree / "tools" / "matrix").exists()
+    words = ["python3", "tools/matrix", "list", "ci"] if new else ["make", "-n", "test"]
+    return subprocess.run(words, cwd=tree, capture_output=True, text=True).stdout
+
+
 def main(file: Path, revision: str, environments: Path, runs: str) -> None:
     """Run the rank tests and write the cells."""
     cells: set[str] = set()
     with tempfile.TemporaryDirectory() as folder:
         tree, noted = Path(folder, "tree"), Path(folder, "noted")
         make_tree(tree, revision)
-        make = subprocess.run(["make", "-n", "test"], cwd=tree, capture_output=True, text=True)
-        for command, mpi in RUN.findall(make.stdout):
+        for command, mpi in RUN.findall(commands(tree)):
             if not re.search(runs, command):
                 continue
             noted.write_text("")

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import paddlempi as dist
@@ -94,6 +95,16 @@ def struck(mode: str) -> ranks_report.Facts:
     return facts
 
 
+def await_reports(count: int) -> None:
+    """Wait until so many ranks have reported an error: the end of one may end others before."""
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        reports = [path.read_text() for path in Path(sys.argv[1]).glob("*.json")]
+        if sum('"error"' in report for report in reports) >= count:
+            return
+        time.sleep(0.05)
+
+
 def main() -> None:
     dist.init_process_group("mpi", timeout=60.0)
     rank = dist.get_rank()
@@ -102,7 +113,7 @@ def main() -> None:
         ranks_report.write({"rank": rank, "trained": [trained(one) for one in roles]})
         return
     ranks_report.write({"rank": rank, **struck(sys.argv[2])})
-    time.sleep(3)  # a rank that ends without Finalize may end the others before they report
+    await_reports(2 if sys.argv[2] == "kill" else 3)
     os._exit(0)
 
 

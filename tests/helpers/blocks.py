@@ -16,16 +16,27 @@ A fence says what its block is, in the words after the three backticks:
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools" / "matrix"))
+
+import groups  # noqa: E402
+
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 COMMANDS = {"sh", "bash", "console"}
 LANGUAGES = {"", "text", "python", *COMMANDS}
 # Words after the language, as regular expressions.
 WORDS = {"python": r"fragment|gpu|jax|ranks=\d+", "sh": "run"}
+
+# What may follow `make`: the verbs of the Makefile, and the groups of tests and their families.
+VERBS = {
+    *re.findall(r"^## ([a-z-]+) ", (ROOT / "Makefile").read_text(), re.M),
+    *(f"test-{name}" for group in groups.GROUPS.values() for name in (group.name, group.family)),
+}
 
 
 @dataclass(frozen=True)

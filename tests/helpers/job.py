@@ -1,4 +1,8 @@
-"""Run jobs for tests: a function becomes the program of every rank."""
+"""Run jobs for tests: a function becomes the program of every rank.
+
+A job starts warm and without an MPI (``docs/testing.md``), unless the running test is for an MPI's
+launcher. ``tests/jobs/conftest.py`` sets LAUNCHER, COLD and WARM before each test.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from one_mpi import MPI
+from contract import MPI
 from paddlempi.testing import launch
 
 HERE = str(Path(__file__).resolve().parent)
+
+LAUNCHER = True
+"""Whether jobs start by the mpirun of this environment."""
+COLD = False
+"""Whether jobs without a launcher start cold, as by ``python -m paddlempi run -np``."""
+WARM: tuple[str, ...] = ("numpy", "pytest")
+"""What a warm server has imported for the jobs."""
+
+# What a process reads when it starts, or a framework while it is imported.
+_READ_EARLY = ("FLAGS_", "GLIBC_", "LD_", "MALLOC_", "MKL_", "PYTHONHASHSEED", "TORCH", "XLA_")
 
 
 @dataclass(frozen=True)
@@ -48,18 +62,30 @@ def run(
     env: Mapping[str, str] | None = None,
     options: Sequence[str] = (),
     path: str = "",
+    warm: bool = True,
 ) -> Ended:
     """Run ``program`` as ``np`` ranks, which may import ``ranks_tools``. Fail if the job hangs.
 
-    ``options`` are further options of the mpirun. ``path`` is a folder with modules that the
-    program may import, too.
+    Args:
+        options: further options of the mpirun, by which the job starts then.
+        path: a folder with modules that the program may import, too.
+        warm: False: the job starts cold where it would start warm.
     """
+    launcher = LAUNCHER or bool(options)
     folders = os.pathsep.join([HERE, *filter(None, [path, os.environ.get("PYTHONPATH")])])
-    ours = {"PYTHONPATH": folders, "FAULTS_NP": str(np), "FAULTS_MPI": MPI}
+    ours = {"PYTHONPATH": folders, "FAULTS_NP": str(np), "FAULTS_MPI": MPI if launcher else "node"}
+    early = any(name.startswith(_READ_EARLY) for name in env or ())
+    modules = WARM if warm and not launcher and not COLD and not early else False
     with tempfile.NamedTemporaryFile("r") as stamps:
         ours["FAULTS_STAMPS"] = stamps.name
         result = launch.run(
-            np, program, timeout=timeout, env={**(env or {}), **ours}, options=options
+            np,
+            program,
+            mpi=None if launcher else "node",
+            timeout=timeout,
+            env={**(env or {}), **ours},
+            options=options,
+            warm=modules,
         )
         at = time.time()
         assert not result.timed_out, f"hung for {timeout} s:\n{result.output}"
@@ -73,9 +99,10 @@ def succeed(
     timeout: float = 120.0,
     env: Mapping[str, str] | None = None,
     path: str = "",
+    warm: bool = True,
 ) -> Ended:
     """Run ``program`` as :func:`run` does. Fail unless every rank calls ``ranks_tools.done()``."""
-    ended = run(np, program, timeout=timeout, env=env, path=path)
+    ended = run(np, program, timeout=timeout, env=env, path=path, warm=warm)
     assert ended.returncode == 0, ended.output
     assert ended.result.stdout.count("done\n") == np, ended.output
     return ended

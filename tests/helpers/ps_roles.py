@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from one_mpi import world_size
+from contract import world_size
 from paddlempi.testing import World
 
 ONE_SERVER = "trainer:*,pserver:1"

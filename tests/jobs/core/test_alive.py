@@ -68,20 +68,21 @@ def test_a_rank_that_opens_and_closes_its_files_lives() -> None:
     job.succeed(3, lives, path=HERE)
 
 
+@pytest.mark.launcher("every rank goes on as another program, in namespaces")
 @pytest.mark.usefixtures("namespaces")
 def test_a_rank_in_a_pid_namespace_lives() -> None:
     # Debian's MPICH uses UCX, which opens shared memory through /proc unless told otherwise.
     job.succeed(3, lives_apart, path=HERE, env={"UCX_POSIX_USE_PROC_LINK": "n"})
 
 
-@pytest.mark.one_mpi
+@pytest.mark.launcher("its launcher leaves the others alone when a rank dies", only=["openmpi"])
 def test_a_death_is_seen_while_children_live_on() -> None:
     ended = job.run(3, dies, path=HERE, options=SURVIVE)
     for rank in (0, 1):
         ended.stamp(f"raised-{rank}")
 
 
-@pytest.mark.one_mpi
+@pytest.mark.launcher("every rank goes on as another program, in namespaces", only=["openmpi"])
 @pytest.mark.usefixtures("namespaces")
 def test_a_death_is_seen_in_pid_namespaces() -> None:
     ended = job.run(3, dies_apart, path=HERE, options=SURVIVE)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from paddlempi.testing import launch
 
-pytestmark = pytest.mark.one_mpi
+pytestmark = pytest.mark.launcher("a command of python -m paddlempi", only=["openmpi"])
 
 
 def test_files(tmp_path: Path) -> None:

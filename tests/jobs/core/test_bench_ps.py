@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from paddlempi.testing import launch
 
-pytestmark = pytest.mark.one_mpi
+pytestmark = pytest.mark.launcher("commands of python -m paddlempi", only=["openmpi"])
 
 FEW = ("--dims", "5", "--batches", "300", "--rows", "2000", "--rounds", "3", "--sizes", "40,1M")
 BENCH = (sys.executable, "-m", "paddlempi", "bench", "ps")

@@ -131,7 +131,7 @@ def interrupted_in_a_transfer() -> None:
     done()
 
 
-@pytest.mark.one_mpi
+@pytest.mark.launcher("its launcher leaves the others alone when a rank dies", only=["openmpi"])
 def test_killed_in_a_transfer() -> None:
     # Only Open MPI's launcher lets the others live.
     ended = job.run(3, killed_in_a_transfer, options=("--with-ft", "ulfm"))
@@ -140,11 +140,9 @@ def test_killed_in_a_transfer() -> None:
     assert not [name for name in os.listdir("/dev/shm") if "paddlempi" in name]
 
 
-@pytest.mark.one_mpi
 def test_stopped_in_a_transfer() -> None:
     job.succeed(2, stopped_in_a_transfer, timeout=100)
 
 
-@pytest.mark.one_mpi
 def test_interrupted_in_a_transfer() -> None:
     job.succeed(2, interrupted_in_a_transfer, timeout=60)

@@ -160,7 +160,7 @@ def filtered() -> None:
     done()
 
 
-@pytest.mark.one_mpi
+@pytest.mark.launcher("its launcher leaves the others alone when a rank dies", only=["openmpi"])
 def test_killed() -> None:
     # Only Open MPI's launcher lets the others live.
     ended = job.run(3, killed, options=("--with-ft", "ulfm"))
@@ -169,17 +169,14 @@ def test_killed() -> None:
     assert not [name for name in os.listdir("/dev/shm") if "paddlempi" in name]
 
 
-@pytest.mark.one_mpi
 def test_stopped() -> None:
     job.succeed(2, stopped, timeout=120)
 
 
-@pytest.mark.one_mpi
 def test_a_tensor_with_a_hole() -> None:
     job.succeed(2, holes)
 
 
-@pytest.mark.one_mpi
 @pytest.mark.parametrize("late", ["", "1"], ids=["from the beginning", "later"])
 def test_one_rank_may_read_nobody(late: str) -> None:
     refused = number("process_vm_readv")

@@ -11,6 +11,8 @@ from pathlib import Path
 import job
 import pytest
 
+pytestmark = pytest.mark.launcher("the ranks die inside MPI", only=["openmpi"])
+
 
 def killed_inside_mpi() -> None:
     """Rank 2 is killed in a long all_reduce, which all ranks have begun."""
@@ -34,7 +36,6 @@ def killed_inside_mpi() -> None:
     print("went on", file=sys.stderr, flush=True)
 
 
-@pytest.mark.one_mpi
 def test_killed_inside_mpi(tmp_path: Path) -> None:
     """The others end, with one line about it. The matrix has the ranks that ask for an error."""
     ended = job.run(

@@ -94,7 +94,7 @@ def other_threads_wait() -> None:
     done()
 
 
-@pytest.mark.parametrize("limit", ["2", pytest.param("60", marks=pytest.mark.one_mpi)])
+@pytest.mark.parametrize("limit", ["2", "60"])
 def test_a_message_under_way(limit: str) -> None:
     """The message is given up at its deadline, or when destroy has waited long enough.
 
@@ -106,7 +106,7 @@ def test_a_message_under_way(limit: str) -> None:
 
 
 # The end of the world is that of all its groups.
-@pytest.mark.parametrize("what", ["world", pytest.param("group", marks=pytest.mark.one_mpi)])
+@pytest.mark.parametrize("what", ["world", "group"])
 def test_other_threads_wait(what: str) -> None:
     job.succeed(2, other_threads_wait, env={"FAULTS_WHAT": what})
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import job
 import pytest
 
-ONE = pytest.mark.one_mpi
+pytestmark = pytest.mark.launcher("the end of Python, of MPI and of the launcher")
+
 LIMIT = 15.0
 """Seconds in which a job ends after one of its ranks, on a busy machine."""
 
@@ -70,16 +71,16 @@ def test_a_failure_ends_the_job(way: str, company: str) -> None:
     ended = job.run(3, leaves_in_a_bad_way, env=env, timeout=40)
     assert ended.at - ended.stamp("left") < LIMIT, ended.output
     assert "went on" not in ended.output
-    if way == "exit":
-        assert ended.returncode == 3, ended.output
-        assert "Traceback" not in ended.output
-    else:
-        assert ended.returncode == 1, ended.output
-        assert ended.result.stderr.count("Traceback") == 1, ended.output
-        assert ended.result.stderr.count("ValueError: rank 1 gave up") == 1, ended.output
+    # If MPICH's launcher is late to end the other ranks, they say that rank 1 has died, and it may
+    # give their status. They do if it is stopped for 3 s, and do not under the other launchers.
+    late = 2 if job.MPI == "mpich" else 0
+    own = way == "exception"
+    assert ended.returncode in ({1} if own else {3, 1} if late else {3}), ended.output
+    assert own <= ended.result.stderr.count("Traceback") <= own + late, ended.output
+    assert ended.result.stderr.count("ValueError: rank 1 gave up") == own, ended.output
 
 
-@pytest.mark.one_mpi
+@pytest.mark.launcher("the launcher's status", only=["openmpi"])
 @pytest.mark.parametrize("company", ["alone", "thread", "mpi4py"])
 @pytest.mark.parametrize("way", ["text", "interrupt", "kill"])
 def test_other_ways_to_fail(way: str, company: str) -> None:
@@ -256,11 +257,7 @@ def test_daemon_threads_that_wait() -> None:
 
 @pytest.mark.parametrize(
     "way",
-    [
-        "under way",
-        "broken",
-        *(pytest.param(way, marks=ONE) for way in ("refused", "unmatched", "destroyed")),
-    ],
+    ["under way", "broken", "refused", "unmatched", "destroyed"],
 )
 def test_what_is_left_behind(way: str) -> None:
     ended = job.succeed(2, leaves_work_behind, env={"FAULTS_WAY": way})
@@ -302,7 +299,7 @@ HYDRA = "-disable-auto-cleanup"
 KEEP = {"openmpi": "--continuous", "mpich": HYDRA, "impi": HYDRA}
 
 
-@pytest.mark.parametrize("keep", [True, pytest.param(False, marks=ONE)])
+@pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("way", ["at once", "probed", "in a loop"])
 def test_a_message_that_nobody_receives(way: str, keep: bool) -> None:
     options = [KEEP[job.MPI]] if keep else []
@@ -474,7 +471,7 @@ def panics() -> None:
     stamp("end")
 
 
-@pytest.mark.one_mpi
+@pytest.mark.launcher("the end of MPI after a panic", only=["openmpi"])
 def test_panics() -> None:
     ended = job.run(2, panics)
     assert ended.result.stdout.count("poisoned") == 2, ended.output

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import job
+import pytest
+
+pytestmark = pytest.mark.launcher("the exit handlers of MPI's library in a child")
 
 
 def forks() -> None:
@@ -68,39 +71,6 @@ def forks() -> None:
     done()
 
 
-def pool() -> None:
-    """multiprocessing with fork: before, between and during operations."""
-    import multiprocessing
-    import subprocess
-    import sys
-
-    import numpy as np
-    from ranks_tools import dist, done, start, works
-
-    rank = start()
-    fork = multiprocessing.get_context("fork")
-    with fork.Pool(2) as before:
-        x = np.full(1000, rank + 1.0)
-        y = np.zeros(3)
-        work = dist.irecv(y, 1 - rank)
-        total = dist.all_reduce(x, async_op=True)
-        with fork.Pool(2) as pool:
-            assert pool.map(abs, range(-50, 0)) == list(range(50, 0, -1))
-        assert before.map(abs, [-1, -2]) == [1, 2]
-        total.wait()
-        assert (x == 3).all()
-        works()
-        assert subprocess.run([sys.executable, "-c", "print(1)"], check=True).returncode == 0
-        dist.send(np.full(3, 1.0), 1 - rank)
-        work.wait()
-    works()
-    done()
-
-
 def test_forks() -> None:
     ended = job.succeed(2, forks)
     assert "in the child" not in ended.output
-
-
-def test_pool() -> None:
-    job.succeed(2, pool)

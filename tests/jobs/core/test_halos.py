@@ -1,4 +1,4 @@
-"""Halo exchanges whose ranks die or are interrupted."""
+"""Halo exchanges whose ranks die."""
 
 from __future__ import annotations
 
@@ -36,42 +36,10 @@ def killed() -> None:
     leave_together(rank)
 
 
-def interrupted() -> None:
-    """Ctrl-C ends a wait for a neighbour that does not come. The border stays as it was."""
-    import os
-    import signal
-    import threading
-    import time
-
-    import numpy as np
-    from ranks_tools import dist, done, start, works
-
-    rank = start()
-    side = dist.new_group([0, 1])
-    cart = dist.Cartesian([2], group=side)
-    field = np.full(6, rank, "float32")
-    if rank == 0:
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-        began = time.monotonic()
-        try:
-            cart.halo_exchange(field)
-        except KeyboardInterrupt:
-            assert time.monotonic() - began < 5.0
-        else:
-            raise AssertionError("it was not interrupted")
-        assert (field == 0).all()
-    works()
-    done()
-
-
-@pytest.mark.one_mpi
+@pytest.mark.launcher("its launcher leaves the others alone when a rank dies", only=["openmpi"])
 @pytest.mark.parametrize("cells", ["4", "200000"])
 def test_killed(cells: str) -> None:
     ended = job.run(3, killed, env={"CELLS": cells}, options=SURVIVE)
     for rank in (0, 1):
         ended.stamp(f"raised-{rank}")
     assert not [name for name in os.listdir("/dev/shm") if "paddlempi" in name]
-
-
-def test_interrupted() -> None:
-    job.succeed(2, interrupted)

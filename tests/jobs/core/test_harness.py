@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from paddlempi.testing import Result, run
 
+pytestmark = pytest.mark.launcher("pytest runs in every rank")
+
 # Without the other plugins that are installed, which take every rank a second to load.
 PYTEST = [sys.executable, "-m", "pytest", "-p", "paddlempi.testing.plugin", "--mpi", "--color=no"]
 ALONE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -35,7 +37,7 @@ def test_failure_on_one_rank(tmp_path: Path) -> None:
     assert "rank 1 of 2" in result.stdout
 
 
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.one_mpi)])
+@pytest.mark.parametrize("rank", [0, 1])
 def test_hang(tmp_path: Path, rank: int) -> None:
     body = f"time.sleep(1000 * (mpi_place.rank == {rank}))"
     result = ranks(tmp_path, body, "--mpi-timeout=4")
@@ -45,7 +47,6 @@ def test_hang(tmp_path: Path, rank: int) -> None:
     assert f"rank {rank} did not finish within the deadline of 4 s" in result.stdout
 
 
-@pytest.mark.one_mpi
 @pytest.mark.parametrize("rank", [0, 1])
 def test_failure_on_one_rank_makes_the_other_hang(tmp_path: Path, rank: int) -> None:
     """The failure is told: it is the reason why the other rank waits."""

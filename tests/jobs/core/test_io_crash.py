@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 from paddlempi import io
 
-pytestmark = pytest.mark.one_mpi  # no collective is special here
-
 KILLS = int(os.environ.get("IO_KILLS", "10"))
 """How many jobs are killed; ``IO_KILLS=200 make try T=tests/jobs/core/test_io_crash.py``."""
 

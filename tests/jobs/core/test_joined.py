@@ -11,7 +11,7 @@ from pathlib import Path
 
 import job
 import pytest
-from one_mpi import MPI
+from contract import MPI
 from paddlempi.testing import launch
 
 # Intel MPI reads it before it is initialised.

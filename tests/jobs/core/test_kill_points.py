@@ -18,9 +18,11 @@ from pathlib import Path
 import job
 import paddlempi
 import pytest
-from one_mpi import MPI
+from contract import MPI
 
-pytestmark = pytest.mark.one_abi  # the points are in what the ranks of a node share
+pytestmark = pytest.mark.launcher(
+    "a core of its own, which is loaded in the place of the usual one", only=["openmpi", "impi"]
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 CORE = "_core.abi3.so"
@@ -213,7 +215,6 @@ def test_in_a_loop(killing: str, point: str) -> None:
     check(killing, in_a_loop, KILL_AT=f"{point}:3")
 
 
-@pytest.mark.one_mpi
 @pytest.mark.parametrize("tensors", ["long", "long and short"])
 @pytest.mark.parametrize(
     "at", ["after-announce:9", "after-claim:7", "half-written:2", "all-done:8", "before-finished:2"]
@@ -222,7 +223,6 @@ def test_with_several_under_way(killing: str, at: str, tensors: str) -> None:
     check(killing, with_several_under_way, KILL_AT=at, KILL_TENSORS=tensors)
 
 
-@pytest.mark.one_mpi
 @pytest.mark.parametrize("at", ["before-finished:2", "before-finished:4", "all-arrived:3"])
 def test_with_a_lent_tensor(killing: str, at: str) -> None:
     check(killing, with_a_lent_tensor, ranks=2, KILL_AT=at)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from one_mpi import MPI
+from contract import MPI
 from paddlempi.testing import launch
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -7,7 +7,7 @@ import sys
 
 import job
 import pytest
-from one_mpi import MPI
+from contract import MPI
 
 
 def few_addresses() -> None:
@@ -61,7 +61,7 @@ def test_small_shared_memory(size: int) -> None:
         [*unshare, *launch, sys.executable, "-c", SMALL],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     if MPI == "openmpi" or (MPI == "impi" and size == 16):

@@ -9,8 +9,6 @@ import job
 import pytest
 from system_calls import number
 
-pytestmark = pytest.mark.one_abi  # no MPI sees mapped memory
-
 
 def checks() -> None:
     """Collectives on tensors of ``empty``, on ordinary ones, and the algorithm that they take."""
@@ -143,7 +141,7 @@ def filtered() -> None:
     only = os.environ.get("FAULTS_ONLY")
     mine = next(
         os.environ[name]
-        for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+        for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "RANK")
         if name in os.environ
     )
     if only is None or only == mine:
@@ -169,28 +167,26 @@ def test_nothing_is_refused() -> None:
     run(checks, "mapped")
 
 
-@pytest.mark.one_mpi  # Intel MPI crashes in MPI_Init under this limit
 def test_file_size() -> None:
     run(file_size, "ulimit -f")
 
 
-@pytest.mark.one_mpi
 def test_one_rank_cannot_map() -> None:
     job.succeed(2, one_rank_cannot_map, timeout=100)
 
 
-@pytest.mark.one_mpi
 def test_no_rank_can_map() -> None:
     job.succeed(2, no_rank_can_map, timeout=100)
 
 
+@pytest.mark.launcher("every rank goes on as another program, in namespaces")
 def test_user_namespaces() -> None:
     if subprocess.run(["unshare", "-U", "-r", "true"], capture_output=True).returncode:
         pytest.skip("this machine allows no user namespaces")
     run(user_namespaces, "mapped", UCX_POSIX_USE_PROC_LINK="n")
 
 
-@pytest.mark.one_mpi
+@pytest.mark.launcher("every rank goes on as another program, in namespaces", only=["openmpi"])
 def test_small_shm() -> None:
     mount = ["unshare", "-m", "mount", "-t", "tmpfs", "none", "/dev/shm"]
     if subprocess.run(mount, capture_output=True).returncode:
@@ -202,6 +198,7 @@ def test_without_reading_other_processes() -> None:
     run(filtered, "mapped", FAULTS_REFUSED=number("process_vm_readv"))
 
 
+@pytest.mark.launcher("without memory to share, MPI moves the data")
 @pytest.mark.parametrize("only", ["0", "1", None])
 def test_without_memory_files(only: str | None) -> None:
     one = {} if only is None else {"FAULTS_ONLY": only}

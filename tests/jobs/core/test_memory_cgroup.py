@@ -156,11 +156,9 @@ def run(cgroup: Path, program: str, *arguments: str) -> str:
     return ended.stdout
 
 
-@pytest.mark.one_mpi
 def test_a_limit_is_looked_at_first(cgroup: Path, tmp_path: Path) -> None:
     assert run(cgroup, PROGRAM, str(tmp_path / "file"), cgroup.name) == "done\n"
 
 
-@pytest.mark.one_mpi
 def test_processes_do_not_take_the_same_bytes(cgroup: Path) -> None:
     assert set(run(cgroup, TOGETHER).split()) == {"+", "-"}

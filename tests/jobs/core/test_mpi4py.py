@@ -87,6 +87,5 @@ def test_part_of_the_world() -> None:
     job.succeed(3, part_of_the_world)
 
 
-@pytest.mark.one_mpi
 def test_below_multiple() -> None:
     job.succeed(1, below_multiple)

@@ -7,9 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from contract import MPI, WHEEL
 from fresh_signals import take_signals
-from one_mpi import MPI, WHEEL
 from paddlempi.testing import launch
 
 # arguments: rank, number of ranks, the file in which they meet, and what happens
@@ -97,7 +96,6 @@ def job(tmp_path: Path, what: str, size: int = 3) -> tuple[list[int], list[str]]
     return [p.returncode for p in processes], outputs
 
 
-@pytest.mark.skipif(MPI != "openmpi", reason="MPICH and Intel MPI start without mpirun")
 def test_open_mpi_cannot(tmp_path: Path) -> None:
     statuses, outputs = job(tmp_path, "sum")
     assert statuses == [3] * 3, outputs
@@ -106,23 +104,17 @@ def test_open_mpi_cannot(tmp_path: Path) -> None:
         assert "pip install mpich, or pip install impi-rt" in output
 
 
-needs_pmi = pytest.mark.skipif(MPI == "openmpi", reason="Open MPI starts under its mpirun only")
-
-
-@needs_pmi
 def test_two_worlds(tmp_path: Path) -> None:
     statuses, outputs = job(tmp_path, "sum")
     assert (statuses, outputs) == ([0] * 3, ["right\n"] * 3)
 
 
-@needs_pmi
 def test_what_only_mpirun_can(tmp_path: Path) -> None:
     statuses, outputs = job(tmp_path, "spawn", size=2)
     assert statuses == [3] * 2, outputs
     assert all(o.startswith("UnsupportedError") and "no mpirun has started" in o for o in outputs)
 
 
-@needs_pmi
 def test_an_exit_ends_no_other_rank(tmp_path: Path) -> None:
     statuses, outputs = job(tmp_path, "exit")
     assert statuses == [3, 5, 3], outputs
@@ -130,8 +122,6 @@ def test_an_exit_ends_no_other_rank(tmp_path: Path) -> None:
         assert outputs[rank].startswith("PeerDiedError") and "[1]" in outputs[rank], outputs[rank]
 
 
-# Intel MPI alone would not find its libfabric.
-@pytest.mark.skipif(MPI != "mpich", reason="the program starts MPICH by ctypes")
 def test_an_mpi_that_was_started_alone_before(tmp_path: Path) -> None:
     statuses, outputs = job(tmp_path, "alone before", size=2)
     assert statuses == [3, 3], outputs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import job
-from one_mpi import MPI, WHEEL
+from contract import MPI, WHEEL
 
 
 def refused() -> None:

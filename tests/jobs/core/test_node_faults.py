@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 from fresh_signals import take_signals
 
-pytestmark = pytest.mark.one_mpi
-
 # Operations of all kinds and lengths until the time is up. arguments: what rank 1 suffers, a seed
 OPERATIONS = """
 import os, random, signal, sys, threading, time

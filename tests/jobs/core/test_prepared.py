@@ -1,4 +1,4 @@
-"""Prepared calls whose ranks die, come too late or are interrupted."""
+"""Prepared calls whose ranks die."""
 
 from __future__ import annotations
 
@@ -39,54 +39,7 @@ def killed() -> None:
     leave_together(rank)
 
 
-def awaited() -> None:
-    """Rank 1 comes too late, then not at all. The call can be made in another group meanwhile."""
-    import os
-    import signal
-    import threading
-    import time
-
-    import numpy as np
-    from ranks_tools import dist, done, errors, raises, start, works
-
-    rank = start()
-    tensors = [np.ones(4), np.ones(4), np.ones(4)]
-    late, never = dist.new_group(timeout=0.5), dist.new_group()
-    calls = [
-        dist.prepare("all_reduce", t, group=g)
-        for t, g in zip(tensors, (late, never, None), strict=True)
-    ]
-    if rank == 0:
-        with raises(errors.TimeoutError, "all_reduce", least=0.4, most=2.0):
-            calls[0]()
-        calls[1].start()
-        with raises(errors.NotReadyError, most=1.0):
-            calls[1].wait(timeout=0.1)
-        with raises(errors.ArgumentError, "wait"):
-            calls[1].start()
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-        began = time.monotonic()
-        try:
-            calls[1].wait()
-        except KeyboardInterrupt:
-            assert time.monotonic() - began < 5.0
-        else:
-            raise AssertionError("it was not interrupted")
-    works()
-    calls[2]()
-    assert (tensors[2] == 2).all()
-    if rank == 1:
-        with raises(errors.GroupBrokenError, "all_reduce", ranks=[0]):
-            calls[0]()
-        calls[1]()
-    else:
-        calls[1].wait()  # Ctrl-C ended the wait, and not the operation
-    assert (tensors[1] == 2).all()
-    works()
-    done()
-
-
-@pytest.mark.one_mpi
+@pytest.mark.launcher("its launcher leaves the others alone when a rank dies", only=["openmpi"])
 @pytest.mark.parametrize("way", ["call", "start"])
 @pytest.mark.parametrize("count", ["1", "200000"])
 def test_killed(count: str, way: str) -> None:
@@ -94,7 +47,3 @@ def test_killed(count: str, way: str) -> None:
     for rank in (0, 1):
         ended.stamp(f"raised-{rank}")
     assert not [name for name in os.listdir("/dev/shm") if "paddlempi" in name]
-
-
-def test_awaited() -> None:
-    job.succeed(2, awaited)

@@ -8,8 +8,6 @@ from pathlib import Path
 import job
 import pytest
 
-pytestmark = pytest.mark.one_abi  # the servers of all MPIs are the same
-
 
 def cuts_under_load() -> None:
     """A thread of every trainer pushes two tables all the time; the main threads save.

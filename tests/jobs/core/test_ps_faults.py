@@ -11,8 +11,6 @@ import pytest
 from paddlempi import ps
 from ranks_tools import LATE
 
-pytestmark = pytest.mark.one_abi  # the servers of all MPIs are the same
-
 
 def survive(
     np: int, program: Callable[[], object], living: int, env: Mapping[str, str] | None = None
@@ -54,7 +52,7 @@ def a_trainer_dies_in_async_mode() -> None:
     leave(rank, [0, 2, 3])
 
 
-@pytest.mark.one_mpi
+@pytest.mark.launcher("its launcher leaves the others alone when a rank dies", only=["openmpi"])
 def test_a_trainer_that_dies_in_async_mode_is_dropped() -> None:
     survive(4, a_trainer_dies_in_async_mode, 3)
 
@@ -88,7 +86,7 @@ def a_trainer_dies_in_sync_mode() -> None:
     leave(rank, [0, 2, 3, 4])
 
 
-@pytest.mark.one_mpi
+@pytest.mark.launcher("its launcher leaves the others alone when a rank dies", only=["openmpi"])
 def test_a_trainer_that_dies_in_sync_mode_is_named_everywhere() -> None:
     survive(5, a_trainer_dies_in_sync_mode, 4)
 
@@ -153,7 +151,7 @@ def a_server_dies() -> None:
     leave(rank, [1 - rank, 2])
 
 
-@pytest.mark.one_mpi
+@pytest.mark.launcher("its launcher leaves the others alone when a rank dies", only=["openmpi"])
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_server_that_dies_is_named_everywhere(mode: str, tmp_path: Path) -> None:
     env = {"PS_MODE": mode, "PS_FOLDER": str(tmp_path)}
@@ -197,7 +195,7 @@ def the_first_trainer_dies_in_a_save() -> None:
     leave(rank, [3 - rank, 3])
 
 
-@pytest.mark.one_mpi
+@pytest.mark.launcher("its launcher leaves the others alone when a rank dies", only=["openmpi"])
 def test_the_first_trainer_dies_in_a_save_in_async_mode(tmp_path: Path) -> None:
     ended = survive(4, the_first_trainer_dies_in_a_save, 3, env={"PS_FOLDER": str(tmp_path)})
     assert ended.stamp("died")
@@ -236,82 +234,6 @@ def a_trainer_is_stopped() -> None:
 
 def test_a_trainer_that_is_stopped_is_waited_for() -> None:
     job.succeed(3, a_trainer_is_stopped)
-
-
-def ctrl_c() -> None:
-    """It ends a wait in serve, in a push that waits for another trainer, and in a barrier."""
-    import os
-    import signal
-
-    from paddlempi import ps
-    from ps_job import DIM, IDS, begin, later, ones, wait_for
-    from ranks_tools import done, raises, stamp
-
-    rank = begin("trainer:2,pserver:1")
-
-    def interrupted(call: object) -> None:
-        later(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
-        with raises(KeyboardInterrupt, least=0.2, most=3.0):
-            call()
-
-    if rank == 2:
-        interrupted(ps.serve)
-        ps.serve()
-        done()
-        return
-    table = ps.RemoteTable("t", DIM, ps.SGD(1.0))
-    if rank == 0:
-        interrupted(lambda: ps.barrier("nobody comes"))
-        interrupted(lambda: table.push(IDS, ones()))
-        stamp("interrupted")
-    else:
-        wait_for("interrupted")
-        table.push(IDS, ones())
-    ps.barrier()
-    # The push was made, though its trainer did not wait for the end.
-    table.push(IDS, ones())
-    assert (table.pull(IDS) == -4).all()
-    done()
-
-
-def test_ctrl_c() -> None:
-    job.succeed(3, ctrl_c)
-
-
-def a_push_is_given_up() -> None:
-    """By Ctrl-C, then by the deadline. The pull after it has the rows after its step."""
-    import os
-    import signal
-
-    from paddlempi import ps
-    from ps_job import DIM, IDS, begin, later, ones, wait_for
-    from ranks_tools import done, errors, raises, stamp
-
-    rank = begin("trainer:2,pserver:1", timeout=2.0)
-    if rank == 2:
-        ps.serve()
-        done()
-        return
-    table = ps.RemoteTable("t", DIM, ps.SGD(1.0))
-    for step, why in enumerate((KeyboardInterrupt, errors.TimeoutError), 1):
-        if rank == 0:
-            if why is KeyboardInterrupt:
-                later(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
-            with raises(why, most=5.0):
-                table.push(IDS, ones())
-            later(0.3, lambda step=step: stamp(f"pulls-{step}"))
-        else:
-            wait_for(f"pulls-{step}")
-            table.push(IDS, ones())
-        assert (table.pull(IDS) == -2 * step).all()
-    ps.barrier()
-    table.push(IDS, ones())
-    assert (table.pull(IDS) == -6).all()
-    done()
-
-
-def test_a_pull_after_a_push_that_was_given_up() -> None:
-    job.succeed(3, a_push_is_given_up)
 
 
 def wrong_beginnings() -> None:
@@ -435,6 +357,7 @@ def forks() -> None:
     done()
 
 
+@pytest.mark.launcher("children that end as Python ends")
 def test_forks() -> None:
     job.succeed(2, forks)
 
@@ -461,6 +384,7 @@ def a_trainer_exits() -> None:
     done()
 
 
+@pytest.mark.launcher("the end of a program")
 def test_sys_exit_completes() -> None:
     job.succeed(3, a_trainer_exits)
 
@@ -487,7 +411,7 @@ def a_trainer_leaves() -> None:
     leave(rank, [2])
 
 
-@pytest.mark.one_mpi
+@pytest.mark.launcher("its launcher leaves the others alone when a rank dies", only=["openmpi"])
 def test_a_trainer_that_leaves_without_a_word_is_named() -> None:
     survive(3, a_trainer_leaves, 2)
 
@@ -510,6 +434,7 @@ def a_trainer_fails() -> None:
     done()
 
 
+@pytest.mark.launcher("the launcher ends the job")
 def test_an_exception_of_a_trainer_ends_the_job() -> None:
     ended = job.run(3, a_trainer_fails)
     assert ended.returncode != 0 and "done" not in ended.result.stdout, ended.output

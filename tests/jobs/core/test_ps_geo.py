@@ -8,8 +8,6 @@ import job
 import pytest
 from test_ps_faults import survive
 
-pytestmark = pytest.mark.one_abi  # the servers of all MPIs are the same
-
 
 def what_an_exchange_adds() -> None:
     """Two trainers push different gradients; cuts and the end come after what was pushed."""
@@ -161,7 +159,8 @@ def somebody_dies() -> None:
     rest = [other for other in range(4) if other not in (rank, who)]
     if rank > 1:
         if rank == who:
-            wait_for("pushed")
+            for other in (0, 1):
+                wait_for(f"pushed-{other}")
             die()
         if who > 1:
             with raises(errors.PeerDiedError, f"rank {who}", ranks=[who], most=30.0):
@@ -176,7 +175,7 @@ def somebody_dies() -> None:
     if rank == who:
         die()  # with two pushes that no server has
     if who > 1:
-        stamp("pushed")
+        stamp(f"pushed-{rank}")
         wait_for("died")
         with raises(errors.PeerDiedError, f"rank {who}", ranks=[who], most=20.0):
             for _ in range(5):
@@ -191,7 +190,7 @@ def somebody_dies() -> None:
     leave(rank, rest)
 
 
-@pytest.mark.one_mpi
+@pytest.mark.launcher("its launcher leaves the others alone when a rank dies", only=["openmpi"])
 @pytest.mark.parametrize("who", [1, 3])
 def test_somebody_dies(who: int) -> None:
     survive(4, somebody_dies, 3, env={"WHO": str(who)})

@@ -5,9 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import job
-import pytest
-
-pytestmark = pytest.mark.one_abi  # the servers of all MPIs are the same
 
 
 def all_pushes_count() -> None:

@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 from paddlempi.testing import launch, run
 
-pytestmark = pytest.mark.one_abi  # the servers of all MPIs are the same
-
 TRAIN = """
 import os
 import sys
@@ -31,6 +29,7 @@ sys.stdout.write(f"{ps.role()} {ps.trainers()} {ps.pservers()} {sys.argv[1:]}\\n
 """
 
 
+@pytest.mark.launcher("python -m paddlempi run --roles")
 @pytest.mark.parametrize(
     ("roles", "size", "told"),
     [
@@ -86,7 +85,7 @@ def keeping(
     )
 
 
-@pytest.mark.one_mpi
+@pytest.mark.launcher("python -m paddlempi run --keep-survivors", only=["openmpi"])
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_run_keeps_survivors(tmp_path: Path, mode: str) -> None:
     """Asynchronous training goes on without a dead trainer, and synchronous ends with its name."""
@@ -123,7 +122,7 @@ def test_the_others_end_after_a_death(tmp_path: Path) -> None:
     assert mark.exists() or launch.command(1, ["true"]).kind == "mpich", output
 
 
-@pytest.mark.one_mpi
+@pytest.mark.launcher("a program that ends with its servers", only=["openmpi"])
 def test_the_variable(tmp_path: Path) -> None:
     """Without run, the servers of PADDLEMPI_ROLES go on after ps.init."""
     script = tmp_path / "train.py"
@@ -133,7 +132,7 @@ def test_the_variable(tmp_path: Path) -> None:
     assert ended.stdout.splitlines() == ["trainer [0] [1] []"], ended.output
 
 
-@pytest.mark.one_mpi
+@pytest.mark.launcher("the status of the launcher", only=["openmpi"])
 @pytest.mark.parametrize("roles", ["trainer:2,pserver:1", "trainer+pserver:*"])
 def test_a_trainer_that_raises(tmp_path: Path, roles: str) -> None:
     """The job ends with its status. No rank waits for the others first."""
@@ -197,13 +196,13 @@ def killed_trainer() -> None:
     os._exit(3)
 
 
-@pytest.mark.one_mpi
+@pytest.mark.launcher("its launcher leaves the others alone when a rank dies", only=["openmpi"])
 def test_a_server_that_is_killed() -> None:
     ended = job.run(3, killed_server, options=("--continuous",))
     assert ended.output.count("died (2,)") == 2, ended.output
 
 
-@pytest.mark.one_mpi
+@pytest.mark.launcher("its launcher leaves the others alone when a rank dies", only=["openmpi"])
 def test_a_trainer_that_is_killed() -> None:
     """In sync mode its server and the other trainer get the error that names it."""
     ended = job.run(3, killed_trainer, options=("--continuous",))
@@ -246,6 +245,7 @@ def forked() -> None:
     done()
 
 
+@pytest.mark.launcher("a child that ends as Python ends")
 def test_a_fork_has_no_part() -> None:
     ended = job.run(2, forked)
     assert ended.returncode == 0, ended.output
@@ -279,7 +279,6 @@ def interrupted() -> None:
     os._exit(0)
 
 
-@pytest.mark.one_mpi
 def test_ctrl_c_ends_waits() -> None:
     """A trainer that waits for another one in a barrier and in a push, and a server."""
     ended = job.run(3, interrupted, timeout=40)
@@ -314,7 +313,7 @@ rows = table.pull(ids)
 """
 
 
-@pytest.mark.one_mpi
+@pytest.mark.launcher("python -m paddlempi run --restarts", only=["openmpi"])
 @pytest.mark.parametrize("dies", [0, 2], ids=["trainer", "server"])
 def test_a_job_goes_on_from_the_last_cut(tmp_path: Path, dies: int) -> None:
     """A trainer or the server is killed in the first attempt; the rows are as if none had been."""

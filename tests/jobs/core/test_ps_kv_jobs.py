@@ -9,8 +9,6 @@ import job
 import pytest
 from paddlempi.testing import run
 
-pytestmark = pytest.mark.one_abi  # the servers of all MPIs are the same
-
 SCRIPT = """
 import sys
 
@@ -45,6 +43,7 @@ sys.stdout.write(f"{ps.role()} {pushed}\\n")
 """
 
 
+@pytest.mark.launcher("python -m paddlempi run --roles")
 @pytest.mark.parametrize("roles", ["trainer:2,pserver:1", "trainer+pserver:*"])
 def test_an_unchanged_script(tmp_path: Path, roles: str) -> None:
     script = tmp_path / "train.py"
@@ -97,7 +96,7 @@ def deaths() -> None:
     threading.Event().wait(30)
 
 
-@pytest.mark.one_mpi
+@pytest.mark.launcher("its launcher leaves the others alone when a rank dies", only=["openmpi"])
 def test_deaths() -> None:
     ended = job.run(3, deaths, options=("--continuous",))
     assert ended.result.stdout.count("done\n") == 1, ended.output
@@ -167,7 +166,7 @@ def forks() -> None:
     ps.shutdown()
 
 
-@pytest.mark.one_mpi
+@pytest.mark.launcher("children of a process with MPI")
 def test_forks() -> None:
     ended = job.run(2, forks)
     assert ended.result.returncode == 0, ended.output

@@ -8,8 +8,6 @@ import job
 import pytest
 from test_ps_faults import survive
 
-pytestmark = pytest.mark.one_abi  # the servers of all MPIs are the same
-
 
 def delays_are_compensated() -> None:
     """Two trainers pull and push in turn; a simulation in each of them does the same."""
@@ -268,7 +266,7 @@ def somebody_dies_before_a_change() -> None:
     leave(rank, rest)
 
 
-@pytest.mark.one_mpi
+@pytest.mark.launcher("its launcher leaves the others alone when a rank dies", only=["openmpi"])
 @pytest.mark.parametrize("who", [1, 3])
 def test_somebody_dies_before_a_change(who: int) -> None:
     survive(4, somebody_dies_before_a_change, 3, env={"WHO": str(who)})

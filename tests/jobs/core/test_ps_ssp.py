@@ -5,8 +5,6 @@ from __future__ import annotations
 import job
 import pytest
 
-pytestmark = pytest.mark.one_abi  # the servers of all MPIs are the same
-
 
 def nobody_is_far_ahead() -> None:
     """Three trainers of different speed, two servers. Each counts its steps in a row of its own."""
@@ -46,39 +44,3 @@ def nobody_is_far_ahead() -> None:
 @pytest.mark.parametrize("bound", ["0", "3"])
 def test_nobody_is_far_ahead(bound: str) -> None:
     job.succeed(5, nobody_is_far_ahead, env={"BOUND": bound})
-
-
-def the_slow_one_is_named() -> None:
-    """Rank 1 pushes nothing: rank 0 times out with its name, and goes on when it completes."""
-    import numpy as np
-    from paddlempi import ps
-    from ps_job import stamp, wait_for
-    from ranks_tools import done, errors, raises, start
-
-    rank = start()
-    ps.init("trainer:2,pserver:1", mode="ssp", staleness=2, timeout=1.5)
-    if rank == 2:
-        ps.serve()
-        done()
-        return
-    table = ps.RemoteTable("t", 2, ps.SGD(1.0))
-    if rank == 1:
-        wait_for("late")
-        ps.complete()
-        done()
-        return
-    ids = np.arange(3)
-    for _ in range(3):
-        table.pull(ids)
-        table.push(ids, np.ones((3, 2), np.float32))
-    words = ("more than 2 steps behind", "mode ssp")
-    with raises(errors.TimeoutError, *words, ranks=[1], least=1.4, most=4.0):
-        table.pull(ids)
-    assert ps.stats()["servers"][0]["mode"] == "ssp"
-    stamp("late")
-    assert (table.pull(ids) == -3).all()
-    done()
-
-
-def test_the_slow_one_is_named() -> None:
-    job.succeed(3, the_slow_one_is_named)

@@ -15,6 +15,8 @@ import pytest
 from fresh_signals import take_signals
 from paddlempi.testing import launch
 
+pytestmark = pytest.mark.launcher("python -m paddlempi run starts the launcher anew")
+
 PROGRAM = """
 import os
 import signal
@@ -175,7 +177,6 @@ def test_an_exception(tmp_path: Path) -> None:
     assert said.endswith("rank 1 ended with status 1: ValueError: no good"), job.err
 
 
-@pytest.mark.one_mpi
 def test_an_exception_with_restarts(tmp_path: Path) -> None:
     job = start(tmp_path, "raises", "--restarts", "3", "--restart-on-exception")
     assert job.wait() == 0, job.err
@@ -194,7 +195,6 @@ def test_a_rank_is_preempted(tmp_path: Path) -> None:
     assert "MPI_ABORT" not in job.err.upper()
 
 
-@pytest.mark.one_mpi
 def test_a_preempted_job_goes_on(tmp_path: Path) -> None:
     job = start(tmp_path, "preempted", "--restart-preempted")
     assert job.wait() == 0, job.err
@@ -224,7 +224,7 @@ def test_run_is_ended(number: int, tmp_path: Path) -> None:
     assert attempts(job) == TWICE[:2]
 
 
-@pytest.mark.one_mpi
+@pytest.mark.launcher("an option of this launcher", only=["openmpi"])
 def test_a_launcher_that_goes_on(tmp_path: Path) -> None:
     """The other rank's PeerDiedError ends the job. That is a death, and not an exception."""
     job = start(tmp_path, "killed", "--restarts", "3", launcher=("--continuous",))
@@ -280,6 +280,7 @@ import sys
 
 import numpy as np
 import paddlempi as dist
+
 
 dist.init_process_group("mpi", timeout=60)
 rank, way = dist.get_rank(), sys.argv[1]

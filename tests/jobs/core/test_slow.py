@@ -47,6 +47,7 @@ def sleeps() -> None:
     done()
 
 
+@pytest.mark.launcher("the second world waits inside MPI")
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_rank_that_computes(ranks: int) -> None:
     names = re.escape(f"[{' '.join(map(str, range(ranks)))}]")
@@ -84,7 +85,6 @@ def sleeps_again_and_again() -> None:
     done()
 
 
-@pytest.mark.one_mpi
 def test_every_wait() -> None:
     lines = reports(sleeps_again_and_again, 3, "")
     for what in (
@@ -149,7 +149,6 @@ def stopped_inside() -> None:
     done()
 
 
-@pytest.mark.one_mpi
 @pytest.mark.parametrize("algorithm", ["", "all_reduce:mpi"])
 def test_rank_that_is_stopped_in_a_series(algorithm: str) -> None:
     """It is named wherever it was: before it came, at work on a chunk, or inside MPI."""
@@ -183,7 +182,6 @@ def elsewhere() -> None:
     done()
 
 
-@pytest.mark.one_mpi
 def test_rank_in_another_operation() -> None:
     reduce = r"all_reduce\(float64\[4\], SUM\), number \d+" + ALL
     receive = r"recv of 12 bytes from rank 0 of the group \(tag 5\)" + ALL
@@ -206,7 +204,6 @@ def off() -> None:
     done()
 
 
-@pytest.mark.one_mpi
 @pytest.mark.parametrize("after", ["0", ""])
 def test_no_report(after: str) -> None:
     ended = job.succeed(2, off, env={"PADDLEMPI_REPORT_AFTER": after})
@@ -222,6 +219,5 @@ def wrong() -> None:
     done()
 
 
-@pytest.mark.one_mpi
 def test_wrong_time() -> None:
     job.succeed(1, wrong, env={"PADDLEMPI_REPORT_AFTER": "soon"})

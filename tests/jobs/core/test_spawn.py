@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import job
-from one_mpi import MPI
+from contract import MPI
 from paddlempi.testing import launch
 
 # Intel MPI reads it before it is initialised.
@@ -89,8 +89,10 @@ def test_spawn(tmp_path: Path) -> None:
 
 
 LATE = """
-import time
-time.sleep(2)
+import os, time
+while not os.path.exists(os.environ["STRUCK"]):
+    time.sleep(0.05)
+time.sleep(1)
 import paddlempi as dist
 dist.init_process_group("mpi")
 try:
@@ -107,21 +109,26 @@ def interrupted() -> None:
     import sys
     import threading
     import time
+    from pathlib import Path
 
     from ranks_tools import dist, done, errors, start
 
+    def strike() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        Path(os.environ["STRUCK"]).touch()  # the process waits for it
+
     rank = start()
     if rank == 0:
-        threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        threading.Timer(1, strike).start()
     began = time.monotonic()
     try:
-        dist.spawn([sys.executable, os.environ["CHILD"]], 1, timeout=30)
+        dist.spawn([sys.executable, os.environ["CHILD"]], 1, timeout=60)
     except (KeyboardInterrupt, errors.Error) as error:
         assert isinstance(error, KeyboardInterrupt) == (rank == 0), repr(error)
     else:
         raise AssertionError("it was not interrupted")
     # MPICH holds rank 0 inside until the process has called init_process_group.
-    assert time.monotonic() - began < 20.0
+    assert time.monotonic() - began < 40.0
     dist.barrier()
     done()
 
@@ -129,7 +136,8 @@ def interrupted() -> None:
 def test_interrupted(tmp_path: Path) -> None:
     child = tmp_path / "child.py"
     child.write_text(LATE)
-    ended = job.run(2, interrupted, env={"CHILD": str(child), **SPAWNS})
+    env = {"CHILD": str(child), "STRUCK": str(tmp_path / "struck"), **SPAWNS}
+    ended = job.run(2, interrupted, env=env)
     assert ended.output.count("done\n") == 2, ended.output
 
 

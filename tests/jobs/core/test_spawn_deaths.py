@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import job
-from one_mpi import MPI
+from contract import MPI
 
 DYING_CHILD = """
 import os

@@ -15,7 +15,8 @@ def a_wrong_setting() -> None:
 
     from ranks_tools import done, errors, raises, start, works
 
-    rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
+    names = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK")
+    rank = int(next(os.environ[name] for name in names if name in os.environ))
     name, value = os.environ["FAULTS_SETTING"].split("=")
     if rank == 1:
         os.environ[name] = value
@@ -39,7 +40,7 @@ def forced_algorithms() -> None:
     from paddlempi import _native
     from ranks_tools import done, errors, raises, start, works
 
-    rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
+    rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
     os.environ["PADDLEMPI_ALGO"] = f"all_reduce:{'mpi' if rank else 'slices16'}"
     with raises(
         errors.MismatchError, "init", "PADDLEMPI_ALGO differs", os.environ["PADDLEMPI_ALGO"]
@@ -89,17 +90,17 @@ def one_that_never_comes() -> None:
     "setting",
     [
         "PADDLEMPI_CUDA_CHUNK=x",
-        pytest.param("PADDLEMPI_CUDA_PATHS=staged,fast", marks=pytest.mark.one_mpi),
-        pytest.param("PADDLEMPI_CUDA_REDUCE=gpu", marks=pytest.mark.one_mpi),
-        pytest.param("PADDLEMPI_CUDA_AWARE=perhaps", marks=pytest.mark.one_mpi),
-        pytest.param("PADDLEMPI_ALGO=all_reduce:fast", marks=pytest.mark.one_mpi),
+        "PADDLEMPI_CUDA_PATHS=staged,fast",
+        "PADDLEMPI_CUDA_REDUCE=gpu",
+        "PADDLEMPI_CUDA_AWARE=perhaps",
+        "PADDLEMPI_ALGO=all_reduce:fast",
     ],
 )
 def test_a_wrong_setting(setting: str) -> None:
     job.succeed(3, a_wrong_setting, env={"FAULTS_SETTING": setting})
 
 
-@pytest.mark.one_mpi
+@pytest.mark.launcher("algorithms of MPI are forced", only=["openmpi"])
 def test_forced_algorithms() -> None:
     job.succeed(3, forced_algorithms)
 
@@ -110,7 +111,6 @@ def test_one_that_never_comes() -> None:
     assert "Traceback" not in ended.output, ended.output
 
 
-@pytest.mark.one_mpi
 def test_alone_open_mpi_knows_its_own_messages() -> None:
     """Its wheel is not where it was built for. Without its mpirun, paddlempi must tell it so."""
     script = "import paddlempi as d; d.init_process_group('mpi'); raise RuntimeError('boom')"

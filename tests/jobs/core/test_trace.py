@@ -12,8 +12,6 @@ import pytest
 from paddlempi.cli.trace import judge, report, rings
 from ranks_tools import dump
 
-pytestmark = pytest.mark.one_mpi  # MPI has no part in it
-
 
 def judged(folder: Path) -> judge.Judgement:
     return judge.judge(rings.read_folder(folder))
@@ -250,6 +248,7 @@ def killed() -> None:
     leave_together(rank)
 
 
+@pytest.mark.launcher("its launcher leaves the others alone when a rank dies", only=["openmpi"])
 def test_trace_of_a_dead_rank(tmp_path: Path) -> None:
     job.run(3, killed, env={"PADDLEMPI_TRACE": str(tmp_path)}, options=("--with-ft", "ulfm"))
     found = judged(tmp_path)

@@ -139,14 +139,13 @@ def no_memory_on_one() -> None:
     done()
 
 
-@pytest.mark.one_mpi
-@pytest.mark.one_mpi
 def test_killed_in_long_messages() -> None:
     ended = job.run(3, killed_in_long_messages, options=("--with-ft", "ulfm"))
     for rank in (0, 1):
         ended.stamp(f"raised-{rank}")
 
 
+@pytest.mark.launcher("scratch memory for what MPI carries")
 def test_no_memory_on_one() -> None:
     job.succeed(2, no_memory_on_one)
 

@@ -1,4 +1,4 @@
-"""Windows whose ranks die, do not come, are interrupted, or end."""
+"""Windows whose ranks die or end."""
 
 from __future__ import annotations
 
@@ -58,74 +58,6 @@ def killed() -> None:
     leave_together(rank)
 
 
-def absent() -> None:
-    """Rank 1 comes to no fence and no free. The others give up, and their memory stays whole."""
-    import numpy as np
-    from ranks_tools import dist, done, errors, raises, start, works
-
-    rank = start()
-    group = dist.new_group(timeout=1.0)
-    window, other = dist.Window(4, group=group), dist.Window(1)
-    if rank == 1:
-        with raises(errors.TimeoutError, ranks=[0], least=0.3, most=2.0):
-            window.wait_signal(0, timeout=0.3)
-        other.wait_signal(0)
-        # Rank 0 has ended its part. This rank's memory may be used, and that of rank 0 not.
-        with raises(errors.GroupDestroyedError, "rank 0 has freed the window", ranks=[0]):
-            window.put(np.ones(4, "float32"), 0)
-            window.flush(0)
-        with raises(errors.GroupBrokenError):
-            window.free()
-    else:
-        with raises(errors.TimeoutError, "Window.free", "[1]", ranks=[1], least=0.5, most=2.0):
-            window.free(timeout=0.5)
-        assert not window.local.any()
-        other.signal(1)
-    other.fence()
-    other.free()
-    works()
-    done()
-
-
-def interrupted() -> None:
-    """Ctrl-C ends a wait for a signal and for a lock. Nothing is lost, and the window goes on."""
-    import os
-    import signal
-    import threading
-    import time
-
-    from ranks_tools import dist, done, start, works
-
-    rank = start()
-    window = dist.Window(1, dtype="int64")
-    for wait in (lambda: window.wait_signal(1), lambda: window.lock(1).__enter__()):
-        if rank == 1:
-            with window.lock(1):
-                window.fence()
-                window.fence()
-            window.signal(0)
-        else:
-            window.fence()
-            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-            began = time.monotonic()
-            try:
-                wait()
-            except KeyboardInterrupt:
-                assert time.monotonic() - began < 5.0
-            else:
-                raise AssertionError("it was not interrupted")
-            window.fence()
-            window.wait_signal(1)
-        window.fence()
-    with window.lock(1):
-        window.fetch_and_op(1, 1)
-    window.fence()
-    assert window.fetch_and_op(0, 1) == 2
-    window.free()
-    works()
-    done()
-
-
 def ends_without_free() -> None:
     """Rank 1 ends with an open window. Rank 0, which accesses it later, is told."""
     import time
@@ -144,21 +76,12 @@ def ends_without_free() -> None:
     done()
 
 
-@pytest.mark.one_mpi
+@pytest.mark.launcher("its launcher leaves the others alone when a rank dies", only=["openmpi"])
 def test_killed() -> None:
     ended = job.run(3, killed, options=SURVIVE)
     for rank in (0, 1):
         ended.stamp(f"raised-{rank}")
     assert not [name for name in os.listdir("/dev/shm") if "paddlempi" in name]
-
-
-@pytest.mark.one_mpi
-def test_absent() -> None:
-    job.succeed(2, absent)
-
-
-def test_interrupted() -> None:
-    job.succeed(2, interrupted)
 
 
 def test_ends_without_free() -> None:

@@ -425,12 +425,3 @@ def _is_in_ci(cell: Cell) -> bool:
 
 
 CI = frozenset(filter(_is_in_ci, CELLS))
-
-EVERYWHERE = tuple(
-    cell
-    for cell in CELLS
-    if cell.nodes == 1
-    and (cell.fault, cell.operation)
-    in {("kill -9", "arrival"), ("exception", "asynchronous"), ("wrong shape", "large")}
-)
-"""Those that CI runs under the other MPIs."""

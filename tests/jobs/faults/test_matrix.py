@@ -9,7 +9,7 @@ import page
 import pytest
 import runner
 import table
-from one_mpi import EVERYTHING, MPI
+from contract import EVERYTHING, MPI, parameters
 from table import CELLS, CI, Cell
 
 NAME = MPI if EVERYTHING or "debian" not in sys.prefix else f"debian-{MPI}"
@@ -19,13 +19,15 @@ def chosen(nodes: int) -> list[list[Cell]]:
     """Return the cells of every job that this environment runs."""
     if EVERYTHING:
         return list(page.batches([c for c in CELLS if c.in_ci and c.nodes == nodes]))
-    return [[c] for c in table.EVERYWHERE] if nodes == 1 else []
+    asked = parameters("tests/jobs/faults/test_matrix.py::test_one_node")
+    return [[c] for c in CELLS if c.name in asked]
 
 
 def name_of(batch: list[Cell]) -> str:
     return batch[0].name if len(batch) == 1 else f"{len(batch)} cells - {batch[0].front}"
 
 
+@pytest.mark.launcher("the ranks of a cell start under a launcher")
 @pytest.mark.parametrize("batch", chosen(1), ids=name_of)
 def test_one_node(batch: list[Cell]) -> None:
     judged = runner.run(batch, NAME, Path(sys.prefix))
@@ -33,7 +35,7 @@ def test_one_node(batch: list[Cell]) -> None:
     assert not complaints, complaints
 
 
-@pytest.mark.one_mpi
+@pytest.mark.launcher("the ranks are on two hosts", only=["openmpi"])
 def test_two_nodes() -> None:
     reason = runner.hosts_missing()
     if reason is not None:
@@ -47,7 +49,6 @@ def test_two_nodes() -> None:
     assert not complaints, complaints
 
 
-@pytest.mark.one_mpi
 def test_every_fault_and_every_class_comes() -> None:
     assert {c.fault for c in CI} == {c.fault for c in CELLS}
     assert {c.operation for c in CI} == set(table.CLASSES)
@@ -55,7 +56,6 @@ def test_every_fault_and_every_class_comes() -> None:
     assert len(set(CELLS)) == len(CELLS)
 
 
-@pytest.mark.one_mpi
 def test_the_page_has_every_cell() -> None:
     """docs/faults.md is of this table: run ``make faults`` after a change."""
     lines = page.PAGE.read_text().splitlines()

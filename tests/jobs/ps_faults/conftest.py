@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from one_mpi import pytest_collection_modifyitems, pytest_configure
+from contract import pytest_collection_modifyitems, pytest_configure
 
 __all__ = ["pytest_collection_modifyitems", "pytest_configure"]

@@ -6,13 +6,24 @@ import os
 
 import jobs
 import pytest
-from cells import CABLE, CELLS, CI, DISK, MODES, MOMENTS, Cell
+from cells import (
+    CABLE,
+    CELLS,
+    CI,
+    DISK,
+    KILL,
+    MASTER,
+    MODES,
+    MOMENTS,
+    MORE,
+    SERVER,
+    TRAINER,
+    Cell,
+)
 from hosts import Hosts
 from requirements import hosts_missing
 
-pytestmark = pytest.mark.one_mpi
-
-CHOSEN = CELLS if os.environ.get("PS_FAULTS") == "all" else CI
+CHOSEN = {"all": CELLS, "more": MORE}.get(os.environ.get("PS_FAULTS", ""), CI)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +51,10 @@ def test_two_hosts() -> None:
 
 
 def test_every_fault_role_moment_and_mode_comes() -> None:
-    assert set(CI) <= set(CELLS) and len(CI) == len(set(CI)) == 24
+    assert set(CI) <= set(CELLS) and len(CI) == len(set(CI)) == 6
+    assert set(MORE) <= set(CELLS) and len(MORE) == len(set(MORE)) == 24
     for field in ("victim", "fault", "moment", "mode"):
-        assert {getattr(c, field) for c in CI} == {getattr(c, field) for c in CELLS}
-    assert {c.moment for c in CI} == set(MOMENTS) and {c.mode for c in CI} == set(MODES)
+        assert {getattr(c, field) for c in MORE} == {getattr(c, field) for c in CELLS}
+    assert {c.moment for c in MORE} == set(MOMENTS) and {c.mode for c in CI} == set(MODES)
+    assert {(c.victim, c.fault) for c in CI} >= {(SERVER, KILL), (TRAINER, KILL), (MASTER, KILL)}
+    assert {c.fault for c in CI} == {c.fault for c in CELLS}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import job
+import pytest
 from paddlempi.testing import launch
 
 
@@ -28,6 +29,7 @@ def alone() -> None:
     done()
 
 
+@pytest.mark.launcher("the variables of its launcher are the subject")
 def test_a_job_of_one_rank_is_told_nothing() -> None:
     job.succeed(1, alone)
 
@@ -78,6 +80,7 @@ def contradicted() -> None:
     done()
 
 
+@pytest.mark.launcher("the variables of its launcher are the subject")
 def test_variables_of_the_user() -> None:
     job.succeed(2, contradicted, env={"RANK": "0"})
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from one_mpi import EVERYTHING, pytest_collection_modifyitems, pytest_configure, world_size
+from contract import EVERYTHING, pytest_collection_modifyitems, pytest_configure, world_size
 from paddlempi.testing import World
 from tensors import DlpackKind, FrameworkKind, HeapKind, Kind, MemoryviewKind, NumpyKind
 
@@ -49,6 +50,13 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 def dist(mpi_world: World) -> ModuleType:
     """The library, initialised."""
     return mpi_world.dist
+
+
+@pytest.fixture
+def stamps(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the ranks call ``ranks_tools.stamp`` and ``stamped``."""
+    (here / "stamps").touch()
+    monkeypatch.setenv("FAULTS_STAMPS", str(here / "stamps"))
 
 
 @pytest.fixture(params=[False, True], ids=["sync", "async"])

@@ -33,7 +33,6 @@ def is_stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-@pytest.mark.one_mpi
 @pytest.mark.mpi(min=2)
 def test_the_others_do_the_work_of_a_stopped_rank(dist: ModuleType, rank: int, size: int) -> None:
     """The last rank stops when it has announced all. Rank 0 comes later, so no work has begun."""
@@ -154,7 +153,6 @@ def test_wrong_calls_between_others(dist: ModuleType, rank: int, size: int) -> N
     works()
 
 
-@pytest.mark.one_mpi
 @pytest.mark.mpi(min=2)
 def test_a_rank_that_does_not_come(dist: ModuleType, rank: int) -> None:
     """The first collective names it, the others say that the group is broken."""
@@ -180,7 +178,6 @@ def test_a_rank_that_does_not_come(dist: ModuleType, rank: int) -> None:
     works()
 
 
-@pytest.mark.one_mpi
 @pytest.mark.mpi(ranks=2)
 def test_a_deadline_when_all_have_come(dist: ModuleType, rank: int) -> None:
     """Rank 1 stops when it has announced two collectives. Rank 0 waits in the first, in MPI.
@@ -218,7 +215,6 @@ def test_a_deadline_when_all_have_come(dist: ModuleType, rank: int) -> None:
     works()
 
 
-@pytest.mark.one_mpi
 @pytest.mark.mpi(min=2)
 def test_destroyed_with_operations_under_way(dist: ModuleType, rank: int, size: int) -> None:
     """They end first, as long as all ranks have called them."""

@@ -32,7 +32,7 @@ from ranks_tools import skip_over_nodes
 from tensors import NAMES, STRIDED, Layout, NumpyKind
 
 # The tests themselves are tested here, so one MPI and two numbers of ranks suffice.
-pytestmark = [pytest.mark.one_mpi, pytest.mark.mpi(ranks=[2, 3])]
+pytestmark = pytest.mark.mpi(ranks=[2, 3])
 
 NO_COMMUNICATION, ONE_OFF, EARLY = "no communication", "one element off", "one rank reads early"
 

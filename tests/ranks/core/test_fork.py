@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import subprocess
 import sys
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pytest
+from ranks_tools import works
 
 
 def _calls(dist: ModuleType) -> list[Any]:
@@ -76,3 +79,24 @@ def test_what_python_calls_by_itself(dist: ModuleType, size: int) -> None:
     tensor = np.ones(1)
     dist.all_reduce(tensor)
     assert tensor[0] == size
+
+
+@pytest.mark.mpi(ranks=2)
+def test_pools(dist: ModuleType, rank: int) -> None:
+    """multiprocessing with fork: before, between and during operations."""
+    fork = multiprocessing.get_context("fork")
+    with fork.Pool(2) as before:
+        x = np.full(1000, rank + 1.0)
+        y = np.zeros(3)
+        work = dist.irecv(y, 1 - rank)
+        total = dist.all_reduce(x, async_op=True)
+        with fork.Pool(2) as pool:
+            assert pool.map(abs, range(-50, 0)) == list(range(50, 0, -1))
+        assert before.map(abs, [-1, -2]) == [1, 2]
+        total.wait()
+        assert (x == 3).all()
+        works()
+        assert subprocess.run([sys.executable, "-c", "print(1)"], check=True).returncode == 0
+        dist.send(np.full(3, 1.0), 1 - rank)
+        work.wait()
+    works()

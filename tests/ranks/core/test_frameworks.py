@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.one_mpi
-
 
 @pytest.fixture
 def torch() -> Any:

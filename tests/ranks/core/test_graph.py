@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from tensors import Kind, every, noise
 
-# On a node these make no calls of MPI.
-pytestmark = pytest.mark.one_mpi
+# Not in the contract: on a node these make no calls of MPI.
 
 
 def test_all_gather_on_a_ring(dist: ModuleType, rank: int, size: int, kind: Kind, run: Any) -> None:

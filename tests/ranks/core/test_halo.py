@@ -18,8 +18,8 @@ from paddlempi import _native
 from ranks_tools import needs_mpi
 from tensors import Kind, Layout, noise
 
-# On a node these make no calls of MPI. tests/cluster/test_halos.py has several nodes.
-pytestmark = pytest.mark.one_mpi
+# Not in the contract: on a node these make no calls of MPI. tests/cluster/test_halos.py has several
+# nodes.
 
 DTYPES = ["bool", "int8", "uint16", "float16", "bfloat16", "float32", "int64", "complex64"]
 DTYPES += ["complex128", "float8_e5m2"]

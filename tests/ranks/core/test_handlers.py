@@ -107,7 +107,6 @@ def test_a_handler_that_calls_a_collective(dist: ModuleType, rank: int, on_signa
     works()
 
 
-@pytest.mark.one_mpi
 def test_a_handler_that_returns(dist: ModuleType, rank: int, on_signal: Handle) -> None:
     """A signal handler that raises nothing runs during the wait, and the wait goes on."""
     seen = []

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from one_mpi import MPI
+from contract import MPI
 from paddlempi import errors
 from ranks_tools import over_nodes, raises, repeat_over_nodes, works
 

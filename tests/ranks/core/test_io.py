@@ -186,7 +186,6 @@ def raises_everywhere(
 
 
 @pairs
-@pytest.mark.one_mpi
 def test_what_differs_between_ranks(here: Path, rank: int, size: int) -> None:
     a, b = np.arange(3), np.arange(3) + 0.5
     last = rank == size - 1
@@ -218,7 +217,6 @@ def test_what_differs_between_ranks(here: Path, rank: int, size: int) -> None:
 
 
 @pairs
-@pytest.mark.one_mpi
 def test_parts_that_do_not_tile(here: Path, rank: int, size: int) -> None:
     for begin, message in ((0, "overlap"), (rank, "overlap"), (3 * rank, "not whole")):
         shard = io.Shard(np.zeros(2 + (begin == rank), "f4"), (4 * size,), (begin,))
@@ -229,7 +227,6 @@ def test_parts_that_do_not_tile(here: Path, rank: int, size: int) -> None:
 
 
 @pairs
-@pytest.mark.one_mpi
 def test_what_is_wrong_on_one_rank(here: Path, rank: int, size: int) -> None:
     wrong = size - 1
     zeros = np.zeros(3)
@@ -281,7 +278,6 @@ def test_a_folder_that_is_not_shared(
 
 
 @pairs
-@pytest.mark.one_mpi
 @pytest.mark.parametrize("name", ["pwrite", "fsync", "open"])
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
 def test_one_rank_s_disk_fails(
@@ -380,7 +376,6 @@ def test_mpi_writes_the_same_bytes(
     dist.barrier()
 
 
-@pytest.mark.one_mpi
 def test_settings_of_mpi_io(
     here: Path, rank: int, by_mpi: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

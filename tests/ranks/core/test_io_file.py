@@ -137,7 +137,6 @@ def test_strides(here: Path, rank: int, size: int) -> None:
         assert np.array_equal(turned.read(), found[:15].reshape(5, 3).T)
 
 
-@pytest.mark.one_mpi
 def test_no_views(here: Path) -> None:
     with io.File(here / "f", "w") as file:
         for arguments, named, message in (
@@ -158,7 +157,6 @@ def test_no_views(here: Path) -> None:
             view.read(np.zeros((3, 2), np.int16))
 
 
-@pytest.mark.one_mpi
 def test_preallocate(dist: ModuleType, here: Path, rank: int) -> None:
     with io.File(here / "f", "w") as file:
         file.preallocate(1 << 20)
@@ -205,7 +203,6 @@ def test_atomic(dist: ModuleType, here: Path, rank: int, size: int) -> None:
 
 
 @pytest.mark.mpi(min=2)
-@pytest.mark.one_mpi
 def test_what_is_wrong_on_one_rank(dist: ModuleType, here: Path, rank: int, size: int) -> None:
     """A bad path, another mode, a rank whose disk fails: an error on all."""
     wrong = size - 1

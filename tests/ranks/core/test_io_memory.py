@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from paddlempi import io
 
-pytestmark = [pytest.mark.mpi(min=2), pytest.mark.one_mpi]  # no MPI is special here
+pytestmark = pytest.mark.mpi(min=2)
 
 STAGED = 8 << 20
 MOST = (64 << 20) + STAGED

@@ -15,7 +15,7 @@ from paddlempi import errors, io, together
 from paddlempi.io import elements
 from ranks_tools import works
 
-pytestmark = [pytest.mark.mpi(min=2), pytest.mark.one_mpi]  # no MPI is special here
+pytestmark = pytest.mark.mpi(min=2)
 
 PIECE = 64 << 10
 

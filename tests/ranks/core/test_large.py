@@ -33,7 +33,6 @@ def marks(memory: np.ndarray[tuple[int], np.dtype[np.int8]], around: int) -> lis
     return [int(value) for value in found]
 
 
-@pytest.mark.one_mpi  # no MPI gets the large count: the library sums in chunks
 def test_all_reduce(
     dist: ModuleType, rank: int, memory: np.ndarray[tuple[int], np.dtype[np.int8]]
 ) -> None:

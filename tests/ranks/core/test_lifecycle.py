@@ -9,7 +9,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from one_mpi import MPI
+from contract import MPI
 from paddlempi import errors
 from ranks_tools import carried_by_mpi, raises, works
 

@@ -13,7 +13,7 @@ from ps_roles import begin, folder, layouts
 
 __all__ = ["begin", "folder"]
 
-pytestmark = [pytest.mark.one_abi, pytest.mark.mpi(ranks=[2])]
+pytestmark = pytest.mark.mpi(ranks=[2])
 
 DIM, IDS = 3, np.arange(200)
 Begin = Callable[..., bool]

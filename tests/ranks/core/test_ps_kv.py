@@ -13,7 +13,7 @@ from ps_roles import BOTH, begin, layouts
 
 __all__ = ["begin"]
 
-pytestmark = [pytest.mark.one_abi, pytest.mark.mpi(ranks=[2, 3])]
+pytestmark = pytest.mark.mpi(ranks=[2, 3])
 
 Begin = Callable[..., bool]
 KEYS = np.arange(-30, 30) * 7919

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from paddlempi import ps
 
-pytestmark = [pytest.mark.one_mpi, pytest.mark.mpi(ranks=1)]
+pytestmark = pytest.mark.mpi(ranks=1)
 
 STEPS, IDS, DIM = 100, 17, 21  # 21: a vector of 16 and a rest
 CLOSE = {"rtol": 1e-6, "atol": 1e-6}

@@ -12,7 +12,7 @@ from ps_roles import begin, layouts
 
 __all__ = ["begin"]
 
-pytestmark = [pytest.mark.one_abi, pytest.mark.mpi(ranks=[2, 3])]
+pytestmark = pytest.mark.mpi(ranks=[2, 3])
 
 DIM, STEPS = 64, 120
 IDS = np.arange(32)

@@ -17,7 +17,7 @@ from ranks_tools import skip_over_nodes
 
 __all__ = ["begin", "folder"]
 
-pytestmark = [pytest.mark.one_abi, pytest.mark.mpi(ranks=[2, 3])]
+pytestmark = pytest.mark.mpi(ranks=[2, 3])
 
 DIM, STEPS = 5, 4
 Begin = Callable[..., bool]

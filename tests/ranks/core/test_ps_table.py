@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from paddlempi import errors, ps
 
-pytestmark = [pytest.mark.one_mpi, pytest.mark.mpi(ranks=1)]
+pytestmark = pytest.mark.mpi(ranks=1)
 
 DIM = 5
 

@@ -13,7 +13,7 @@ from ps_roles import ONE_SERVER, begin, folder, layouts
 
 __all__ = ["begin", "folder"]
 
-pytestmark = [pytest.mark.one_abi, pytest.mark.mpi(ranks=[2, 3])]
+pytestmark = pytest.mark.mpi(ranks=[2, 3])
 
 DIM = 4
 IDS = np.arange(6)
@@ -62,7 +62,6 @@ OPTIMIZERS = [
 LARGEST = {"float32": np.float32(3.4028235e38), "float16": 65504.0, "bfloat16": 3.3895314e38}
 
 
-@pytest.mark.one_mpi
 @pytest.mark.parametrize("dtype", LARGEST)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.NAME)
 def test_finite_pushes_keep_rows_finite(dtype: str, optimizer: Any) -> None:
@@ -74,7 +73,6 @@ def test_finite_pushes_keep_rows_finite(dtype: str, optimizer: Any) -> None:
             assert (np.abs(table.pull(ids)) <= LARGEST[dtype]).all()
 
 
-@pytest.mark.one_mpi
 def test_the_largest_number() -> None:
     for dtype, most in LARGEST.items():
         table = ps.Table(17, ps.SGD(1e38), dtype=dtype)

@@ -85,7 +85,6 @@ def test_absent_from_async(dist: ModuleType, rank: int) -> None:
     dist.destroy_process_group(group)
 
 
-@pytest.mark.one_mpi
 def test_a_limited_wait_leaves_the_work(
     dist: ModuleType, rank: int, reversed_group: object
 ) -> None:
@@ -138,7 +137,6 @@ def test_message_never_comes(dist: ModuleType, rank: int) -> None:
     dist.destroy_process_group(pair)
 
 
-@pytest.mark.one_mpi
 @pytest.mark.mpi(ranks=3)
 def test_member_never_makes_the_group(dist: ModuleType, rank: int) -> None:
     groups = []
@@ -160,7 +158,6 @@ def test_member_never_makes_the_group(dist: ModuleType, rank: int) -> None:
         dist.destroy_process_group(group)
 
 
-@pytest.mark.one_mpi
 @pytest.mark.mpi(ranks=3)
 def test_monitored_barrier(dist: ModuleType, rank: int, reversed_group: object) -> None:
     dist.monitored_barrier(timeout=20.0)

@@ -266,7 +266,6 @@ def test_a_part_of_more_than_a_piece(dist: ModuleType, rank: int, size: int) -> 
     window.free()
 
 
-@pytest.mark.one_mpi
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64"])
 def test_of_paddle(dist: ModuleType, rank: int, size: int, dtype: str) -> None:
     paddle = pytest.importorskip("paddle", reason="paddle is not installed")

@@ -19,14 +19,13 @@ import pytest
 
 # The values and layouts of the tests on host memory serve for these tests, too.
 sys.path.append(str(Path(__file__).resolve().parents[1] / "core"))
+from contract import world_size
 from kinds import KINDS, Kind
-from one_mpi import world_size
 from paddlempi.testing import World
 
 
 def pytest_configure(config: pytest.Config) -> None:
     fake_driver.use(config)
-    config.addinivalue_line("markers", "one_mpi: on modules of tests/ranks/core")
     os.environ.setdefault("PADDLEMPI_CUDA_PATHS", "staged")
     os.environ["PADDLEMPI_CUDA_CHUNK"] = "4096"
     # If the ranks share two cores, even this short delay makes a wrong order show.

@@ -20,8 +20,11 @@ def peers(dist: ModuleType, rank: int, size: int) -> Iterator[list[str]]:
     options = rpc.TensorPipeRpcBackendOptions(rpc_timeout=50)
     names = [f"worker{r}" for r in range(size)]
     rpc.init_rpc(names[rank], rank=rank, world_size=size, rpc_backend_options=options)
+    store = rpc.api._get_current_rpc_agent().store  # that of rank 0 serves all ranks
     yield names
     rpc.shutdown()
+    dist.barrier()
+    del store  # now no rank reads there any more
 
 
 def own_collective(dist: ModuleType, rank: int, size: int) -> None:

@@ -14,14 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from blocks import BLOCKS, COMMANDS, LANGUAGES, PAGES, ROOT, WORDS, Block
+from blocks import BLOCKS, COMMANDS, LANGUAGES, PAGES, ROOT, VERBS, WORDS, Block
 from paddlempi import cli
 from paddlempi.testing import launch
 
 SHELL = [block for block in BLOCKS if block.language in COMMANDS]
-VERBS = set(
-    " ".join(re.findall(r"^\.PHONY: ([^$\n]+)$", (ROOT / "Makefile").read_text(), re.M)).split()
-)
 EXTRAS = set(re.findall(r"^(\w+) = \[\"\w", (ROOT / "pyproject.toml").read_text(), re.M))
 
 
