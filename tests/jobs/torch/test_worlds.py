@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import job
+import pytest
 
 
 def beside_gloo() -> None:
@@ -83,6 +84,7 @@ def other_ranks() -> None:
     done()
 
 
+@pytest.mark.launcher("ranks that are not those of MPI")
 def test_ranks_that_are_not_those_of_mpi() -> None:
     job.succeed(2, other_ranks, timeout=120)
 
@@ -134,5 +136,6 @@ def rpc_by_itself() -> None:
     done()
 
 
+@pytest.mark.launcher("ranks that are not those of MPI")
 def test_rpc_with_ranks_of_its_own() -> None:
     job.succeed(2, rpc_by_itself)
