@@ -128,6 +128,11 @@ class Lanes:
                 self._running.add(room)
                 return name
         for group in self._groups:
+            # Also what others need in the same environments: pip must not work below a test.
+            rooms = {need.partition(":")[0] for need in group.needs}
+            waits = any(name.partition(":")[0] in rooms for name in self._things)
+            if waits or rooms & self._running:
+                continue
             if all(need in self._made for need in environments.order(list(group.needs))):
                 self._groups.remove(group)
                 return group

@@ -171,10 +171,12 @@ def test_file_size() -> None:
     run(file_size, "ulimit -f")
 
 
+@pytest.mark.launcher("a limit of the process, which counts what a warm server has imported")
 def test_one_rank_cannot_map() -> None:
     job.succeed(2, one_rank_cannot_map, timeout=100)
 
 
+@pytest.mark.launcher("a limit of the process, which counts what a warm server has imported")
 def test_no_rank_can_map() -> None:
     job.succeed(2, no_rank_can_map, timeout=100)
 
