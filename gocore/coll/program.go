@@ -45,13 +45,15 @@ type Program struct {
 	// meanwhile is the work of Step.Meanwhile that was not done yet; nil: none.
 	meanwhile func()
 	given     bool // see Leave
+	settles   bool // see Settle
 }
 
 // Reset forgets the steps and keeps what was reserved.
 func (p *Program) Reset(lib mpi.Library) {
 	clear(p.steps)
 	p.steps = p.steps[:0]
-	p.lib, p.under.By, p.next, p.phase, p.err, p.meanwhile, p.given = lib, lib, 0, nil, nil, nil, false
+	p.lib, p.under.By, p.next, p.phase, p.err, p.meanwhile = lib, lib, 0, nil, nil, nil
+	p.given, p.settles = false, false
 }
 
 // Call appends an MPI call and returns it, so that the caller can fill it in. The pointer is valid
@@ -87,6 +89,13 @@ func (p *Program) untilLeft(f func() (bool, error)) {
 
 // Leave says that the collective was given up on this rank. The program then ends at the next Poll, if it is at a wait that may be left.
 func (p *Program) Leave() { p.given = true }
+
+// Settle says that the program has failed with an error of this rank, and only waits until what is under way is over: no
+// error of another rank takes the place of this one.
+func (p *Program) Settle() { p.settles = true }
+
+// Settles tells whether Settle was called.
+func (p *Program) Settles() bool { return p.settles }
 
 var errLeft = errors.New("the collective was given up")
 

@@ -237,6 +237,7 @@ func (m *ipcCall) settle(failed error) error {
 	if m.finish() != nil { // the context is broken, so waiting is impossible
 		return failed
 	}
+	m.p.Settle()
 	da := m.a.DeviceArgs
 	m.p.Until(func() (bool, error) {
 		if over, err := da.Device.Query(da.Tail); !over && err == nil {

@@ -136,7 +136,7 @@ func (t *task) overdue() error {
 	if t.stage == arriving {
 		return t.collective.absentError()
 	}
-	if len(t.g.arrival.Closers(t.collective.args.Seq)) > 0 {
+	if !t.collective.prog.Settles() && len(t.g.arrival.Closers(t.collective.args.Seq)) > 0 {
 		return t.collective.closedError()
 	}
 	return nil

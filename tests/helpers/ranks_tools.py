@@ -6,6 +6,7 @@ Only a program of :mod:`job` may call ``start``, ``stamp`` and ``done``.
 from __future__ import annotations
 
 import os
+import random
 import resource
 import signal
 import subprocess
@@ -25,8 +26,17 @@ from paddlempi import errors as errors
 LATE = 7.0
 
 
+def late() -> None:
+    """Sleep for up to TEST_DELAYS seconds, where tests wait for each other (tools/flakes.py).
+
+    So ranks come to each of these points in another order in every run.
+    """
+    time.sleep(random.uniform(0, float(os.environ.get("TEST_DELAYS", 0))))
+
+
 def start(timeout: float = 30.0, **arguments: Any) -> int:
     """Initialise a world of all ranks of the job; return this rank."""
+    late()
     dist.init_process_group("mpi", timeout=timeout, **arguments)
     size = dist.get_world_size()
     assert size == int(os.environ["FAULTS_NP"]), size
@@ -85,6 +95,7 @@ def raises(
         most: seconds that the block takes at the most, on a machine that is idle. ``LATE`` more
             are allowed.
     """
+    late()
     began = time.monotonic()
     try:
         yield
@@ -108,6 +119,7 @@ def works(group: Any = None) -> None:
     """Check that the group carries an all_reduce."""
     import numpy as np
 
+    late()
     x = np.full(3, dist.get_rank(group) + 1.0)
     dist.all_reduce(x, group=group)
     size = dist.get_world_size(group)
@@ -172,6 +184,7 @@ def stamp(name: str) -> None:
 
     It is not printed, because Open MPI drops what a rank printed last if it then kills the job.
     """
+    late()
     with open(os.environ["FAULTS_STAMPS"], "a") as file:
         file.write(f"{name} {time.time()}\n")
 

@@ -97,8 +97,19 @@ def call(words: list[str | Path], environment: str = "", **more: str) -> None:
         raise subprocess.CalledProcessError(done.returncode, line)
 
 
+@functools.cache
+def look_for_registry(environment: str) -> None:
+    """Raise LeftOut if pip reaches no registry: it would try each package for minutes."""
+    words = [python(environment), "-m", "pip", "index", "versions", "pip"]
+    env = variables(environment) | {"PIP_RETRIES": "1", "PIP_TIMEOUT": "15", "PIP_QUIET": "0"}
+    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
+    if done.returncode and any(sign in done.stderr for sign in UNREACHABLE):
+        raise LeftOut(f"{venv(environment).name}: no registry of packages can be reached")
+
+
 def pip(environment: str, *words: str | Path) -> None:
     """Run pip in an environment."""
+    look_for_registry(environment)
     call([python(environment), "-m", "pip", *words], environment)
 
 
