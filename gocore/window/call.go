@@ -378,6 +378,8 @@ func (w *Window) checkTensor(code Code, name string, b *op.Buf, count int64) err
 	switch {
 	case b.DType != w.dtype:
 		return status.New(status.Type, "%s: %s is of %v, and the window of %v", code, name, b.DType, w.dtype)
+	case b.Count > 0 && b.Data == nil:
+		return status.New(status.Type, "%s: %s has %d elements and no memory: give the tensor that it stands for, as of wait() or to_local()", code, name, b.Count)
 	case !b.OnHost():
 		return status.New(status.Unsupported, "%s: %s is in device memory: a window takes host memory", code, name)
 	case b.Count != count:

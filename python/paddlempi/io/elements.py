@@ -92,6 +92,11 @@ class Elements:
         place = Place(0, self.shape, tuple(strides)) if strides is not None else whole(self.shape)
         ends = [(n - 1) * step for n, step in zip(self.shape, place.strides, strict=True)]
         nothing = 0 in self.shape
+        if not address and not nothing:
+            raise DtypeError(
+                f"a {name_of(type(tensor))} of shape {self.shape} has no memory: give the tensor "
+                "that it stands for, as of wait() or to_local()"
+            )
         low = 0 if nothing else sum(end for end in ends if end < 0)
         high = 0 if nothing else 1 + sum(end for end in ends if end > 0)
         self.where = (

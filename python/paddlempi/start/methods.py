@@ -56,7 +56,8 @@ def _agent_serves(host: str, port: int) -> bool:
     """Whether torchrun's agent serves a TCPStore of torch there. It says so by a variable."""
     return (
         os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        and os.environ.get("MASTER_ADDR") == host
+        # urlsplit gives names in small letters, and names of hosts are the same in both.
+        and os.environ.get("MASTER_ADDR", "").strip("[]").lower() == host.lower()
         and os.environ.get("MASTER_PORT") == str(port)
     )
 

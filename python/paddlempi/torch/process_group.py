@@ -564,6 +564,7 @@ class ProcessGroupMPI(Checked):
         """Begin to receive a tensor from a rank of the group. Always asynchronous."""
         if srcRank < 0:  # to the core it would mean any rank
             raise ArgumentError(f"recv: {srcRank} is no rank of the group")
+        _check_tag(tag)
         tensor, gid = self._short(tensors), self._gid
         if tensor is not None:
             operation = _native.submit(_RECV, gid, None, tensor, 0, _RECVS, peer=srcRank, tag=tag)
@@ -572,12 +573,21 @@ class ProcessGroupMPI(Checked):
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         """Begin to receive a tensor from any rank. ``Work.source_rank()`` returns which it was."""
+        _check_tag(tag)
         return self._receive(tensors, -1, tag)
 
     def _receive(self, tensors: Any, peer: int, tag: int) -> Work:
         tensor = self._one(tensors, Op.RECV)
         target, finish = writable(tensor)
         return self._message(Op.RECV, None, target, peer, tag, (tensor,), finish)
+
+
+def _check_tag(tag: int) -> None:
+    """Raise ArgumentError for a tag that the core would take for any tag."""
+    if tag < 0:
+        raise ArgumentError(
+            f"recv: tag={tag}: a tag is 0 or more; torch has no tag for any message"
+        )
 
 
 def _joined(works: Sequence[Work], output: _Tensors) -> Work:

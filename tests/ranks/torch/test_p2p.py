@@ -175,6 +175,12 @@ def test_arguments(dist: ModuleType, rank: int, size: int) -> None:
     ones, pg = torch.ones(3), dist.group.WORLD
     with pytest.raises(ValueError, match="tag"):
         dist.isend(ones, 1 - rank if rank < 2 else 0, tag=-3)
+    other = 1 - rank if rank < 2 else 0
+    for receive in (dist.recv, dist.irecv):  # -1 would be any tag to the core
+        with pytest.raises(ValueError, match="tag=-1"):
+            receive(ones, other, tag=-1)
+        with pytest.raises(ValueError, match="tag=-1"):
+            receive(ones, tag=-1)
     for wrong in (size, -1):
         with pytest.raises((ValueError, RuntimeError)):
             pg.send([ones], wrong, 0)

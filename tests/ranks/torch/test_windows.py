@@ -345,3 +345,20 @@ def test_a_tensor_whose_address_others_know_stays(
         assert isinstance(caught.value, errors.RefusedError), caught.value
     del kept
     paddlempi.Window(4).free()
+
+
+class StandsFor(torch.Tensor):
+    """A tensor that holds another one, and has no memory itself."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError(func)
+
+
+def test_a_tensor_without_memory_is_refused(rank: int, size: int) -> None:
+    """A subclass that stands for another tensor has an address of 0."""
+    wrapped = torch.Tensor._make_wrapper_subclass(StandsFor, (3,), dtype=torch.float32)
+    with paddlempi.Window(3, dtype="float32") as made:
+        for call in (made.put, made.accumulate, made.get):
+            with pytest.raises(errors.DtypeError, match="3 elements and no memory"):
+                call(wrapped, (rank + 1) % size)
