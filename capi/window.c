@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "window.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "../gocore/reduce/float16.h"
@@ -195,6 +196,11 @@ static int no_number(const char *name, PyObject *x) {
 	return wrong(PMPI_ERR_TYPE, name, x, "is no number that an element of the window can have");
 }
 
+/* overflows tells whether a finite number has become infinite. */
+static int overflows(double given, double stored) {
+	return isinf(stored) && !isinf(given);
+}
+
 /* store_integer stores x in an element of some bits. Returns 0, or -1 with an exception set. */
 static int store_integer(element *e, int32_t dtype, PyObject *x, const char *name) {
 	PyObject *whole = PyNumber_Index(x);
@@ -250,15 +256,22 @@ static int store(element *e, int32_t dtype, PyObject *x, const char *name) {
 		double v = PyFloat_AsDouble(x);
 		if (PyErr_Occurred())
 			return no_number(name, x);
-		if (dtype == PMPI_DTYPE_FLOAT64)
+		if (dtype == PMPI_DTYPE_FLOAT64) {
 			e->f64 = v;
-		else if (dtype == PMPI_DTYPE_FLOAT32)
+			return 0;
+		}
+		int infinite; /* whether it is in the element */
+		if (dtype == PMPI_DTYPE_FLOAT32) {
 			e->f32 = (float)v;
-		else if (dtype == PMPI_DTYPE_FLOAT16)
+			infinite = isinf(e->f32);
+		} else if (dtype == PMPI_DTYPE_FLOAT16) {
 			e->u16 = store_f16((float)v);
-		else
+			infinite = (e->u16 & 0x7fff) == 0x7c00;
+		} else {
 			e->u16 = store_bf16((float)v);
-		return 0;
+			infinite = (e->u16 & 0x7fff) == 0x7f80;
+		}
+		return infinite && !isinf(v) ? does_not_fit(name, x) : 0;
 	}
 	case PMPI_DTYPE_COMPLEX64:
 	case PMPI_DTYPE_COMPLEX128: {
@@ -269,6 +282,8 @@ static int store(element *e, int32_t dtype, PyObject *x, const char *name) {
 		if (dtype == PMPI_DTYPE_COMPLEX64) {
 			e->c64[0] = (float)re;
 			e->c64[1] = (float)im;
+			if (overflows(re, e->c64[0]) || overflows(im, e->c64[1]))
+				return does_not_fit(name, x);
 		} else {
 			e->c128[0] = re;
 			e->c128[1] = im;

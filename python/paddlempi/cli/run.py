@@ -17,6 +17,7 @@ import importlib
 import importlib.util
 import os
 import runpy
+import subprocess
 import sys
 import traceback
 from collections.abc import Sequence
@@ -133,7 +134,9 @@ def _start_ranks(chosen: argparse.Namespace, words: Sequence[str], options: Sequ
     """Start ranks of the script on this host; with options of a launcher, as often as needed."""
     if chosen.roles is not None and not chosen.mpi:
         chosen.parser.error("--roles: parameter servers need MPI: give --mpi too")
-    this = [sys.executable, "-m", "paddlempi", "run"]
+    # Those of this Python: -O, -W, -X, -I ...; multiprocessing asks by the same function.
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    this = [sys.executable, *flags, "-m", "paddlempi", "run"]
     script = [*(["-m"] if chosen.module else []), *words]
     if chosen.mpi:
         from ..testing import launch  # which a rank that runs a script need not load

@@ -94,12 +94,15 @@ def _numbers(values: Any, dtype: str) -> np.ndarray[Any, Any]:
         found = np.asarray(values)
         if not takes(dtype, found.dtype.kind):
             raise lossy(values, dtype)
-        converted = np.array(values, kind)
+        with np.errstate(over="ignore"):  # it is an error below
+            converted = np.array(values, kind)
     except OverflowError:
         raise out_of_range(values, dtype) from None
     except ValueError:  # lists of different lengths
         raise lossy(values, dtype) from None
     if kind.kind in "iu" and not np.array_equal(converted, found):
+        raise out_of_range(values, dtype)
+    if kind.kind not in "biu" and (np.isinf(converted) & ~np.isinf(found)).any():
         raise out_of_range(values, dtype)
     return converted
 

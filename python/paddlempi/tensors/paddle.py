@@ -204,6 +204,8 @@ def _numbers(values: Any, dtype: str) -> Any:
     converted = given.astype(dtype)
     if "int" in dtype and not bool((converted.astype(given.dtype) == given).all()):
         raise out_of_range(values, dtype)
+    if "float" in dtype and (paddle.isinf(converted).numpy() & ~np.isinf(found)).any():
+        raise out_of_range(values, dtype)
     return converted
 
 

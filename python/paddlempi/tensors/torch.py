@@ -198,6 +198,8 @@ def _numbers(values: Any, dtype: str) -> torch.Tensor:
     converted = found.to(kind)
     if "int" in dtype and not torch.equal(converted.to(found.dtype), found):
         raise out_of_range(values, dtype)
+    if bool((torch.isinf(converted) & ~torch.isinf(found)).any()):
+        raise out_of_range(values, dtype)
     return converted
 
 

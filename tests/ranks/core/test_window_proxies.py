@@ -241,6 +241,14 @@ def test_numbers_that_do_not_fit_are_refused(dist: ModuleType) -> None:
     with pytest.raises(dist.errors.DtypeError):
         window[0][...] = 0.5
     window[0][...] = [1, 2, 255]
+    for dtype, value in (("float32", 1e300), ("float16", 1e5), ("complex64", -1e300j)):
+        with dist.Window(3, dtype) as narrow:
+            for wrong in (value, [1.0, 2.0, value]):  # it would become infinite
+                with pytest.raises(dist.errors.ArgumentError, match=f"range of {dtype}"):
+                    narrow[0][...] = wrong
+            narrow.fence()
+            narrow[0][1] = float("inf")
+            narrow.fence()
     assert window[0].get().tolist() == [1, 2, 255]
     window.free()
 

@@ -192,6 +192,12 @@ def test_numbers_of_python(dist: ModuleType, neighbours: tuple[int, int], dtype:
                     window.fetch_and_op(value, after)
             with pytest.raises(errors.DtypeError, match=r"value=1\.5 is no number"):
                 window.fetch_and_op(1.5, after)
+        if kind is float and dtype != "float64":  # a finite number must not become infinite
+            with pytest.raises(errors.ArgumentError, match=r"value=1e\+300 does not fit"):
+                window.fetch_and_op(1e300, after)
+            with pytest.raises(errors.ArgumentError, match=r"expected=-1e\+300 does not fit"):
+                window.compare_and_swap(-1e300, 0.0, after)
+            assert window.fetch_and_op(float("inf"), after, Window.NO_OP) is not None
         if kind is not bool:
             with pytest.raises(errors.DtypeError, match="expected=x is no number"):
                 window.compare_and_swap("x", 1, after)

@@ -166,3 +166,15 @@ def test_options_that_do_not_go_together(tmp_path: Path) -> None:
     ):
         done = run(tmp_path, *words)
         assert done.returncode == 2 and text in done.stderr, done.stderr
+
+
+def test_ranks_have_the_flags_of_the_interpreter(tmp_path: Path) -> None:
+    (tmp_path / "flags.py").write_text(
+        "import sys\nprint(sys.flags.optimize, sys._xoptions.get('utf8'), sys.warnoptions)"
+    )
+    flags = ["-O", "-X", "utf8=1", "-W", "error::BytesWarning"]
+    words = ["-m", "paddlempi", "run", "-np", "2", "flags.py"]
+    done = subprocess.run(
+        [sys.executable, *flags, *words], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.splitlines() == ["1 1 ['error::BytesWarning']"] * 2, done
