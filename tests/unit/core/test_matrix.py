@@ -110,9 +110,9 @@ def test_a_file_for_one_rank_has_a_run() -> None:
 def test_tiers_contain_each_other() -> None:
     test, ci, everything = ({g.name for g in groups.of_tier(tier)} for tier in groups.TIERS)
     assert test < ci < everything < set(groups.GROUPS)
-    for tier, (_, cpu) in groups.BUDGETS.items():
-        total = sum(group.budget for group in groups.of_tier(tier) if not group.on)
-        assert total <= cpu, tier
+    # What everybody waits for must fit; `make budget` tells what .ci/run takes too much.
+    total = sum(group.budget for group in groups.of_tier("test") if not group.on)
+    assert total <= groups.BUDGETS["test"][1]
 
 
 def test_make_test_needs_neither_apt_nor_qemu_nor_a_browser() -> None:
