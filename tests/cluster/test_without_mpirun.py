@@ -39,7 +39,7 @@ def start(hosts: Hosts, commands: Sequence[tuple[str, str]], env: dict[str, str]
         remote = f"cd / && {command}"
         script.append(f'{hosts.agent} {host} {shlex.quote(remote)} & pids="$pids $!"')
     script += ["status=0", "for p in $pids; do wait $p || status=$?; done", "exit $status"]
-    return hosts.execute(["sh", "-c", "\n".join(script)], timeout=60, env=env)
+    return hosts.execute(["sh", "-c", "\n".join(script)], timeout=150, env=env)
 
 
 def run(

@@ -43,6 +43,8 @@ class Group:
     env: tuple[tuple[str, str], ...] = ()
     memory: float = 1.0
     on: str = ""
+    alone: bool = False
+    """Whether no other group runs beside it."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -154,6 +156,7 @@ def _row(cells: list[str], lists: dict[str, str]) -> Group:
         env=tuple((key, value) for key, _, value in said if key.isupper()),
         memory=float(given.get("memory", 1.0)),
         on=given.get("on", ""),
+        alone="alone" in given,
     )
 
 

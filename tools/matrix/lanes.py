@@ -79,6 +79,7 @@ class Lanes:
         self._things = [name for name in environments.order(sorted(needs)) if name in needs]
         self._made: dict[str, str] = {}  # and why it could not be made, or ""
         self._running: set[str] = set()
+        self._under_way: list[Group] = []
         self._state = threading.Condition()
         self._number, self._shown = number, shown
         self._stopped = False
@@ -117,9 +118,13 @@ class Lanes:
             else:
                 self._thing(task)
             with self._state:
+                if isinstance(task, Group):
+                    self._under_way.remove(task)
                 self._state.notify_all()
 
     def _next(self) -> Group | str | None:
+        if any(group.alone for group in self._under_way):
+            return None
         for name in self._things:
             room = name.partition(":")[0]
             before = environments.THINGS[name].after
@@ -134,7 +139,10 @@ class Lanes:
             if waits or rooms & self._running:
                 continue
             if all(need in self._made for need in environments.order(list(group.needs))):
+                if group.alone and (self._under_way or self._running):
+                    return None  # nothing that is behind it begins, so its turn comes
                 self._groups.remove(group)
+                self._under_way.append(group)
                 return group
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -146,3 +147,22 @@ def test_a_thing_that_fails_fails_its_groups(here: Path, monkeypatch: pytest.Mon
     rows = [a_group("one", "print('never')")]
     assert lanes.run(rows, {"tier": "test", "wall": 1, "cpu": 2}) == 1  # `make here` is unknown
     assert said(here, "one")["status"] == 1
+
+
+def test_a_group_that_is_alone(here: Path) -> None:
+    """No other group runs beside it, also none that stands behind it."""
+    code = (
+        "import sys, time, pathlib\nnotes = pathlib.Path(sys.argv[1], 'notes')\n"
+        "for word in ('begins', 'ends'):\n"
+        "    with notes.open('a') as file: file.write(f'{sys.argv[2]} {word}\\n')\n"
+        "    time.sleep(0.3)\n"
+    )
+    rows = []
+    for name in ("a", "b", "alone", "c", "d"):
+        row = a_group(name, code, alone=name == "alone")
+        rows.append(dataclasses.replace(row, words=(*row.words, name)))
+    assert lanes.run(rows, {"tier": "test", "wall": 1, "cpu": 2}) == 0
+    notes = (here / "notes").read_text().splitlines()
+    begun = notes.index("alone begins")
+    assert notes[begun + 1] == "alone ends"
+    assert {line.split()[0] for line in notes[:begun]} == {"a", "b"}
