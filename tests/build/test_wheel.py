@@ -163,7 +163,7 @@ def test_a_version_of_everything_is_pinned() -> None:
         for folder in ("tests", "examples", "tools")
         for path in (ROOT / folder).glob("requirements*.txt")
     ]
-    assert len(files) == 10, files
+    assert len(files) == 12, files
     for path in files:
         for line in path.read_text().splitlines():
             name = line.partition("[")[0]  # without extras

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import job
+import pytest
 
 
 def ends_in_a_callback() -> None:
@@ -43,6 +44,9 @@ def ends_in_a_callback() -> None:
     done()
 
 
+@pytest.mark.launcher(
+    "Paddle registers kernels in a way that a fork does not keep for other threads"
+)
 def test_the_end_in_a_callback() -> None:
     ended = job.succeed(2, ends_in_a_callback)
     assert ended.result.stdout.count("over\n") == 1, ended.output

@@ -45,6 +45,7 @@ def guarded() -> None:
     done()
 
 
+@pytest.mark.launcher("what Paddle is told before its import, by a launcher")
 def test_a_guarded_init() -> None:
     ended = job.succeed(2, guarded)
     assert "RuntimeWarning" not in ended.output
@@ -87,6 +88,7 @@ def never() -> None:
     done()
 
 
+@pytest.mark.launcher("what Paddle is told before its import, by a launcher")
 def test_an_import_and_no_init() -> None:
     said = job.succeed(2, never).result.stderr
     for rank in range(2):
