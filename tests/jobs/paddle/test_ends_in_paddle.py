@@ -45,7 +45,7 @@ def ends_in_a_callback() -> None:
 
 
 @pytest.mark.launcher(
-    "Paddle registers kernels in a way that a fork does not keep for other threads"
+    "a fork does not keep what Paddle registered for other threads"
 )
 def test_the_end_in_a_callback() -> None:
     ended = job.succeed(2, ends_in_a_callback)
