@@ -2,6 +2,7 @@ package group
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"testing"
 	"time"
@@ -52,18 +53,21 @@ func same(t *testing.T, what string, b op.Buf, want func(i int) float32) {
 	}
 }
 
-var severalNodes = map[string][]int{
-	"two of two": {0, 0, 1, 1}, "interleaved": {0, 1, 0, 1}, "two and one": {0, 0, 1}, "three nodes": {0, 1, 1, 2, 2, 2}, "three of two": {0, 0, 1, 1, 2, 2},
+func severalNodes() map[string][]int {
+	all := map[string][]int{
+		"two of two": {0, 0, 1, 1}, "interleaved": {0, 1, 0, 1}, "two and one": {0, 0, 1}, "three nodes": {0, 1, 1, 2, 2, 2}, "three of two": {0, 0, 1, 1, 2, 2},
+	}
+	if testing.Short() {
+		maps.DeleteFunc(all, func(_ string, nodes []int) bool { return len(nodes) > 4 })
+	}
+	return all
 }
 
 // Groups over nodes of several ranks sum up in levels: tensors of more than one step of the levels, at odd lengths, in
 // the heap and elsewhere on different ranks, in place and not.
 func TestAllReduceInLevels(t *testing.T) {
 	count := int(coll.LevelBytes()/4) + 12345
-	for name, nodes := range severalNodes {
-		if testing.Short() && len(nodes) > 4 {
-			continue
-		}
+	for name, nodes := range severalNodes() {
 		t.Run(name, func(t *testing.T) {
 			ranks(t, len(nodes), nodes, func(t *testing.T, _ *world.Env, g *Group) {
 				for _, c := range []struct {
@@ -100,10 +104,7 @@ func TestAllReduceInLevels(t *testing.T) {
 }
 
 func TestPartsInLevels(t *testing.T) {
-	for name, nodes := range severalNodes {
-		if testing.Short() && len(nodes) > 4 {
-			continue
-		}
+	for name, nodes := range severalNodes() {
 		t.Run(name, func(t *testing.T) {
 			n := len(nodes)
 			count := int(coll.LevelBytes()/4)/n + 777
@@ -142,10 +143,7 @@ func TestPartsInLevels(t *testing.T) {
 // From and to each root, in the heap and elsewhere, float32 and 16-bit floats.
 func TestRootsInLevels(t *testing.T) {
 	count := 1<<20 + 333
-	for name, nodes := range severalNodes {
-		if testing.Short() && len(nodes) > 4 {
-			continue
-		}
+	for name, nodes := range severalNodes() {
 		t.Run(name, func(t *testing.T) {
 			ranks(t, len(nodes), nodes, func(t *testing.T, e *world.Env, g *Group) {
 				value := func(rank, i int) float32 { return float32(rank*1000 + i%100) }
@@ -210,10 +208,7 @@ func TestRootsInLevels(t *testing.T) {
 
 // Shares that differ in length, some of which are empty, in tensors one after the other and apart.
 func TestUnevenPartsInLevels(t *testing.T) {
-	for name, nodes := range severalNodes {
-		if testing.Short() && len(nodes) > 4 {
-			continue
-		}
+	for name, nodes := range severalNodes() {
 		t.Run(name, func(t *testing.T) {
 			n := len(nodes)
 			length := func(rank int) int { return []int{0, 700001, 3, 1200007, 450000, 64}[rank] }
@@ -312,10 +307,7 @@ func TestHalvesInLevels(t *testing.T) {
 		r      op.ReduceOp
 		mapped bool
 	}
-	for name, nodes := range severalNodes {
-		if testing.Short() && len(nodes) > 4 {
-			continue
-		}
+	for name, nodes := range severalNodes() {
 		t.Run(name, func(t *testing.T) {
 			ranks(t, len(nodes), nodes, func(t *testing.T, e *world.Env, g *Group) {
 				for _, c := range []sumOf{{op.BFloat16, op.Sum, false}, {op.Float16, op.Avg, true}, {op.BFloat16, op.PremulSum, g.Rank%2 == 0}, {op.Float16, op.Product, true}, {op.BFloat16, op.Max, true}} {

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 
 import environments
@@ -113,10 +114,18 @@ class Lanes:
                 if task is None:
                     self._state.notify_all()
                     return
-            if isinstance(task, Group):
-                self._group(task)
-            else:
-                self._thing(task)
+            try:
+                if isinstance(task, Group):
+                    self._group(task)
+                else:
+                    self._thing(task)
+            except Exception:  # a group that is lost must not look like one that passed
+                traceback.print_exc()
+                with self._state:
+                    self.status = max(self.status, 1)
+                    if isinstance(task, str):
+                        self._made[task] = f"!{task} could not be made"
+                        self._running.discard(task.partition(":")[0])
             with self._state:
                 if isinstance(task, Group):
                     self._under_way.remove(task)
@@ -214,7 +223,7 @@ class Lanes:
             if group.report:
                 # A run that ends without a report leaves an empty one, which is a failure.
                 (RESULTS / f"{group.name}.{group.report}").touch()
-            took = self._attempt(group, attempt)
+            took = self._attempt(group)
             took_all = {k: v + took[k] for k, v in took_all.items()}
             if not took["status"] or self._stopped:
                 break
@@ -226,7 +235,7 @@ class Lanes:
                 print(f"{group.name}: that was the first attempt; the second begins", flush=True)
         said |= took_all | {"status": int(took["status"]), "attempts": attempt}
 
-    def _attempt(self, group: Group, attempt: int) -> dict[str, float]:
+    def _attempt(self, group: Group) -> dict[str, float]:
         words = group.command(RESULTS)
         env = group.environment_variables()
         limit = (ATTEMPT if group.twice else LIMIT) if os.environ.get("CI") else 0.0

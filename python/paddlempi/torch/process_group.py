@@ -585,9 +585,7 @@ class ProcessGroupMPI(Checked):
 def _check_tag(tag: int) -> None:
     """Raise ArgumentError for a tag that the core would take for any tag."""
     if tag < 0:
-        raise ArgumentError(
-            f"recv: tag={tag}: a tag is 0 or more; torch has no tag for any message"
-        )
+        raise ArgumentError(f"recv: tag={tag}: a tag is 0 or more, and none means any message")
 
 
 def _joined(works: Sequence[Work], output: _Tensors) -> Work:

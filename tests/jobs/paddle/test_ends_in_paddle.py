@@ -44,9 +44,7 @@ def ends_in_a_callback() -> None:
     done()
 
 
-@pytest.mark.launcher(
-    "a fork does not keep what Paddle registered for other threads"
-)
+@pytest.mark.launcher("a fork does not keep what Paddle registered for other threads")
 def test_the_end_in_a_callback() -> None:
     ended = job.succeed(2, ends_in_a_callback)
     assert ended.result.stdout.count("over\n") == 1, ended.output

@@ -166,3 +166,14 @@ def test_a_group_that_is_alone(here: Path) -> None:
     begun = notes.index("alone begins")
     assert notes[begun + 1] == "alone ends"
     assert {line.split()[0] for line in notes[:begun]} == {"a", "b"}
+
+
+def test_a_group_that_cannot_be_started_fails(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object) -> list[str]:
+        raise OSError("no such command")
+
+    monkeypatch.setattr(groups.Group, "command", broken)
+    assert lanes.run([a_group("one", "")], {"tier": "test", "wall": 1, "cpu": 2}) == 1
+    assert "no such command" in capfd.readouterr().err
