@@ -101,7 +101,11 @@ def run(command: list[str], *, env: dict[str, str] | None = None) -> str:
 
 @pytest.fixture(scope="session")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment without go, without a C compiler, and without caches of earlier builds."""
+    """An environment without go, without a C compiler, and without modules of earlier builds.
+
+    What Go has compiled may be there: it is named by all that it was made from. C is compiled anew,
+    because each build has a C compiler of its own.
+    """
     folder = tmp_path_factory.mktemp("bare")
     path = folder / "bin"
     path.mkdir()
@@ -113,6 +117,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if name not in hidden}
     # The sources have the Go modules: a module proxy is not asked.
     env |= {"PATH": str(path), "HOME": str(folder), "PIP_QUIET": "0", "GOPROXY": "off"}
+    env["GOCACHE"] = run([sys.executable, str(ROOT / "tools" / "go.py"), "env", "GOCACHE"]).strip()
     return env
 
 

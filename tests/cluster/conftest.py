@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import mpis
@@ -9,6 +10,9 @@ import pytest
 import requirements
 from hosts import Hosts
 from slurm import Slurm
+
+ALL = "TEST_ALL" in os.environ
+"""Whether every MPI is asked everything. Otherwise each is asked what depends on it."""
 
 
 @pytest.fixture(scope="session")
@@ -21,6 +25,12 @@ def hosts() -> Iterator[Hosts]:
 def three() -> Iterator[Hosts]:
     """The hosts h1, h2 and h3."""
     yield from up(3)
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Hosts]:
+    """The hosts h1 to h4."""
+    yield from up(4)
 
 
 def up(count: int) -> Iterator[Hosts]:

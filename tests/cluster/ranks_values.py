@@ -24,6 +24,7 @@ DType = np.dtype[Any]
 Op = Any
 
 PERIOD = 7
+REPEATED = 10_007  # random numbers: a prime, so that they begin elsewhere in every piece
 PARTS = 9 << 20  # bytes: in levels two whole parts, and one that is shorter
 FLOATS = [np.dtype(t) for t in ("f4", "f8", "c8", "c16", "f2", ml_dtypes.bfloat16)]
 WHOLE = [np.dtype(t) for t in ("i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8")]
@@ -75,6 +76,11 @@ def reduced(op: Op, dtype: DType) -> Array:
     return total.astype(dtype)
 
 
+def repeated(period: Array, count: int) -> Array:
+    """As np.resize, which takes ten times as long."""
+    return np.tile(period, -(-count // period.size))[:count]
+
+
 def room(kind: str, count: int, dtype: DType) -> Array:
     if kind == "mapped":
         return dist.empty((count,), dtype=dtype.name)
@@ -85,12 +91,12 @@ def room(kind: str, count: int, dtype: DType) -> Array:
 
 def filled(kind: str, count: int, dtype: DType, period: Array) -> Array:
     x = room(kind, count, dtype)
-    x[:] = np.resize(period, count)
+    x[:] = repeated(period, count)
     return x
 
 
 def is_right(got: Array, period: Array, begin: int = 0) -> bool:
-    return bool((got == np.resize(np.roll(period, -(begin % PERIOD)), got.size)).all())
+    return bool((got == repeated(np.roll(period, -(begin % PERIOD)), got.size)).all())
 
 
 # The collectives
@@ -173,16 +179,16 @@ def shares(cases: Cases) -> Iterator[tuple[str, bool]]:
             what = f"{dtype.name} {op} {count} {kind}"
             dist.reduce_scatter_tensor(share, whole, op=op)
             yield f"reduce_scatter_tensor {what}", is_right(share, total, rank * count)
-            share[:] = np.resize(mine, count)
+            share[:] = repeated(mine, count)
             dist.all_gather_into_tensor(whole, share)
-            rows = [np.resize(given(r, dtype), count) for r in range(size)]
+            rows = [repeated(given(r, dtype), count) for r in range(size)]
             yield f"all_gather_into_tensor {what}", bool((whole == np.concatenate(rows)).all())
             lengths = [count + (100 * r + 7 * (r % 2)) * (length > 1) for r in range(size)]
             tensors = [filled(kind, n, dtype, mine) for n in lengths]
             share = room(kind, lengths[rank], dtype)
             dist.reduce_scatter(share, tensors, op=op)
             yield f"reduce_scatter {what}", is_right(share, total)
-            share[:] = np.resize(mine, lengths[rank])
+            share[:] = repeated(mine, lengths[rank])
             dist.all_gather(tensors, share)
             right = all(is_right(x, given(r, dtype)) for r, x in enumerate(tensors))
             yield f"all_gather {what}", right
@@ -197,7 +203,7 @@ def from_and_to_a_root(cases: Cases) -> Iterator[tuple[str, bool]]:
             what = f"{dtype.name} {op} {count} {cases.kind()} {root}"
             dist.broadcast(x, root)
             yield f"broadcast {what}", is_right(x, given(root, dtype))
-            x[:] = np.resize(mine, count)
+            x[:] = repeated(mine, count)
             dist.reduce(x, root, op=op)
             want = reduced(op, dtype) if cases.rank == root else mine
             yield f"reduce {what}", is_right(x, want)
@@ -219,8 +225,9 @@ def barriers(cases: Cases) -> Iterator[tuple[str, bool]]:
 
 
 def randoms(rank: int, count: int, dtype: DType, seed: int) -> Array:
-    x = np.random.default_rng([seed, rank]).standard_normal((2, count))
-    return (x[0] + 1j * x[1] if dtype.kind == "c" else x[0]).astype(dtype)
+    """Random numbers, which repeat after some thousand: to make more of them takes long."""
+    x = np.random.default_rng([seed, rank]).standard_normal((2, min(count, REPEATED)))
+    return np.resize((x[0] + 1j * x[1] if dtype.kind == "c" else x[0]).astype(dtype), count)
 
 
 def in_order(groups: list[list[int]], rows: list[Array], op: Op) -> Array:

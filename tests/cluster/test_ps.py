@@ -7,9 +7,11 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import reports
+from conftest import ALL
 from hosts import Hosts, wait_for
-from mpis import MPI, ROOT
+from mpis import MPI, NAMES, ROOT
 
 LAYOUT = (("h1", 2), ("h2", 1))
 KNOWN_WITHIN = 5.0  # seconds; docs/reliability.md promises it
@@ -19,7 +21,9 @@ WRITTEN = 7.0  # until a rank of this crowded machine has raised and written its
 MANY_BYTES = 30_000 * (32 * 4 + 8)
 
 
+@pytest.mark.parametrize("mpi", NAMES if ALL else NAMES[1:2], indirect=True)
 def test_rows_that_travel_between_hosts_are_those_of_one_process(mpi: MPI, hosts: Hosts) -> None:
+    """The rows are messages, and test_hosts.py asks every MPI for those."""
     with reports.directory(hosts) as place:
         program = [reports.HERE / "ranks_ps.py", place, "values"]
         result = mpi.run(hosts, (("h1", 1), ("h2", 1)), program, timeout=60)
@@ -102,9 +106,9 @@ def test_a_transpiled_program_is_that_of_one_process(openmpi: MPI, hosts: Hosts)
     program = ROOT / "examples" / "train_ps_words.py"
     roles = "trainer:1,pserver:1,trainer:1,pserver:1,master:1"
     with reports.directory(hosts) as place:
-        alone = [openmpi.python, program, "--shards=16", "--trainers=2", f"--out={place}/one"]
+        alone = [openmpi.python, program, "--shards=4", "--trainers=2", f"--out={place}/one"]
         subprocess.run(alone, check=True, env=openmpi.environment(), timeout=60)
-        run = ["-m", "paddlempi", "run", "--roles", roles, program, "--shards=16"]
+        run = ["-m", "paddlempi", "run", "--roles", roles, program, "--shards=4"]
         result = openmpi.run(
             hosts,
             (("h1", 2), ("h2", 3)),

@@ -12,6 +12,7 @@ from hosts import Hosts
 from mpis import MPI, ROOT
 
 TWO_BY_TWO = (("h1", 2), ("h2", 2))
+UNREACHED = "10.99.0.1"
 
 
 @functools.cache
@@ -20,21 +21,18 @@ def has_torch(mpi: MPI) -> bool:
     return subprocess.run([mpi.python, "-c", asked], check=False).returncode == 0
 
 
-def run(hosts: Hosts, env: dict[str, str]) -> list[dict[str, Any]]:
+@pytest.fixture(scope="module")
+def worlds(hosts: Hosts) -> list[list[dict[str, Any]]]:
+    """What the ranks report of each of two worlds in one job."""
     mpi = MPI("openmpi", ROOT / ".venv-openmpi")
     if not mpi.python.exists() or not has_torch(mpi):
         pytest.skip("torch is not installed")
-    # Open MPI's mpirun passes variables on to remote hosts only with -x.
-    export = [part for name in env for part in ("-x", name)]
     with reports.directory(hosts) as place:
-        program = [reports.HERE / "ranks_torch.py", place]
-        result = hosts.execute(
-            [*mpi.mpirun(hosts, TWO_BY_TWO), *export, mpi.python, *program],
-            timeout=120,
-            env=mpi.environment() | env,
-        )
+        program = [reports.HERE / "ranks_torch.py", place, UNREACHED]
+        result = mpi.run(hosts, TWO_BY_TWO, program, timeout=120)
         assert result.code == 0 and not result.timed_out, str(result)
-        return reports.read(place)
+        found = reports.read(place)
+        return [[report["worlds"][number] for report in found] for number in (0, 1)]
 
 
 def check(found: list[dict[str, Any]]) -> None:
@@ -50,13 +48,13 @@ def check(found: list[dict[str, Any]]) -> None:
         assert len({r[when]["MASTER_ADDR"] for r in found}) == 1
 
 
-def test_variables_and_store(hosts: Hosts) -> None:
-    found = run(hosts, {})
-    check(found)
-    assert found[0]["after"]["MASTER_ADDR"] == "h1"
+def test_variables_and_store(worlds: list[list[dict[str, Any]]]) -> None:
+    check(worlds[0])
+    assert worlds[0][0]["after"]["MASTER_ADDR"] == "h1"
 
 
-def test_an_address_that_no_rank_reaches_is_passed_over(hosts: Hosts) -> None:
-    found = run(hosts, {"MASTER_ADDR": "10.99.0.1"})
-    check(found)
-    assert found[3]["after"]["MASTER_ADDR"] == "10.99.0.1", "the user's address must stay"
+def test_an_address_that_no_rank_reaches_is_passed_over(
+    worlds: list[list[dict[str, Any]]],
+) -> None:
+    check(worlds[1])
+    assert worlds[1][3]["after"]["MASTER_ADDR"] == UNREACHED, "the user's address must stay"

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import os
-from collections.abc import Iterator
 
-import conftest
 import pytest
 import reports
+from conftest import ALL
 from hosts import Hosts
 from mpis import MPI, NAMES
 
@@ -23,18 +21,12 @@ SHAPES = {
 }
 EVERY = list(zip(itertools.cycle(NAMES), SHAPES))
 SOME = [("mpich", "2x2"), ("openmpi", "1+2")]
-HOW_MUCH = "all" if "TEST_ALL" in os.environ else "some"
+HOW_MUCH = "all" if ALL else "some"
 # What must have served: the program is of no use if the sizes pass an algorithm by.
 ALGORITHMS = {"2x1": {"doubling", "slices"}, "3x1": {"slices"}, "4x1": {"slices"}}
 
 
-@pytest.fixture(scope="module")
-def four() -> Iterator[Hosts]:
-    """The hosts h1 to h4."""
-    yield from conftest.up(4)
-
-
-@pytest.mark.parametrize(("mpi", "shape"), EVERY if HOW_MUCH == "all" else SOME, indirect=["mpi"])
+@pytest.mark.parametrize(("mpi", "shape"), EVERY if ALL else SOME, indirect=["mpi"])
 def test_values_and_bits_are_right(mpi: MPI, four: Hosts, shape: str) -> None:
     layout = [(f"h{i + 1}", ranks) for i, ranks in enumerate(SHAPES[shape])]
     with reports.directory(four) as place:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import reports
+from conftest import ALL
 from hosts import Hosts
-from mpis import MPI
+from mpis import MPI, NAMES
 
 
+# Puts, locks and signals are messages, and test_hosts.py asks every MPI for those.
+@pytest.mark.parametrize("mpi", NAMES if ALL else NAMES[1:2], indirect=True)
 def test_windows(mpi: MPI, hosts: Hosts) -> None:
     with reports.directory(hosts) as place:
         program = [reports.HERE / "ranks_windows.py", place]

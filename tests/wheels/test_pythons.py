@@ -98,12 +98,13 @@ def python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if version not in interpreters():
         pytest.skip(f"this machine has no Python {version}")
     folder = tmp_path_factory.mktemp(f"python{version}")
-    run([interpreters()[version], "-m", "venv", str(folder)])
+    run([interpreters()[version], "-m", "venv", "--without-pip", str(folder)])
     made = str(folder / "bin" / "python")
+    pip = [sys.executable, "-m", "pip", "--python", made, "install", "--no-compile"]
     pins = ["-c", str(ROOT / "constraints.txt")]
     needs = ["numpy", "pytest", "ml-dtypes", "hypothesis"]
-    run([made, "-m", "pip", "install", "--only-binary", ":all:", *pins, *needs])
-    run([made, "-m", "pip", "install", "--no-index", "--no-deps", str(wheel())])
+    run([*pip, "--only-binary", ":all:", *pins, *needs])
+    run([*pip, "--no-index", "--no-deps", str(wheel())])
     return made
 
 
