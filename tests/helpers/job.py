@@ -1,4 +1,4 @@
-"""Run jobs for tests: a function becomes the program of every rank.
+"""Run jobs for tests: a function, a script or a command becomes the program of every rank.
 
 A job starts warm and without an MPI (``docs/testing.md``), unless the running test is for an MPI's
 launcher. ``tests/jobs/conftest.py`` sets LAUNCHER, COLD and WARM before each test.
@@ -7,9 +7,10 @@ launcher. ``tests/jobs/conftest.py`` sets LAUNCHER, COLD and WARM before each te
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,9 @@ COLD = False
 """Whether jobs without a launcher start cold, as by ``python -m paddlempi run -np``."""
 WARM: tuple[str, ...] = ("numpy", "pytest")
 """What a warm server has imported for the jobs."""
+
+PADDLEMPI = [sys.executable, f"{HERE}/run_paddlempi.py"]
+"""``python -m paddlempi`` as a command that can start warm."""
 
 # What a process reads when it starts, or a framework while it is imported.
 _READ_EARLY = ("FLAGS_", "GLIBC_", "LD_", "MALLOC_", "MKL_", "PYTHONHASHSEED", "TORCH", "XLA_")
@@ -56,7 +60,7 @@ class Ended:
 
 def run(
     np: int,
-    program: Callable[[], object],
+    program: launch.Target,
     *,
     timeout: float = 120.0,
     env: Mapping[str, str] | None = None,
@@ -94,7 +98,7 @@ def run(
 
 def succeed(
     np: int,
-    program: Callable[[], object],
+    program: launch.Target,
     *,
     timeout: float = 120.0,
     env: Mapping[str, str] | None = None,

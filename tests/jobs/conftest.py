@@ -26,7 +26,7 @@ SIGN = "@cold"
 
 # What a server imports, beside what all jobs need.
 TORCH = ("torch", "torch._dynamo", "torch.nn.parallel", "torch.distributed")
-MODULES = {"torch": TORCH, "cuda": TORCH, "paddle": ("paddle",), "jax": ("jax",)}
+MODULES = {"torch": TORCH, "paddle": ("paddle",), "jax": ("jax",)}
 ALL = job.WARM
 
 

@@ -1,18 +1,25 @@
 """The programs in the README and in docs/ run as they are printed.
 
-tests/helpers/blocks.py says how a block is marked. Those of a page share a job.
+tests/helpers/blocks.py says how a block is marked. Those of a page share a job. With ``TEST_ALL``
+every job starts under mpirun. Without it, most programs of torch and Paddle run in ranks that are
+forked from a process that has imported the framework, without an MPI (``docs/testing.md``): to
+import it takes longer than what they do. Under mpirun are then those of NumPy, those of COLD, and
+the commands, of which every framework has some.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import uuid
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
+import contract
 import pytest
 from blocks import BLOCKS, ROOT, Block, blocks
 from paddlempi._processes import MARK, kill_marked
@@ -21,6 +28,10 @@ from paddlempi.testing import launch, run
 DEADLINE = 600  # some start five ranks of torch twice
 RUNNER = Path(__file__).with_name("run_blocks.py")
 NO_GPU = not any(Path("/dev").glob("nvidia[0-9]*"))
+
+# What is imported before the fork, by the framework.
+MODULES = {"torch": ("torch", "torch._dynamo", "torch.nn.parallel"), "paddle": ("paddle",)}
+COLD = {"docs/torch.md"}  # other frameworks find out there which launcher has started them
 
 TYPED = [block for block in BLOCKS if "run" in block.words]
 
@@ -32,8 +43,19 @@ def groups() -> dict[str, list[Block]]:
         typed = block.file and any(block.file in commands.text for commands in on_page(block))
         if block.runs and not typed:
             kind = "pytest" if block.is_test else "gpu" if "gpu" in block.words else "python"
-            found[f"{block.page.relative_to(ROOT)}-{kind}-{block.ranks}"].append(block)
+            page = str(block.page.relative_to(ROOT))
+            if kind == "python" and block.ranks > 1 and page not in COLD:
+                kind = "-".join([kind, *frameworks(block)])
+            found[f"{page}-{kind}-{block.ranks}"].append(block)
     return found
+
+
+def frameworks(program: Block) -> list[str]:
+    """Return what of MODULES is imported before the ranks of a program are forked."""
+    if "os.environ[" in program.text:  # it sets what a framework reads while it is imported
+        return []
+    imports = re.findall(r"^(?:import|from) (\w+)", program.text, re.M)
+    return [name for name in MODULES if name in imports]
 
 
 def on_page(block: Block) -> list[Block]:
@@ -60,16 +82,23 @@ def test_programs_run(name: str, tmp_path: Path) -> None:
         assert f"{len(programs)} passed" in output
         return
     page, lines = str(programs[0].page), [str(program.line) for program in programs]
-    output = job(ranks, [str(RUNNER), page, *lines], tmp_path)
+    # A name without frameworks is that of programs that start as they are printed.
+    modules = [m for word, ms in MODULES.items() if f"-{word}-" in name for m in ms]
+    output = job(ranks, [str(RUNNER), page, *lines], tmp_path, modules)
     for program in programs:
         assert output.count(f"ran {program}\n") == ranks, output
 
 
-def job(ranks: int, words: list[str], folder: Path) -> str:
-    """Run a Python program on ranks, or one process without a launcher. Return what it printed."""
+def job(ranks: int, words: list[str], folder: Path, modules: Sequence[str] = ()) -> str:
+    """Run a Python program on ranks, or one process without a launcher. Return what it printed.
+
+    Args:
+        modules: what is imported before the ranks are forked. None: they start under mpirun.
+    """
     command = [sys.executable, *words]
     if ranks > 1:
-        result = run(ranks, command, timeout=DEADLINE, cwd=folder)
+        warm = modules if modules and not contract.ALL else False
+        result = run(ranks, command, timeout=DEADLINE, cwd=folder, warm=warm)
         assert result.returncode == 0, result.output
         return result.stdout
     env = {key: value for key, value in os.environ.items() if "MPI" not in key}

@@ -61,23 +61,31 @@ import paddle.distributed as dist
 if dist.ParallelEnv().nranks > 1 and "init" in sys.argv:
     dist.init_parallel_env()
     assert dist.get_rank() == int(place)
-    x = paddle.ones([1])
+    x = paddle.ones([2])
     dist.all_reduce(x)
-    assert x.item() == 2
+    assert __name__ == "__main__" and __file__ == sys.argv[0], (__name__, __file__, sys.argv)
+    sys.stdout.write(f"{dist.get_backend()} {x.tolist()} {sys.argv[1:]}\\n")
 if "wrong" in sys.argv:
     raise SystemExit(3)
 sys.stdout.write("end\\n")
 """
 
 
+@pytest.mark.launcher("`run` under a launcher, before Paddle is imported")
 @pytest.mark.parametrize(("word", "status", "told"), [("init", 0, 0), ("", 0, 2), ("wrong", 3, 0)])
 def test_a_script_that_asks(tmp_path: Path, word: str, status: int, told: int) -> None:
-    """``paddlempi run`` sets the variables before Paddle is imported, and warns without an init."""
+    """``paddlempi run`` runs a script as it is, which it tells its place before Paddle is imported.
+
+    It warns without an init.
+    """
     script = tmp_path / "train.py"
     script.write_text(ASKS)
-    ended = launch.run(2, [sys.executable, "-m", "paddlempi", "run", str(script), word], timeout=60)
+    command = [sys.executable, "-m", "paddlempi", "run", str(script), "--epochs", "3", word]
+    ended = launch.run(2, command, timeout=60)
     assert ended.returncode == status, ended.output
     assert ended.stdout.count("end\n") == (0 if status else 2), ended.output
+    said = "MPI [2.0, 2.0] ['--epochs', '3', 'init']\n"
+    assert ended.stdout.count(said) == (2 if word == "init" else 0), ended.output
     assert ended.stderr.count("RuntimeWarning: paddlempi: rank") == told, ended.output
 
 
@@ -154,14 +162,16 @@ def work(answer):
 if __name__ == "__main__":
     dist.init_parallel_env()
     rank = dist.get_rank()
-    # A program of its own is no rank: it works alone, and may not start MPI as this one.
-    alone = run()
-    assert alone.returncode == 0 and "paddlempi: rank" not in alone.stderr, alone.stderr
-    again = run("init")
-    assert again.returncode == 1, again.stderr
-    assert f"LauncherError: init_parallel_env: process {os.getpid()}" in again.stderr, again.stderr
+    if rank == 0:
+        # A program of its own is no rank: it works alone, and may not start MPI as this one.
+        alone = run()
+        assert alone.returncode == 0 and "paddlempi: rank" not in alone.stderr, alone.stderr
+        again = run("init")
+        assert again.returncode == 1, again.stderr
+        said = f"LauncherError: init_parallel_env: process {os.getpid()}"
+        assert said in again.stderr, again.stderr
     # A worker, as a DataLoader has them, works for its rank.
-    for method in ("fork", "spawn", "forkserver"):
+    for method in ("fork", "spawn", "forkserver") if rank else ("fork",):
         context = multiprocessing.get_context(method)
         answer = context.SimpleQueue()
         process = context.Process(target=work, args=(answer,))
@@ -174,6 +184,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.launcher("a child that comes to MPI again")
 def test_what_a_rank_starts(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(PARENT)
@@ -200,13 +211,15 @@ if __name__ == "__main__":
         dist.spawn(train, nprocs=2)
     except LauncherError as error:
         assert "has started 2 processes" in str(error) and "call train(...) itself" in str(error)
-    # Who has Paddle's own all the same: the nearest start decides, so the children are a world.
-    del os.environ["PADDLE_TRAINERS_NUM"]
-    patches.original(sys.modules["paddle.distributed.spawn"], "spawn")(train, nprocs=2)
+    if os.environ["PADDLE_TRAINER_ID"] == "1":
+        # Who has Paddle's own all the same: the nearest start decides, so the children are a world.
+        del os.environ["PADDLE_TRAINERS_NUM"]
+        patches.original(sys.modules["paddle.distributed.spawn"], "spawn")(train, nprocs=2)
     sys.stdout.write("spawned\\n")
 """
 
 
+@pytest.mark.launcher("the children of a rank must not take themselves for ranks of its launcher")
 def test_spawn_inside_a_job(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SPAWNS)

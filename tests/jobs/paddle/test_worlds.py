@@ -9,7 +9,6 @@ from pathlib import Path
 
 import job
 import pytest
-from paddlempi.testing import launch
 
 
 def again() -> None:
@@ -222,28 +221,6 @@ def test_uninstall_puts_paddles_own_back() -> None:
     job.succeed(1, restored)
 
 
-SCRIPT = """
-import sys
-import paddle
-import paddle.distributed as dist
-
-dist.init_parallel_env()
-x = paddle.ones([2])
-dist.all_reduce(x)
-assert __name__ == "__main__" and __file__ == sys.argv[0], (__name__, __file__, sys.argv)
-sys.stdout.write(f"{dist.get_backend()} {x.tolist()} {sys.argv[1:]}\\n")
-"""
-
-
-def test_run_a_script_as_it_is(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "paddlempi", "run", str(script), "--epochs", "3"]
-    ended = launch.run(2, command, timeout=120)
-    assert ended.returncode == 0, ended.output
-    assert ended.stdout.count("MPI [2.0, 2.0] ['--epochs', '3']\n") == 2, ended.output
-
-
 def test_launched_by_paddle_alone() -> None:
     """paddle.distributed.launch sets these variables, but MPI connects no processes then."""
     environment = {**os.environ, "PADDLE_TRAINERS_NUM": "2", "PADDLE_TRAINER_ID": "0"}
@@ -286,6 +263,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.launcher("those of Paddle")
 @pytest.mark.parametrize("way", ["launch", "spawn"])
 def test_without_mpirun(tmp_path: Path, way: str) -> None:
     script = tmp_path / "train.py"

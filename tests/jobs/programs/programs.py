@@ -82,6 +82,8 @@ def alone(program: str, out: Path, *options: str) -> Numbers:
 def over_gloo(program: str, out: Path, *options: str) -> Numbers:
     """Run a program of torch in processes that find each other by torchrun's variables.
 
+    They are forked (``forked.py``): how they start is no matter of what is compared.
+
     Give the program no workers that load data. On Python 3.11 a process that forks while a thread
     of gloo asks for the interpreter sometimes hangs, once in some hundred forks. That is a bug of
     Python and gloo.
@@ -89,14 +91,11 @@ def over_gloo(program: str, out: Path, *options: str) -> Numbers:
     [port] = _free_ports(1)
     rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     size = {"WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS)}
-    return _together(
-        _command(program, out, options),
-        [
-            {**rendezvous, **size, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            for rank in range(RANKS)
-        ],
-        out,
-    )
+    ranks = [
+        {**rendezvous, **size, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(RANKS)
+    ]
+    python, *words = _command(program, out, options)
+    return _together([python, str(FOLDER / "forked.py"), json.dumps(ranks), *words], [{}], out)
 
 
 def over_torchrun(program: str, out: Path, *options: str, **variables: str) -> Numbers:

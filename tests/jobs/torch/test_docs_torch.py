@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-from paddlempi.testing import run
+import job
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -30,7 +30,7 @@ def test_the_program_averages(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     # A checkout on PYTHONPATH has no entry point.
     script.write_text(f"import paddlempi.torch\n{program}{STEP}")
-    result = run(2, script, timeout=120)
+    result = job.run(2, script, timeout=120).result
     assert result.returncode == 0, result.output
     assert result.stdout.count("done") == 2, result.output
 
@@ -43,7 +43,8 @@ def test_our_column_is_true_and_a_false_cell_is_noticed(tmp_path: Path) -> None:
     page = tmp_path / "torch.md"
     page.write_text(text.replace(right, false))
     command = [sys.executable, str(ROOT / "tools" / "torch_table" / "table.py"), "--check"]
-    result = run(2, [*command, f"--page={page}"], timeout=300, env={"PYTHONWARNINGS": "ignore"})
+    command.append(f"--page={page}")
+    result = job.run(2, command, timeout=300, env={"PYTHONWARNINGS": "ignore"}).result
     assert result.returncode == 1, result.output
     (line,) = result.stdout.splitlines()
     assert line == "`barrier` -: the page says None, but it is 'yes'", result.output

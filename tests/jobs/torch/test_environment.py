@@ -9,6 +9,7 @@ import pytest
 from paddlempi.testing import launch
 
 
+@pytest.mark.launcher("the variables of its launcher are the subject")
 def test_what_import_torch_tells() -> None:
     ended = launch.run(2, Path(__file__).with_name("told.py"), timeout=180)
     assert ended.returncode == 0, ended.output

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paddlempi.testing import run
+import job
 
 
 def alone() -> None:
@@ -22,5 +22,5 @@ def alone() -> None:
 
 
 def test_a_rank_that_is_alone_on_its_node() -> None:
-    result = run(1, alone)
+    result = job.run(1, alone).result
     assert result.returncode == 0 and "added" in result.stdout, result.output

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import job
 import pytest
 from ports import unused
 
@@ -17,34 +18,37 @@ import torch
 import torch.distributed as dist
 
 torch.set_num_threads(1)
-backend = sys.argv[1]
+attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 assert dist.is_mpi_available() and dist.is_backend_available("mpi")
-dist.init_process_group(backend)
-rank, attempt = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-assert dist.get_world_size() == 2 and rank == int(os.environ["RANK"])
-x = torch.tensor([1.0 + rank])
-dist.all_reduce(x)
-assert x.item() == 3
-names = [None, None]
-dist.all_gather_object(names, rank)
-assert names == [0, 1]
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
-model(torch.full((2, 4), 1.0 + rank)).sum().backward()
-assert model.module.weight.grad.eq(3).all()
-gloo = dist.new_group(backend="gloo")
-dist.all_reduce(x, group=gloo)
-assert x.item() == 6
-if len(sys.argv) > 2 and attempt < int(sys.argv[2]) and rank == attempt % 2:
-    os.kill(os.getpid(), 9)
-dist.barrier()
-dist.destroy_process_group()
+for backend in sys.argv[1].split(","):
+    dist.init_process_group(backend)
+    rank = dist.get_rank()
+    assert dist.get_world_size() == 2 and rank == int(os.environ["RANK"])
+    x = torch.tensor([1.0 + rank])
+    dist.all_reduce(x)
+    assert x.item() == 3
+    names = [None, None]
+    dist.all_gather_object(names, rank)
+    assert names == [0, 1]
+    if "restarts" not in sys.argv:  # DDP imports for seconds, and the store is no matter of it
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+        model(torch.full((2, 4), 1.0 + rank)).sum().backward()
+        assert model.module.weight.grad.eq(3).all()
+    gloo = dist.new_group(backend="gloo")
+    dist.all_reduce(x, group=gloo)
+    assert x.item() == 6
+    if "restarts" in sys.argv and attempt == 0 and rank == 0:
+        os.kill(os.getpid(), 9)
+    dist.barrier()
+    dist.destroy_process_group()
+    print(f"done with {backend} in attempt {attempt}", flush=True)
 assert not any("libmpi" in line for line in open("/proc/self/maps")), "it has loaded an MPI"
 dist.init_process_group("gloo")
 dist.all_reduce(x)
 assert x.item() == 12
 assert type(dist.new_group(backend="mpi")).__name__ == "ProcessGroupMPI"
 dist.destroy_process_group()
-print(f"done in attempt {attempt}", flush=True)
+print("all done", flush=True)
 """
 
 
@@ -63,24 +67,34 @@ def run(*command: str, **variables: str) -> str:
     return done.stdout
 
 
+OTHERS = pytest.mark.launcher("torchrun, spawn, or no launcher")
+
+
 def torchrun(*words: str, **variables: str) -> str:
     options = ["--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
     return run("-m", "torch.distributed.run", *options, *words, **variables)
 
 
-@pytest.mark.parametrize("backend", ["mpi", "paddlempi", "cpu:mpi"])
-def test_torchrun(tmp_path: Path, backend: str) -> None:
+@OTHERS
+def test_torchrun(tmp_path: Path) -> None:
+    """One program with all names. With another one first: test_torchrun_restarts, test_run_np."""
     script = tmp_path / "train.py"
     script.write_text(TRAIN)
-    assert torchrun(str(script), backend).count("done") == 2
+    backends = ["cpu:mpi", "paddlempi", "mpi"]
+    output = torchrun(str(script), ",".join(backends))
+    for name in backends:
+        assert output.count(f"done with {name} in") == 2, output
+    assert output.count("all done") == 2, output
 
 
+@OTHERS
 def test_torchrun_restarts(tmp_path: Path) -> None:
     """The store, its port and all keys stay."""
     script = tmp_path / "train.py"
     script.write_text(TRAIN)
-    output = torchrun("--max-restarts=1", str(script), "mpi", "1")
-    assert output.count("done in attempt 1") == 2, output
+    output = torchrun("--max-restarts=1", str(script), "mpi", "restarts")
+    assert output.count("done with mpi in attempt 1") == 2, output
+    assert output.count("all done") == 2, output
 
 
 DEFAULT = """
@@ -98,6 +112,7 @@ dist.destroy_process_group()
 """
 
 
+@OTHERS
 @pytest.mark.parametrize(("default", "kind"), [("", "ProcessGroup"), ("cpu", "ProcessGroupMPI")])
 def test_a_program_that_names_no_backend(tmp_path: Path, default: str, kind: str) -> None:
     """It keeps gloo, unless the user chooses otherwise."""
@@ -107,12 +122,13 @@ def test_a_program_that_names_no_backend(tmp_path: Path, default: str, kind: str
     assert re.findall(r"kind (\w+)", output) == [kind] * 2, output
 
 
-def test_run_np(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["mpi", "paddlempi"])
+def test_run_np(tmp_path: Path, backend: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAIN)
-    variables = {"TORCHELASTIC_RESTART_COUNT": "0"}
-    output = run("-m", "paddlempi", "run", "-np", "2", str(script), "mpi", **variables)
-    assert output.count("done") == 2
+    ended = job.run(2, [sys.executable, str(script), backend])
+    assert ended.returncode == 0, ended.output
+    assert ended.output.count("all done") == 2, ended.output
 
 
 AGAIN = """
@@ -143,8 +159,9 @@ def test_worlds_one_after_another(tmp_path: Path) -> None:
     """A program that keeps what it had of a world finds nothing of it in the next one's store."""
     script = tmp_path / "again.py"
     script.write_text(AGAIN)
-    output = run("-m", "paddlempi", "run", "-np", "2", str(script))
-    assert output.count("done") == 2
+    ended = job.run(2, script)
+    assert ended.returncode == 0, ended.output
+    assert ended.output.count("done") == 2, ended.output
 
 
 SPAWN = """
@@ -197,6 +214,7 @@ if __name__ == "__main__":
 """
 
 
+@OTHERS
 def test_spawn(tmp_path: Path) -> None:
     script = tmp_path / "spawn.py"
     script.write_text(SPAWN)
@@ -231,6 +249,7 @@ print("done")
 """
 
 
+@OTHERS
 def test_what_is_wrong(tmp_path: Path) -> None:
     script = tmp_path / "wrong.py"
     script.write_text(WRONG)

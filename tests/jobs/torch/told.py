@@ -71,17 +71,18 @@ def gloo(rank: int) -> None:
 
 
 def children(found: dict[str, str | None], rank: int) -> None:
-    """Children of this rank have its variables. A torchrun that rank 0 starts sets its own."""
-    show = f"import os, torch; print({{n: os.environ.get(n) for n in {NAMES!r}}})"
-    child = subprocess.run([sys.executable, "-c", show], stdout=subprocess.PIPE, check=True)
-    assert child.stdout.decode().strip() == str(found)
-    loader = DataLoader([0], num_workers=1, multiprocessing_context="spawn", collate_fn=seen)
-    assert next(iter(loader)) == found
+    """Children of rank 1 have its variables. A torchrun that rank 0 starts sets its own."""
     if rank == 0:
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
         command += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", sys.argv[0]]
         child = subprocess.run(command, stdout=subprocess.PIPE, check=True)
         assert child.stdout.decode().count("below fine") == 2, child.stdout
+        return
+    show = f"import os, torch; print({{n: os.environ.get(n) for n in {NAMES!r}}})"
+    child = subprocess.run([sys.executable, "-c", show], stdout=subprocess.PIPE, check=True)
+    assert child.stdout.decode().strip() == str(found)
+    loader = DataLoader([0], num_workers=1, multiprocessing_context="spawn", collate_fn=seen)
+    assert next(iter(loader)) == found
 
 
 def below() -> None:

@@ -7,7 +7,10 @@ their values arrive. The values arrive late.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import device
@@ -82,6 +85,23 @@ class DeviceKind:
 def side_stream() -> int:
     """Return the one stream of all these tensors: the tensors of a call must share a stream."""
     return device.new_stream()
+
+
+@contextmanager
+def long_pieces(dist: ModuleType) -> Iterator[None]:
+    """A world with pieces of 64 KiB, for collectives of some MiB: a thousand pieces take seconds."""
+
+    def world(piece: int) -> None:
+        os.environ["PADDLEMPI_CUDA_CHUNK"] = str(piece)
+        dist.destroy_process_group()
+        dist.init_process_group()
+
+    before = int(os.environ["PADDLEMPI_CUDA_CHUNK"])
+    world(1 << 16)
+    try:
+        yield
+    finally:
+        world(before)
 
 
 class OtherKind(DeviceKind):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -342,6 +343,10 @@ def compiled() -> Iterator[Callable[[Any], Any]]:
     torch._dynamo.reset()
 
 
+COMPILED = pytest.mark.mpi(ranks=[1, 2])  # a third rank compiles the same code
+
+
+@COMPILED
 def test_compiled(dist: ModuleType, rank: int, size: int, compiled: Callable[[Any], Any]) -> None:
     world = dist.group.WORLD
 
@@ -361,6 +366,7 @@ def test_compiled(dist: ModuleType, rank: int, size: int, compiled: Callable[[An
         same(sent, whole(size - 1, size, 2, key=key) + 1)
 
 
+@COMPILED
 def test_compiled_collectives_of_c10d(
     dist: ModuleType, rank: int, size: int, compiled: Callable[[Any], Any]
 ) -> None:
@@ -379,6 +385,7 @@ def test_compiled_collectives_of_c10d(
         same(run(whole(rank, 2, 2, key=key)), 2 * torch.cat([total] * size))
 
 
+@COMPILED
 def test_compiled_gradient(
     dist: ModuleType, rank: int, size: int, compiled: Callable[[Any], Any]
 ) -> None:
@@ -396,7 +403,7 @@ def test_compiled_gradient(
 
 @pytest.mark.mpi(ranks=2, timeout=300)  # the compilation costs more than all other tests
 def test_inductor(
-    dist: ModuleType, rank: int, size: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    dist: ModuleType, rank: int, size: int, monkeypatch: pytest.MonkeyPatch, here: Path
 ) -> None:
     """Inductor's generated code waits for collectives between its kernels."""
     from torch._inductor import config
@@ -407,7 +414,7 @@ def test_inductor(
         get_cpp_compiler()
     except InvalidCxxCompiler:
         pytest.skip("this machine has no C++ compiler")
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # every rank has its own cache
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(here))  # one rank compiles for both
     # These settings make compilation fast. The code is only two additions.
     monkeypatch.setattr(config, "compile_threads", 1)
     monkeypatch.setattr(config, "cpp_cache_precompile_headers", False)

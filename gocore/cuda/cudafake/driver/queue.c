@@ -10,9 +10,12 @@
 
 enum { WORKERS = 4, POLL_US = 100 };
 
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER; // something was queued, or has ended
+// An operation wakes one worker, which wakes another one if there is more to do. To wake all of them
+// for every operation took half of the time of the tests.
+static pthread_cond_t runnable = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t ended = PTHREAD_COND_INITIALIZER;
 struct stream *streams;
-static bool started;
+static bool started, watched; // watched: a worker polls for changes by other processes
 static __thread struct stream *per_thread[MAX_DEVICES]; // the thread's default streams
 
 static uint64_t random_below(uint64_t n) {
@@ -70,9 +73,9 @@ static const struct point *blocked_by(const struct stream *s) {
 	return NULL;
 }
 
-// Returns a random stream whose first operation may run, or NULL. polling says that another process
-// may unblock a stream.
-static struct stream *pick(bool *polling) {
+// Returns a random stream whose first operation may run, or NULL. more says that there are others;
+// polling that another process may unblock a stream.
+static struct stream *pick(bool *more, bool *polling) {
 	struct stream *picked = NULL;
 	uint64_t n = 0;
 	*polling = false;
@@ -85,12 +88,13 @@ static struct stream *pick(bool *polling) {
 		else if (random_below(++n) == 0)
 			picked = s;
 	}
+	*more = n > 1;
 	return picked;
 }
 
-static void wait_changed(bool polling) {
+static void wait_for(pthread_cond_t *cond, bool polling) {
 	if (!polling) {
-		pthread_cond_wait(&changed, &lock);
+		pthread_cond_wait(cond, &lock);
 		return;
 	}
 	struct timespec until;
@@ -98,7 +102,7 @@ static void wait_changed(bool polling) {
 	until.tv_nsec += POLL_US * 1000;
 	until.tv_sec += until.tv_nsec / 1000000000;
 	until.tv_nsec %= 1000000000;
-	pthread_cond_timedwait(&changed, &lock, &until);
+	pthread_cond_timedwait(cond, &lock, &until);
 }
 
 // Removes a stream that is destroyed and has ended. It is not freed, because events point to it.
@@ -112,17 +116,27 @@ void forget_stream(struct stream *s) {
 		*p = s->next;
 }
 
-// Only the first thread polls for changes by other processes.
-static void *work(void *watching) {
+// One worker at a time polls for changes by other processes.
+static void wait_for_work(bool polling) {
+	bool watching = polling && !watched;
+	watched |= watching;
+	wait_for(&runnable, watching);
+	if (watching)
+		watched = false;
+}
+
+static void *work(void *unused) {
 	prctl(PR_SET_TIMERSLACK, 1); // the process may have asked for late timers
 	pthread_mutex_lock(&lock);
 	for (;;) {
-		bool polling;
-		struct stream *s = pick(&polling);
+		bool more, polling;
+		struct stream *s = pick(&more, &polling);
 		if (!s) {
-			wait_changed(polling && watching);
+			wait_for_work(polling);
 			continue;
 		}
+		if (more || (polling && !watched))
+			pthread_cond_signal(&runnable);
 		struct op *op = s->head;
 		s->busy = true;
 		bool idle = op->kind == OP_ORDER || op->kind == OP_FAULT;
@@ -147,7 +161,7 @@ static void *work(void *watching) {
 		s->busy = false;
 		free(op);
 		forget_stream(s);
-		pthread_cond_broadcast(&changed);
+		pthread_cond_broadcast(&ended);
 	}
 	return NULL;
 }
@@ -158,7 +172,7 @@ static void start_workers(void) {
 	pthread_sigmask(SIG_SETMASK, &set, &before);
 	for (int i = 0; i < WORKERS; i++) {
 		pthread_t thread;
-		if (pthread_create(&thread, NULL, work, i ? NULL : &started))
+		if (pthread_create(&thread, NULL, work, NULL))
 			abort();
 		pthread_detach(thread);
 	}
@@ -192,12 +206,13 @@ void submit(struct stream *s, struct op *op) {
 	s->tail = &op->next;
 	if (!started)
 		start_workers();
-	pthread_cond_broadcast(&changed);
+	if (s->head == op) // else a worker looks at it when what is before it has ended
+		pthread_cond_signal(&runnable);
 }
 
 void await(struct point p) {
 	while (!reached(p))
-		wait_changed(p.shared != NULL);
+		wait_for(&ended, p.shared != NULL);
 }
 
 // Waits for what is queued now. New operations may be queued meanwhile.
@@ -212,5 +227,5 @@ void await_context(CUcontext ctx) {
 }
 
 void look_again(void) {
-	pthread_cond_broadcast(&changed);
+	pthread_cond_broadcast(&runnable);
 }
