@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 import time
@@ -254,3 +255,23 @@ def test_damaged_requests_end_the_client_only() -> None:
     store.set("a", b"1")
     assert store.get(["a"]) == [b"1"]
     store.close()
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o620, 0o602], ids=oct)
+def test_a_file_that_others_can_write_to(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "meeting"
+    path.touch()
+    path.chmod(mode)
+    with pytest.raises(ArgumentError, match=f"has mode {mode:04o}.*this user's alone"):
+        FileStore(str(path))
+    path.chmod(0o644)
+    FileStore(str(path)).close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_file_of_another_user(tmp_path: Path) -> None:
+    path = tmp_path / "meeting"
+    path.touch(0o600)
+    os.chown(path, 1234, 1234)
+    with pytest.raises(ArgumentError, match="belongs to user 1234"):
+        FileStore(str(path))
