@@ -222,7 +222,7 @@ func (g *Messages) checkAddress(code op.Code, peer, tag int32, wild bool) error 
 		return status.New(status.Argument, "%s: peer is rank %d of the group, which has ranks 0 to %d", code, peer, g.Size-1)
 	}
 	if ub := g.Env.Base.MaxTag(); tag > ub || tag < 0 && !(wild && tag == transport.AnyTag) {
-		return status.New(status.Argument, "%s: tag is %d; this MPI takes 0 to %d", code, tag, ub)
+		return status.New(status.Argument, "%s: tag is %d; it must be from 0 to %d, the greatest that this transport takes", code, tag, ub)
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package memory
 import (
 	"encoding/binary"
 	"hash/fnv"
+	"math"
 	"runtime"
 	"slices"
 	"sync/atomic"
@@ -16,7 +17,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-const maxTag = 1 << 30
+const maxTag = math.MaxInt32
 
 // Comm implements transport.Comm. Its ranks are processes of one node.
 type Comm struct {
