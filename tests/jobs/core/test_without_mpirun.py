@@ -6,6 +6,7 @@ None of them loads an MPI. They are the same under every MPI that is installed.
 from __future__ import annotations
 
 import os
+import re
 import random
 import signal
 import subprocess
@@ -183,6 +184,10 @@ def test_run_np_ends_the_survivors(program: Path, what: str, expected: int) -> N
     with started([run(program, 3, what)]) as processes:
         [(status, output)] = ended(processes)
     assert status == expected, output
+    told = re.findall(r"paddlempi run: rank (\d) \(process \d+\) was ended by SIGKILL", output)
+    assert told == (["1"] if what == "kill" else []), output
+    if what == "kill":  # the others have the time to say so
+        assert output.count("PeerDiedError (1,)") == 2, output
 
 
 def test_run_np_with_restarts(program: Path) -> None:
