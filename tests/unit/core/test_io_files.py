@@ -434,3 +434,10 @@ def test_files_that_nobody_closes(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == len(before)
     assert (tmp_path / "bytes").read_bytes() == b"12345678"
     assert sorted(os.listdir(tmp_path)) == ["bytes", "one"]
+
+
+def test_a_masked_array_is_no_tensor(tmp_path: Path) -> None:
+    masked = np.ma.MaskedArray([1.0, 100.0], mask=[False, True])
+    with pytest.raises(errors.DtypeError, match="masked array"):
+        io.save_file({"a": masked}, tmp_path / "one")
+    assert not os.listdir(tmp_path)
