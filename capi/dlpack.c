@@ -153,7 +153,7 @@ int32_t dlpack_describe(PyObject *x, DLTensor *view, uint64_t *stream) {
 	/* torch's lazy conjugate and negative views have other bits in memory, and DLPack does not say
 	 * so. Conjugate views are complex, negative ones are not, but the imaginary part of a conjugate
 	 * view. The type's describe() recognises both. */
-	if (view->dtype.lanes != 1 || view->ndim < 1)
+	if (view->dtype.lanes != 1 || view->ndim < 1 || view->data == NULL)
 		return 0;
 	if (view->device.device_type != PMPI_DEVICE_CPU && !stream_of(api, view, stream))
 		return 0;
