@@ -36,7 +36,7 @@ func ranks(t *testing.T, n int, nodes []int, f func(t *testing.T, e *world.Env, 
 		wg.Add(1)
 		go func(lib mpi.Library) {
 			defer wg.Done()
-			e, err := world.NewEnv(mpifake.World(lib), 20*time.Second, nil)
+			e, err := newEnv(t, lib)
 			if !assert.NoError(t, err) {
 				return
 			}
@@ -48,6 +48,16 @@ func ranks(t *testing.T, n int, nodes []int, f func(t *testing.T, e *world.Env, 
 		}(lib)
 	}
 	wg.Wait()
+}
+
+// newEnv is world.NewEnv. When the test is over the progress thread ends: that of each rank of each test would look for
+// messages until all tests are over, which took as much CPU as the tests.
+func newEnv(t *testing.T, lib mpi.Library) (*world.Env, error) {
+	e, err := world.NewEnv(mpifake.World(lib), 20*time.Second, nil)
+	if err == nil {
+		t.Cleanup(e.Engine.StopProgress)
+	}
+	return e, err
 }
 
 // floats makes a float32 buffer outside the Go heap.
