@@ -3,6 +3,7 @@ package group
 import (
 	"fmt"
 	"math/rand"
+	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -107,10 +108,15 @@ var topologies = map[string]func(n int) []int{
 	},
 }
 
+// leftOut tells whether this run leaves out a case: -short what is long, and the run of what -short leaves out the rest.
+func leftOut(long bool) bool {
+	return testing.Short() && long || os.Getenv("GO_TESTS") == "long" && !long
+}
+
 func everywhere(t *testing.T, f func(t *testing.T, n int, nodes []int)) {
 	for name, spread := range topologies {
 		for _, n := range []int{1, 2, 3, 5} {
-			if testing.Short() && n > 3 {
+			if leftOut(n > 3) {
 				continue
 			}
 			t.Run(fmt.Sprintf("%s/%d", name, n), func(t *testing.T) { f(t, n, spread(n)) })

@@ -57,9 +57,7 @@ func severalNodes() map[string][]int {
 	all := map[string][]int{
 		"two of two": {0, 0, 1, 1}, "interleaved": {0, 1, 0, 1}, "two and one": {0, 0, 1}, "three nodes": {0, 1, 1, 2, 2, 2}, "three of two": {0, 0, 1, 1, 2, 2},
 	}
-	if testing.Short() {
-		maps.DeleteFunc(all, func(_ string, nodes []int) bool { return len(nodes) > 4 })
-	}
+	maps.DeleteFunc(all, func(_ string, nodes []int) bool { return leftOut(len(nodes) > 4) })
 	return all
 }
 
