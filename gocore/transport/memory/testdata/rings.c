@@ -97,6 +97,11 @@ static int pass(uint64_t seed) {
 				pmpi_linger(k, YIELD_EVERY);
 			}
 		}
+		/* The first is right, and all others are equal to the one before: a look at each takes most of
+		 * the time under ThreadSanitizer. */
+		if (room[n] == 0 &&
+			(n == 0 || (room[0] == 'a' + i % 26 && memcmp(room, room + 1, (size_t)n - 1) == 0)))
+			continue;
 		for (int64_t at = 0; at <= n; at++)
 			if (room[at] != (at < n ? 'a' + i % 26 : 0)) {
 				printf("message %d of %lld bytes: %d at %lld\n", i, (long long)n, room[at],
