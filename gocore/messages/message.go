@@ -289,9 +289,13 @@ func (m *message) tryStart(tr *transfer) error {
 
 // receive receives the first message of a transfer. It returns nil if it looks for one, and none has come.
 func (m *message) receive(tr *transfer) (*transport.Request, error) {
-	if kept, ok := m.g.kept.take(tr.peer, tr.tag); ok {
+	k := &m.g.kept
+	k.mu.Lock()
+	if kept, ok := k.take(tr.peer, tr.tag); ok {
+		k.mu.Unlock()
 		return m.receiveKept(tr, &kept)
 	}
+	defer k.mu.Unlock()
 	data, room := tr.room()
 	if tr.peer >= 0 || !m.g.asks {
 		return m.comm.Receive(data, room, tr.peer, tr.tag)
