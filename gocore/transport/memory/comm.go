@@ -284,7 +284,7 @@ func (c *Comm) Take(m transport.Message, data unsafe.Pointer, bytes int64) (*tra
 	return r, nil
 }
 
-// Cancel implements transport.Endpoint.
+// Cancel implements transport.Endpoint. The receive ends at once, also if its message was coming: the rest of that is dropped.
 func (c *Comm) Cancel(r *transport.Request) error {
 	o := c.o
 	o.mu.Lock()
@@ -293,8 +293,12 @@ func (c *Comm) Cancel(r *transport.Request) error {
 	for i, w := range in.waiting {
 		if w.r == r {
 			o.waitNoMore(in, i)
-			r.Cancelled = 1
-			o.endReceive(w, 0)
+			o.cancelled(w)
+			return nil
+		}
+	}
+	for peer := range o.in {
+		if o.leaveLong(peer, r) || o.leaveOpen(peer, r) {
 			break
 		}
 	}

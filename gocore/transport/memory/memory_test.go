@@ -449,21 +449,6 @@ func TestProofs(t *testing.T) {
 	}
 }
 
-// A message whose sender shows an address that it does not have ends the pair.
-func TestAMessageThatIsNowhere(t *testing.T) {
-	if byPieces {
-		return // no rank reads
-	}
-	ranks := world(t, 2)
-	into, _ := room(t, 1<<20)
-	in, err := ranks[1].Receive(into, 1<<20, 0, 0)
-	require.NoError(t, err)
-	o := ranks[0].o
-	o.queue(1, &outgoing{head: packet{kind: ask, context: ranks[0].context, bytes: 1 << 20, number: 1, answer: 8}})
-	finish(t, ranks[1], in)
-	assert.Equal(t, status.GroupBroken, status.CodeOf(ranks[1].Err(in)))
-}
-
 // The memory is given back when the last of the Comms is freed. A poll may come later.
 func TestRelease(t *testing.T) {
 	given := 0

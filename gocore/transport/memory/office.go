@@ -91,7 +91,8 @@ type inbox struct {
 	broken  int32        // as of an outbox
 	waiting int          // receives that wait for a message from this rank
 	reads   verdict      // whether this process may read that rank's memory
-	pid     uint64       // of that rank, if it may
+	shown   cma.Proof    // by that rank, if it may
+	stale   []uint64     // the claims of messages that were left, or begun anew: pieces of them may still come
 }
 
 // partly is a message of which some pieces have come.
@@ -326,7 +327,7 @@ func (o *office) handle(from int, p *packet) bool {
 		o.fill(in, p)
 		return true
 	case data:
-		return o.takePieces(from)
+		return o.takePieces(from, p)
 	}
 	in.skip(p)
 	if p.kind == goOn {
@@ -401,9 +402,29 @@ func (o *office) received(r *receiving) {
 	o.endReceive(r, code)
 }
 
+// cancelled ends a receive that was given up.
+func (o *office) cancelled(r *receiving) {
+	r.r.Cancelled = 1
+	o.endReceive(r, 0)
+}
+
+// leaveOpen ends a receive that was given up, if it is that of the message that was begun last.
+func (o *office) leaveOpen(peer int, r *transport.Request) bool {
+	open := &o.in[peer].open
+	w := open.r
+	if w == nil || w.r != r {
+		return false
+	}
+	open.r, open.room = nil, nil
+	o.cancelled(w)
+	return true
+}
+
 // endReceive ends a receive. Nobody knows it any more.
 func (o *office) endReceive(r *receiving, code int32) {
-	o.end(r.r, code)
+	if r.r != nil { // else it has ended
+		o.end(r.r, code)
+	}
 	*r = receiving{}
 	if len(o.spare) < mostSpare {
 		o.spare = append(o.spare, r)
@@ -515,7 +536,7 @@ func (o *office) breakOff(peer int, code int32) {
 		o.endReceive(r, code)
 	}
 	o.longs -= len(in.longs)
-	in.longs = nil
+	in.longs, in.stale = nil, nil
 	for _, c := range o.contexts {
 		for i := 0; i < len(c.waiting); {
 			if r := c.waiting[i]; r.from >= 0 && c.members[r.from] == peer {
