@@ -138,7 +138,7 @@ func (m *message) giveUp(err error) {
 			continue
 		}
 		if tr.receives {
-			if tr.request.Done != 0 {
+			if tr.request.Done() {
 				receiving = true // the rest of a long message: its sender cannot be stopped
 				continue
 			}

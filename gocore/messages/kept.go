@@ -126,7 +126,8 @@ func (m *message) receiveKept(tr *transfer, from *keptMessage) (*transport.Reque
 		return m.comm.Take(from.Message, data, room)
 	}
 	tr.read = true
-	r := &transport.Request{Done: 1, Source: from.Source, Tag: from.Tag, Bytes: headerBytes}
+	r := &transport.Request{Source: from.Source, Tag: from.Tag, Bytes: headerBytes}
+	r.End()
 	switch {
 	case room < headerBytes: // outcome says that it is too long
 	case tr.onDevice.direct() && tr.long == nil:

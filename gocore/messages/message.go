@@ -323,13 +323,13 @@ func (tr *transfer) room() (unsafe.Pointer, int64) {
 
 // over tells whether the transfer was dropped, or its request and what follows that have ended.
 func (tr *transfer) over() bool {
-	return tr.dropped || tr.request != nil && tr.request.Done != 0 && (tr.long == nil || tr.long.over)
+	return tr.dropped || tr.request != nil && tr.request.Done() && (tr.long == nil || tr.long.over)
 }
 
 func (m *message) pending(list []uintptr) []uintptr {
 	for i := 0; i < m.n; i++ {
 		tr := &m.transfers[i]
-		if r := tr.request; r != nil && r.Done == 0 {
+		if r := tr.request; r != nil && !r.Done() {
 			list = append(list, r.Address())
 		}
 		if tr.long != nil {

@@ -152,7 +152,10 @@ func (c *Comm) Send(data unsafe.Pointer, bytes int64, to, tag int32) (*transport
 	case out.broken != 0:
 		o.end(r, out.broken)
 	case peer == o.rank:
-		return r, o.sendHere(&sending{r: r, data: payload, to: peer}, &p)
+		if err := o.sendHere(&sending{r: r, data: payload, to: peer}, &p); err != nil {
+			mem.Free(unsafe.Pointer(r))
+			return nil, err
+		}
 	case bytes <= mostWhole && o.sendWhole(peer, &p, data):
 		o.end(r, 0)
 	case bytes > short:
@@ -177,7 +180,6 @@ func (o *office) sendHere(s *sending, p *packet) error {
 	}
 	if p.bytes <= short {
 		if err := o.keep(m); err != nil {
-			mem.Free(unsafe.Pointer(s.r))
 			return err
 		}
 		copy(m.bytes(), s.data)
@@ -311,7 +313,7 @@ func (c *Comm) Bury(rank int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if peer := c.members[rank]; peer != o.rank && !o.closed {
-		o.collect(peer)
+		o.collect(peer, true)
 		o.breakOff(peer, codeDied)
 	}
 }

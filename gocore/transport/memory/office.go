@@ -177,7 +177,7 @@ func (o *office) Poll(requests []uintptr) (done int) {
 	}
 	for i := range requests { // addresses outside the Go heap
 		r := *(**transport.Request)(unsafe.Pointer(&requests[i]))
-		if atomic.LoadInt32(&r.Done) != 0 {
+		if r.Done() {
 			done++
 		}
 	}
@@ -188,7 +188,7 @@ func (o *office) Poll(requests []uintptr) (done int) {
 func (o *office) progress() {
 	if o.mustLook() {
 		for r := range o.size {
-			o.collect(r)
+			o.collect(r, false)
 		}
 	}
 	for r := 0; r < o.size && o.longs > 0; r++ {
@@ -284,14 +284,14 @@ func (o *office) mustLook() bool {
 	return look
 }
 
-// collect reads what has come from a rank.
-func (o *office) collect(from int) {
+// collect reads what has come from a rank: all of it, or as much as this process keeps.
+func (o *office) collect(from int, all bool) {
 	in := &o.in[from]
 	if in.broken != 0 {
 		return
 	}
 	for {
-		if o.kept >= mostKept && !o.wants(from) {
+		if !all && o.kept >= mostKept && !o.wants(from) {
 			o.stalled = true
 			break
 		}
@@ -504,7 +504,7 @@ func (o *office) drop(m *message) {
 // end makes a request done.
 func (o *office) end(r *transport.Request, code int32) {
 	r.Code = code
-	atomic.StoreInt32(&r.Done, 1)
+	r.End()
 }
 
 // breakOff ends the requests with a rank, which is damaged or has died.
