@@ -69,6 +69,7 @@ func (o *office) comm(number uint64, members []int) *Comm {
 func (o *office) part(number uint64, members []int) *Comm {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	delete(o.freed.numbers, number)
 	c := o.context(number)
 	c.members, c.places = members, map[int]int32{}
 	for place, member := range members {
@@ -173,7 +174,7 @@ func (c *Comm) Send(data unsafe.Pointer, bytes int64, to, tag int32) (*transport
 // sendHere sends a message to this process itself. The caller holds mu.
 func (o *office) sendHere(s *sending, p *packet) error {
 	c := o.context(p.context)
-	m := &message{Status: transport.Status{Source: c.places[o.rank], Tag: p.tag, Bytes: p.bytes}, peer: o.rank, local: s}
+	m := &message{Status: transport.Status{Source: c.places[o.rank], Tag: p.tag, Bytes: p.bytes}, context: p.context, peer: o.rank, local: s}
 	if r := o.match(c, m); r != nil {
 		o.taken(r, m)
 		return nil

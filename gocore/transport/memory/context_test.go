@@ -120,3 +120,43 @@ func TestAFreedCommWaitsForNothing(t *testing.T) {
 		assert.False(t, ranks[0].o.wants(1))
 	}
 }
+
+// What comes for a Comm that was freed is kept by nobody, whether it had come, was looked at, or comes later.
+func TestWhatComesForAFreedComm(t *testing.T) {
+	ranks := world(t, 2)
+	for _, n := range []int{0, 8, short, 2 * short} {
+		for polls := range 3 {
+			x, err := ranks[0].Dup(nil)
+			require.NoError(t, err)
+			y, err := ranks[1].Dup(nil)
+			require.NoError(t, err)
+			p, _ := room(t, n)
+			for range 3 {
+				_, err = x.Send(p, int64(n), 1, 7)
+				require.NoError(t, err)
+			}
+			if polls > 0 {
+				ranks[1].o.Poll(nil)
+			}
+			if polls > 1 {
+				_, found, err := y.Match(0, 7)
+				require.NoError(t, err)
+				require.True(t, found)
+			}
+			require.NoError(t, y.Free())
+			ranks[1].o.Poll(nil)
+			_, err = x.Send(p, int64(n), 1, 7)
+			require.NoError(t, err)
+			ranks[1].o.Poll(nil)
+			require.NoError(t, x.Free())
+		}
+	}
+	o := ranks[1].o
+	assert.Zero(t, o.kept)
+	assert.Empty(t, o.matched)
+	assert.LessOrEqual(t, len(o.contexts), 2, "of the world")
+	for number := range uint64(2 * mostFreed) {
+		o.freed.add(number)
+	}
+	assert.Len(t, o.freed.numbers, mostFreed)
+}

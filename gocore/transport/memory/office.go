@@ -63,6 +63,7 @@ type office struct {
 	longs    int                 // long messages that this process receives
 	streams  int                 // those that it sends, and whose receivers have said go
 	matched  map[uint64]*message // by number: those that Match has taken out
+	freed    freed
 	numbers  uint64
 	kept     int64
 	rounds   []*round
@@ -141,6 +142,7 @@ type receiving struct {
 // message is one that has come, and that nobody has received.
 type message struct {
 	transport.Status
+	context uint64
 	peer   int
 	short  unsafe.Pointer // its bytes
 	number uint64         // of a long one
@@ -342,8 +344,17 @@ func (o *office) come(from int, p *packet) bool {
 	if in.open.left > 0 && p.kind == whole {
 		return false
 	}
-	c := o.context(p.context) // this rank may not have made the Comm yet, or has freed it
-	m := message{Status: transport.Status{Source: c.places[from], Tag: p.tag, Bytes: p.bytes}, peer: from, number: p.number, at: p.answer}
+	if o.freed.numbers[p.context] { // nobody asks for it any more
+		if p.kind == ask {
+			in.skip(p)
+		} else {
+			in.open = partly{left: p.bytes}
+			o.fill(in, p)
+		}
+		return true
+	}
+	c := o.context(p.context) // this rank may not have made the Comm yet
+	m := message{Status: transport.Status{Source: c.places[from], Tag: p.tag, Bytes: p.bytes}, context: p.context, peer: from, number: p.number, at: p.answer}
 	r := o.match(c, &m)
 	if r != nil {
 		r.receives(&m)
