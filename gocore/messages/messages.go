@@ -61,6 +61,9 @@ func New(members *world.Members, id int64, key uint64, comm, side transport.Comm
 	asks := comm != nil && !comm.ReceivesFromAny() && apart
 	g := &Messages{Members: members, id: id, key: key, comm: comm, side: side, group: group, asks: asks}
 	g.kept.hold = g.hold
+	if b, ok := comm.(transport.Bounder); ok {
+		b.Bound()
+	}
 	g.openQuick()
 	return g
 }

@@ -64,6 +64,12 @@ type QuickState struct {
 	Members []int   // rank of the office, by rank
 }
 
+// Bounder is an Endpoint that keeps messages which nobody has received.
+type Bounder interface {
+	// Bound says that its messages are the application's: the sender of many that nobody receives has to wait.
+	Bound()
+}
+
 // Burier is an Endpoint that does not see by itself that a rank has died.
 type Burier interface {
 	// Bury ends the requests with a rank that has died, with an error: nobody reads or writes their memory any more.

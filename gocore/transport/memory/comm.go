@@ -27,6 +27,7 @@ type Comm struct {
 	made    atomic.Uint64 // how many Comms were made of this one by Dup and Node
 	rounds  *Comm         // carries the rounds, which no receive from any tag may meet; nil there
 	begun   atomic.Uint64 // how many rounds have begun
+	bounded bool          // its messages are the application's; see bounds
 }
 
 // Open returns the Comm of all ranks of a world, which share the file: Bytes(size) long, and made by one of them for this
@@ -157,16 +158,16 @@ func (c *Comm) Send(data unsafe.Pointer, bytes int64, to, tag int32) (*transport
 			mem.Free(unsafe.Pointer(r))
 			return nil, err
 		}
-	case bytes <= mostWhole && o.sendWhole(peer, &p, data):
+	case bytes <= mostWhole && o.sendWhole(peer, &p, data, c.bounded):
 		o.end(r, 0)
 	case bytes > short:
 		p.kind = ask
 		o.numbers++
 		p.number, p.answer = o.numbers, uint64(uintptr(data))
 		o.asked[p.number] = &sending{r: r, data: payload, to: peer}
-		o.queue(peer, &outgoing{head: p})
+		o.queue(peer, &outgoing{head: p, bounded: c.bounded})
 	default:
-		o.queue(peer, &outgoing{head: p, from: payload, r: r})
+		o.queue(peer, &outgoing{head: p, from: payload, r: r, bounded: c.bounded})
 	}
 	return r, nil
 }
@@ -191,6 +192,9 @@ func (o *office) sendHere(s *sending, p *packet) error {
 	c.changed()
 	return nil
 }
+
+// Bound implements transport.Bounder. Call it before the first message.
+func (c *Comm) Bound() { c.bounded = true }
 
 // Receive implements transport.Endpoint.
 func (c *Comm) Receive(data unsafe.Pointer, bytes int64, from, tag int32) (*transport.Request, error) {
@@ -226,6 +230,8 @@ func (c *Comm) Probe(from, tag int32) (st transport.Status, found bool, err erro
 	m, err := c.look(from, tag, false)
 	if m != nil {
 		st = m.Status
+	} else if err == nil {
+		c.o.probes(c, from)
 	}
 	return st, m != nil, err
 }
@@ -314,7 +320,7 @@ func (c *Comm) Bury(rank int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if peer := c.members[rank]; peer != o.rank && !o.closed {
-		o.collect(peer, true)
+		o.collect(peer)
 		o.breakOff(peer, codeDied)
 	}
 }

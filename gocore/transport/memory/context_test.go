@@ -57,13 +57,19 @@ func TestALongMessageThatIsWaitedFor(t *testing.T) {
 	finish(t, ranks[0], asked, again, late)
 }
 
-// Messages that nobody receives are kept up to a bound. Then their senders wait. Many of few bytes, or of none, take memory too,
-// and no more time each than a few.
+// Messages of the application that nobody receives are kept up to a bound. Then their senders wait. Many of few bytes, or of none,
+// take memory too, and no more time each than a few. Those of this core come all the same, and so does what a call waits for.
 func TestKeptMessagesAreBounded(t *testing.T) {
 	for _, bytes := range []int64{short, 8, 0} {
 		t.Run(strconv.FormatInt(bytes, 10), func(t *testing.T) {
 			ranks := world(t, 2)
-			messages := mostKept/(bytes+besideKept) + 2*ringBytes/align
+			ranks[0].Bound()
+			core, err := ranks[0].Dup(nil)
+			require.NoError(t, err)
+			there, err := ranks[1].Dup(nil)
+			require.NoError(t, err)
+			const inRings = ringBytes + mostBulk + ringBytes/align*besideKept
+			messages := (mostKept+inRings)/(bytes+besideKept) + 2*ringBytes/align
 			p, _ := room(t, short)
 			done := 0
 			list := make([]*transport.Request, messages)
@@ -83,8 +89,28 @@ func TestKeptMessagesAreBounded(t *testing.T) {
 				}
 			}
 			assert.Less(t, done, len(list))
-			assert.LessOrEqual(t, ranks[1].o.kept, int64(mostKept+short+besideKept))
+			assert.LessOrEqual(t, ranks[1].o.kept, int64(mostKept+inRings))
 			q, _ := room(t, short)
+			told, err := core.Send(p, 8, 1, 3)
+			require.NoError(t, err)
+			finish(t, core.(*Comm), told)
+			got, found, err := there.Match(0, 3)
+			require.NoError(t, err)
+			require.True(t, found, "a message of this core")
+			require.NoError(t, transport.TakeNow(there, got, q, 8))
+			probed, err := ranks[0].Send(p, bytes, 1, 2)
+			require.NoError(t, err)
+			for late := time.Now().Add(10 * time.Second); ; ranks[0].o.Poll(nil) {
+				if _, found, err = ranks[1].Probe(0, 2); found {
+					break
+				}
+				require.NoError(t, err)
+				require.True(t, time.Now().Before(late), "what a probe waits for")
+			}
+			second, err := ranks[1].Receive(q, short, 0, 2)
+			require.NoError(t, err)
+			arrive(t, ranks, second)
+			finish(t, ranks[0], probed)
 			last, err := ranks[0].Send(p, bytes, 1, 1) // behind all others
 			require.NoError(t, err)
 			first, err := ranks[1].Receive(q, short, transport.AnySource, 1)
