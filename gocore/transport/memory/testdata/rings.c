@@ -98,8 +98,8 @@ static int pass(uint64_t seed) {
 				pmpi_linger(k, YIELD_EVERY);
 			}
 		}
-		/* The first is right, and all others are equal to the one before: a look at each takes most of
-		 * the time under ThreadSanitizer. */
+		/* The first is right, and all others are equal to the one before: a look at each takes most
+		 * of the time under ThreadSanitizer. */
 		if (room[n] == 0 &&
 			(n == 0 || (room[0] == 'a' + i % 26 && memcmp(room, room + 1, (size_t)n - 1) == 0)))
 			continue;
