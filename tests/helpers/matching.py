@@ -139,13 +139,14 @@ class Run:
 
     def carry_out(self) -> list[str]:
         """Carry it out; return what was wrong."""
+        programs: list[tuple[str, Any, dict[tuple[int, int], Any]]] = [
+            ("send", self.send_all, self.program.sends),
+            ("receive", self.receive_all, self.program.receives),
+        ]
         calls = [
             threading.Thread(target=self.guarded, args=(call, items, f"{self.seed} {kind} {key}"))
-            for kind, call, programs in [
-                ("send", self.send_all, self.program.sends),
-                ("receive", self.receive_all, self.program.receives),
-            ]
-            for key, items in programs.items()
+            for kind, call, program in programs
+            for key, items in program.items()
             if key[0] == self.rank
         ]
         for thread in calls:
@@ -157,7 +158,7 @@ class Run:
     def guarded(self, call: Any, items: Any, seed: str) -> None:
         try:
             call(items, random.Random(seed))
-        except Exception as error:  # noqa: BLE001 whatever it is, it is told
+        except Exception as error:  # whatever it is
             self.wrong.append(repr(error))
 
     def send_all(self, messages: list[Message], choice: random.Random) -> None:
@@ -179,7 +180,7 @@ class Run:
             order, length = orders[of], of.length
             expected = order[counts[of]] if order and length < 0 else None
             counts[of] += 1
-            if choice.random() < 0.3 or length < 0 and expected is None:
+            if choice.random() < 0.3 or (length < 0 and expected is None):
                 found = self.dist.probe(self.source(of), self.group, of.tag)
                 if of.length < 0:  # nobody else takes it
                     of, length = Class(found.source, found.tag, -1), found.nbytes

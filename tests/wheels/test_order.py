@@ -150,8 +150,8 @@ def test_no_order_is_asked_for_elsewhere(name: str) -> None:
     assert words <= SHARING[name]
 
 
-# Go's side: functions that read or write a word of memory that ranks share, or the word of a request
-# that another thread ends, and how.
+# Go's side: functions that read or write a word of memory that ranks share, or the word of a
+# request that another thread ends, and how.
 GO = {
     "arrive.(*gathering).hear": {"LDAR"},
     "arrive.(*gathering).listen": {"LDAR"},

@@ -161,7 +161,7 @@ def filtered() -> None:
 
 
 def unread() -> None:
-    """Rank 1 may not read what rank 0 sends, from some message on. The messages come all the same."""
+    """From some message on rank 1 may not read what rank 0 sends. It comes all the same."""
     import ctypes
     import mmap
     import os

@@ -9,8 +9,8 @@ import pytest
 from system_calls import number
 from test_node_faults import run
 
-# Rank 0 receives what rank 1, which is stopped, and the ranks 2 and 3, which are killed, have begun to send. arguments: the number of
-# the system call that rank 0 may not make, or 0
+# Rank 0 receives what rank 1, which is stopped, and the ranks 2 and 3, which are killed, have begun
+# to send. arguments: the number of the system call that rank 0 may not make, or 0
 PROGRAM = """
 import os, signal, sys, time
 import numpy as np
@@ -36,7 +36,8 @@ alive = dist.new_group([0, 1], timeout=30)
 def begin():
     group = groups[rank]
     works = [dist.isend(np.full(size, i, np.uint8), 0, group, i) for i, size in enumerate(SIZES)]
-    works += [dist.isend(np.full(size, i, np.uint8), 0, group, 10) for i, size in enumerate(SIZES[:2])]
+    for i, size in enumerate(SIZES[:2]):
+        works.append(dist.isend(np.full(size, i, np.uint8), 0, group, 10))
     dist.send(np.zeros(1), 0, alive if rank == 1 else None, 9)
     return works
 
