@@ -363,10 +363,11 @@ static int describe_one(side *s, pmpi_buf *b, PyObject *x, const char *name, int
 	int readonly = 0, rc = -1;
 	if (PyObject_CheckBuffer(x)) {
 		if (is_masked(x)) {
-			raise_code(PMPI_ERR_TYPE,
-					   "%s tensor %d is a masked array, whose mask cannot be sent: give .filled(), or "
-					   "its .data and .mask",
-					   name, i);
+			raise_code(
+				PMPI_ERR_TYPE,
+				"%s tensor %d is a masked array, whose mask cannot be sent: give .filled(), or "
+				"its .data and .mask",
+				name, i);
 			return -1;
 		}
 		Py_buffer *v = &s->views[s->n_views];

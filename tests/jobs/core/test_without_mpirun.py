@@ -6,8 +6,8 @@ None of them loads an MPI. They are the same under every MPI that is installed.
 from __future__ import annotations
 
 import os
-import re
 import random
+import re
 import signal
 import subprocess
 import sys

@@ -296,9 +296,7 @@ def test_of_paddle(dist: ModuleType, rank: int, size: int, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int64", "complex128"])
-def test_source_and_target_overlap_on_the_own_rank(
-    dist: ModuleType, rank: int, dtype: str
-) -> None:
+def test_source_and_target_overlap_on_the_own_rank(dist: ModuleType, rank: int, dtype: str) -> None:
     rng = np.random.default_rng(7 + rank)
 
     def part(length: int) -> slice:
