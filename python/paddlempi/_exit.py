@@ -15,9 +15,9 @@ So a callback finds out the status when the interpreter begins to shut down:
   replaces it too, keeps what the hooks below its own write, and shows that only after they have
   returned.
 * ``sys.exit`` is replaced by a function that notes its status. The note is dropped if the program
-  has caught the SystemExit: if an operation of the main thread succeeds afterwards; if the exception
-  ends while a function of Python runs, because Python drops one that nobody catches after all
-  functions have returned; or if the program keeps it. ``raise SystemExit(n)`` is not seen.
+  has caught the SystemExit: if an operation of the main thread succeeds afterwards; if the
+  exception ends while a function of Python runs, because Python drops one that nobody catches after
+  all functions have returned; or if the program keeps it. ``raise SystemExit(n)`` is not seen.
 """
 
 from __future__ import annotations

@@ -87,8 +87,8 @@ class Future(concurrent.futures.Future["list[Any]"]):
         """Have ``fn(self)`` called when this future is done: at once if it is.
 
         What it raises in the thread that completes the future is logged by the logger
-        ``concurrent.futures``, also SystemExit. Only a KeyboardInterrupt in the main thread goes on,
-        to the call that waits there.
+        ``concurrent.futures``, also SystemExit. Only a KeyboardInterrupt in the main thread goes
+        on, to the call that waits there.
         """
         adds = threading.get_ident()
 

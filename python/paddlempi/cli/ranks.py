@@ -29,8 +29,8 @@ from .forward import Forwarder
 __all__ = ["Forked", "Process", "Rank", "end_with", "fork", "run", "run_started"]
 
 _LAST_WORDS = 1.0
-"""Seconds between a death by a signal and SIGTERM for the ranks that are left, which the death makes
-raise an error of their own."""
+"""Seconds between a death by a signal and SIGTERM for the ranks that are left, which the death
+makes raise an error of their own."""
 
 _GRACE = 10.0
 """Seconds between SIGTERM and SIGKILL for the ranks that are left when one has failed."""

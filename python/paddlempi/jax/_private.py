@@ -190,8 +190,8 @@ def emit(
             copy it first.
 
     Raises:
-        UnsupportedError: several devices of this process would run the call. Each of them would make
-            it, in no order, and a rank makes it once.
+        UnsupportedError: several devices of this process would run the call. Each of them would
+            make it, in no order, and a rank makes it once.
     """
     devices = _devices_here(ctx.module_context.axis_context)
     if devices > 1:
@@ -220,7 +220,7 @@ def _devices_here(context: Any) -> int:
     found = getattr(mesh, "devices", None) if mesh is not None else context.device_assignment
     if found is not None:
         here = jax.process_index()
-        return sum(device.process_index == here for device in np.ravel(found))
+        return len([device for device in np.ravel(found) if device.process_index == here])
     total = mesh.size if mesh is not None else context.num_devices
     return min(int(total), jax.local_device_count())
 
@@ -312,8 +312,8 @@ def watch_meshes(refuse: Callable[[list[int]], None]) -> None:
     """Have ``refuse(processes)`` called for programs with collectives of some processes only.
 
     It is called when JAX has compiled a program for the CPUs of more than one process, but not of
-    all, and XLA has put collectives into it. With no processes it is called if they are all, and one
-    has several devices. It raises.
+    all, and XLA has put collectives into it. With no processes it is called if they are all, and
+    one has several devices. It raises.
     """
     inner = compiler.compile_or_get_cached
 

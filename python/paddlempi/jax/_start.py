@@ -104,8 +104,9 @@ def _problem(collectives: str, address: str | None) -> str:
     devices = _private.cpu_devices()
     if devices != 1:
         return (
-            f"this process is to have {devices} CPU devices (jax_num_cpu_devices, XLA_FLAGS): XLA's collectives over MPI take one device in each "
-            "process. Start more processes, or use collectives='gloo'"
+            f"this process is to have {devices} CPU devices (jax_num_cpu_devices, XLA_FLAGS): "
+            "XLA's collectives over MPI take one device in each process. Start more processes, or "
+            "use collectives='gloo'"
         )
     return _library.find()
 
@@ -133,8 +134,8 @@ def _refuse(processes: list[int]) -> None:
     """
     if not processes:
         raise UnsupportedError(
-            "a program with collectives of several devices of a process: XLA's collectives over MPI "
-            "take one device in each process. Start more processes, or use collectives='gloo'"
+            "a program with collectives of several devices of a process: XLA's collectives over "
+            "MPI take one device in each process. Start more processes, or use collectives='gloo'"
         )
     names = ", ".join(map(str, processes))
     raise UnsupportedError(

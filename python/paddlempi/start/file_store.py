@@ -32,8 +32,8 @@ _LARGEST = 256 << 20
 class FileStore(Store):
     """A store in the file ``path``, which is made if it is not there.
 
-    Raises ArgumentError if the file cannot be opened, has something else in it, or can be written to
-    by another user, who could be one of the ranks then.
+    Raises ArgumentError if the file cannot be opened, has something else in it, or can be written
+    to by another user, who could be one of the ranks then.
     """
 
     def __init__(self, path: str) -> None:
@@ -53,7 +53,7 @@ class FileStore(Store):
             os.close(self._file)
             raise ArgumentError(
                 f"init_process_group: the file {self._path} in which the ranks meet {wrong}, and "
-                "may come from another user: name a file that is not there yet, or this user's alone"
+                "may come from another user: name a file that is not there, or is this user's alone"
             )
         self._values: dict[str, bytes] = {}
         self._end = 0  # of the last whole record that this process has read

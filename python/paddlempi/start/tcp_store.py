@@ -22,6 +22,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from ..errors import ArgumentError, LauncherError, TimeoutError
 from .stores import Store
@@ -220,7 +221,7 @@ class _Server:
                 if key.fileobj is self._listener:
                     self._accept(received)
                     continue
-                client = key.fileobj  # type: ignore[assignment]
+                client: Any = key.fileobj
                 try:
                     data = client.recv(1 << 16)
                     received[client] += data
@@ -235,7 +236,7 @@ class _Server:
         self._listener.close()
 
     def _is_over(self, received: dict[socket.socket, bytearray]) -> bool:
-        """Whether no client is left, also none that waits to be accepted. No server is here then."""
+        """Whether no client is left, also none that waits to be accepted. It has no place then."""
         if received:
             return False
         self._accept(received)

@@ -4,8 +4,9 @@ torch's own groups send every call through an operator such as ``c10d::allreduce
 where ``CommDebugMode``, every other ``TorchDispatchMode`` and the profiler see it. The methods of
 our group are called from Python and from C++ without an operator, which is faster. So where a mode
 or a profiler is active, a method calls the C++ method of the same name, which calls the operator.
-So it does under a transform of functorch, and with a tensor whose class has a ``__torch_dispatch__``
-of its own, such as AsyncCollectiveTensor: these put other tensors in the place of the given ones.
+So it does under a transform of functorch, and with a tensor whose class has a
+``__torch_dispatch__`` of its own, such as AsyncCollectiveTensor: they put other tensors in the
+place of the given ones.
 
 The operators have kernels for the backends that C++ knows. Ours are registered under a dispatch key
 of which torch makes no other use, and which only these calls include. Other groups do not meet it.
@@ -136,8 +137,8 @@ class _Call:
 def show(group_type: Any) -> None:
     """Have the methods of a class of groups shown.
 
-    ``allreduce``, ``send`` and ``recv`` have a short way and ask for modes themselves: the methods of
-    their longer ways are ``_allreduce``, ``_send`` and ``_recv``.
+    ``allreduce``, ``send`` and ``recv`` have a short way and ask for modes themselves: the methods
+    of their longer ways are ``_allreduce``, ``_send`` and ``_recv``.
     """
     for name, (operator, tensors) in METHODS.items():
         if not hasattr(torch.ops.c10d, operator):
@@ -310,7 +311,7 @@ _plain: dict[type, bool] = {torch.Tensor: True, torch.nn.Parameter: True}
 def _is_plain(kind: type) -> bool:
     plain = _plain.get(kind)
     if plain is None:
-        plain = kind.__torch_dispatch__ == torch.Tensor.__torch_dispatch__
+        plain = getattr(kind, "__torch_dispatch__", None) == torch.Tensor.__torch_dispatch__
         # DTensor knows nothing of these operators. Its error says less than the core's.
         plain = _plain[kind] = plain or kind.__name__ == "DTensor"
     return plain

@@ -420,10 +420,11 @@ class _Failure:
     """The value of a future that has failed. Reading it raises the error, in Python and in C++.
 
     torch cannot fail a future from Python. Its ``set_exception`` makes the exception the value of
-    the future, which Python's readers raise, but which C++ (DDP) takes for a result. C++ does one of
-    two things with a value that is no tensor. Where it wants tensors in it, it pickles it, and makes
-    a RuntimeError of an exception. So it finds a tensor, every use of which raises the error as it
-    is. Where it wants a tensor, it tells that it has none, with the value's text: that raises it.
+    the future, which Python's readers raise, but which C++ (DDP) takes for a result. C++ does one
+    of two things with a value that is no tensor. Where it wants tensors in it, it pickles it, and
+    makes a RuntimeError of an exception. So it finds a tensor, every use of which raises the error
+    as it is. Where it wants a tensor, it tells that it has none, with the value's text: that raises
+    it.
 
     Args:
         error: with which the future fails.

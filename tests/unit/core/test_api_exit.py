@@ -252,7 +252,9 @@ CAUGHT = {
     "kept": "try: sys.exit(3)\nexcept SystemExit as error: kept = error",
     "kept below": "def f():\n try: sys.exit(3)\n except SystemExit as e: return e\nkept = [f()]",
     "in a circle": "def f():\n try: sys.exit(3)\n except SystemExit as e: g = e\nf(); gc.collect()",
-    "the second of two": "with contextlib.suppress(SystemExit):\n try: sys.exit(3)\n finally: sys.exit(4)",
+    "the second of two": (
+        "with contextlib.suppress(SystemExit):\n try: sys.exit(3)\n finally: sys.exit(4)"
+    ),
 }
 
 
