@@ -220,9 +220,9 @@ def _devices_here(context: Any) -> int:
     found = getattr(mesh, "devices", None) if mesh is not None else context.device_assignment
     if found is not None:
         here = jax.process_index()
-        return len([device for device in np.ravel(found) if device.process_index == here])
+        return [device.process_index for device in np.ravel(found)].count(here)
     total = mesh.size if mesh is not None else context.num_devices
-    return min(int(total), jax.local_device_count())
+    return min(int(total), int(jax.local_device_count()))
 
 
 def _is_argument(operand: Any) -> bool:
