@@ -139,4 +139,5 @@ clean: ; rm -rf .made .venv-* .debian-* .test-results build dist python/paddlemp
 ## help this list
 help: ; $(MATRIX) help
 
-.PHONY: $(shell sed -n 's/^\#\# \([a-z-]*\) .*/\1/p' Makefile)
+H := \#\#
+.PHONY: $(patsubst $H%,%,$(filter $H%,$(subst $H ,$H,$(file <Makefile))))

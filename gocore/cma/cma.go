@@ -46,12 +46,40 @@ func (p Proof) Holds() bool {
 
 // Read reads what a process has at an address, and returns how many bytes it has read.
 func Read(pid, at uint64, to []byte) (int, syscall.Errno) {
-	local := syscall.Iovec{Base: unsafe.SliceData(to), Len: uint64(len(to))}
-	// The other address is none of this process.
-	var remote [16]byte
-	binary.NativeEndian.PutUint64(remote[:], at)
-	binary.NativeEndian.PutUint64(remote[8:], uint64(len(to)))
-	n, _, errno := syscall.Syscall6(sysReadv, uintptr(pid), uintptr(unsafe.Pointer(&local)), 1, uintptr(unsafe.Pointer(&remote)), 1, 0)
+	return read(pid, []part{{at, to}})
+}
+
+// Read reads what the process has at an address, whose proof has held, and returns how many bytes it has read. A process that was put
+// in the place of one that has ended is ESRCH, too.
+func (p *Proof) Read(at uint64, to []byte) (int, syscall.Errno) {
+	var seen [NonceBytes]byte
+	n, errno := read(p.PID, []part{{p.At, seen[:]}, {at, to}})
+	switch {
+	case errno != 0 || n < NonceBytes:
+		return 0, errno
+	case seen != p.Nonce:
+		return 0, syscall.ESRCH
+	}
+	return n - NonceBytes, 0
+}
+
+// part is a number of bytes in another process, and where they go.
+type part struct {
+	at uint64
+	to []byte
+}
+
+// read reads one or two parts.
+func read(pid uint64, parts []part) (int, syscall.Errno) {
+	var local [2]syscall.Iovec
+	var remote [2][16]byte // these addresses are none of this process
+	for i, p := range parts {
+		local[i] = syscall.Iovec{Base: unsafe.SliceData(p.to), Len: uint64(len(p.to))}
+		binary.NativeEndian.PutUint64(remote[i][:], p.at)
+		binary.NativeEndian.PutUint64(remote[i][8:], uint64(len(p.to)))
+	}
+	k := uintptr(len(parts))
+	n, _, errno := syscall.Syscall6(sysReadv, uintptr(pid), uintptr(unsafe.Pointer(&local)), k, uintptr(unsafe.Pointer(&remote)), k, 0)
 	if errno != 0 {
 		return 0, errno
 	}

@@ -75,3 +75,23 @@ func TestRead(t *testing.T) {
 	_, errno = Read(1<<30, 8, to)
 	assert.Equal(t, syscall.ESRCH, errno)
 }
+
+// A read by a proof is one of the process that has shown it, and of no other one that has its number.
+func TestReadByAProof(t *testing.T) {
+	from, to := []byte("what another process has"), make([]byte, 24)
+	at := uint64(uintptr(unsafe.Pointer(&from[0])))
+	p := Show()
+	n, errno := p.Read(at, to)
+	assert.Zero(t, errno)
+	assert.Equal(t, len(from), n)
+	assert.Equal(t, from, to)
+	n, _ = p.Read(8, to)
+	assert.Zero(t, n, "the kernel says how far it came")
+	p.Nonce[0]++
+	clear(to)
+	_, errno = p.Read(at, to)
+	assert.Equal(t, syscall.ESRCH, errno)
+	p.PID = 1 << 30
+	_, errno = p.Read(at, to)
+	assert.Equal(t, syscall.ESRCH, errno)
+}

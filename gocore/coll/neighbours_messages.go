@@ -101,7 +101,7 @@ func (x *swapMessages) requests(b *work.Batch) {
 	poller := x.a.Wire.Poller()
 	for _, list := range [][]swapMessage{x.gives, x.gets} {
 		for i := range list {
-			if q := list[i].request; q != nil && q.Done == 0 {
+			if q := list[i].request; q != nil && !q.Done() {
 				b.Add(poller, q.Address())
 			}
 		}
@@ -149,7 +149,7 @@ func (x *swapMessages) reap(list []swapMessage, receives bool) (underWay bool) {
 		m := &list[i]
 		switch q := m.request; {
 		case q == nil:
-		case q.Done == 0:
+		case !q.Done():
 			underWay = true
 		default:
 			err := by.Err(q)
@@ -172,7 +172,7 @@ func (x *swapMessages) fail(err error) {
 	}
 	x.err = err
 	for i := range x.gets {
-		if q := x.gets[i].request; q != nil && q.Done == 0 {
+		if q := x.gets[i].request; q != nil && !q.Done() {
 			_ = x.a.Wire.Cancel(q)
 		}
 	}

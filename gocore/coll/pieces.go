@@ -307,7 +307,7 @@ func (t *track) add(q *transport.Request, bytes int64, err error) error {
 // addTo adds those that are not done to b.
 func (t *track) addTo(b *work.Batch, poller work.Poller) {
 	for k := t.ended; k < t.started; k++ {
-		if q := t.requests[k%piecesAtOnce]; q.Done == 0 {
+		if q := t.requests[k%piecesAtOnce]; !q.Done() {
 			b.Add(poller, q.Address())
 		}
 	}
@@ -330,7 +330,7 @@ func (t *track) reap(by transport.Requests) (first error) {
 	for t.ended < t.started {
 		k := t.ended % piecesAtOnce
 		q := t.requests[k]
-		if q.Done == 0 {
+		if !q.Done() {
 			break
 		}
 		err := by.Err(q)
@@ -348,7 +348,7 @@ func (t *track) reap(by transport.Requests) (first error) {
 
 func (t *track) cancel(by transport.Endpoint) {
 	for k := t.ended; k < t.started; k++ {
-		if q := t.requests[k%piecesAtOnce]; q.Done == 0 {
+		if q := t.requests[k%piecesAtOnce]; !q.Done() {
 			_ = by.Cancel(q)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"math/rand"
+	"os"
 	"runtime"
 	"sync"
 	"testing"
@@ -489,10 +490,14 @@ func signature(a Args, size int, even bool) *Sig {
 }
 
 func worldSizes() []int {
+	all := []int{1, 2, 3, 5}
 	if testing.Short() {
-		return []int{1, 2, 3}
+		return all[:3]
 	}
-	return []int{1, 2, 3, 5}
+	if os.Getenv("GO_TESTS") == "long" { // only what -short leaves out
+		return all[3:]
+	}
+	return all
 }
 
 // lengths are counts of elements: 0, 1, less and more than a cache line, and more than the fake

@@ -171,7 +171,7 @@ func TestADeadRankIsSentNothing(t *testing.T) {
 	})
 	libs := mpifake.New(3, mpifake.Nodes([]int{0, 1, 2}), watch)
 	assert.NoError(t, mpifake.Each(libs, func(rank int, lib mpi.Library) error {
-		e, err := world.NewEnv(mpifake.World(lib), 20*time.Second, nil)
+		e, err := newEnv(t, lib)
 		if err != nil {
 			return err
 		}

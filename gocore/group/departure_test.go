@@ -9,6 +9,7 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
@@ -133,5 +134,24 @@ func TestARankThatGivesUpTheDepartureSaysSo(t *testing.T) {
 			g.Fail(errors.New("the cable is cut"))
 		}
 		assert.False(t, leaves(t, e))
+	})
+}
+
+// unheard is a Comm that is cut off from some rank: its rounds fail.
+type unheard struct{ transport.Comm }
+
+func (unheard) Err(*transport.Request) error {
+	return status.New(status.GroupBroken, "the other process is damaged")
+}
+
+// A round of the departure that fails ends it, for the others too.
+func TestADepartureWhoseRoundFails(t *testing.T) {
+	ranks(t, 3, []int{0, 0, 1}, func(t *testing.T, e *world.Env, g *Group) {
+		if g.Rank == 1 {
+			e.Base = unheard{e.Base}
+		}
+		began := time.Now()
+		assert.False(t, leaves(t, e), "MPI cannot be finalized")
+		assert.Less(t, time.Since(began), 5*time.Second)
 	})
 }

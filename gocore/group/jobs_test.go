@@ -400,7 +400,7 @@ func (j *job) run(t *testing.T) {
 			defer all.Done()
 			played := sync.OnceFunc(played.Done)
 			defer played()
-			e, err := world.NewEnv(mpifake.World(lib), 20*time.Second, nil)
+			e, err := newEnv(t, lib)
 			if !assert.NoError(t, err) {
 				return
 			}

@@ -22,7 +22,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
-// tensor makes a tensor of float32 in the heap or elsewhere, and returns how to give it back.
+// tensor makes a tensor of float32 in the heap or elsewhere, and returns how to give it back. Without value it is not filled.
 func tensor(t *testing.T, mapped bool, count int, value func(i int) float32) (op.Buf, func()) {
 	alloc, free := mem.Alloc, func(p unsafe.Pointer) { mem.Free(p) }
 	if mapped {
@@ -37,8 +37,11 @@ func tensor(t *testing.T, mapped bool, count int, value func(i int) float32) (op
 		t.FailNow()
 	}
 	b := op.Buf{Data: p, Count: int64(count), DType: op.Float32, DeviceType: op.DeviceCPU}
-	for i := range values(b) {
-		values(b)[i] = value(i)
+	if value != nil {
+		list := values(b)
+		for i := range list {
+			list[i] = value(i)
+		}
 	}
 	return b, func() { free(p) }
 }
@@ -57,9 +60,7 @@ func severalNodes() map[string][]int {
 	all := map[string][]int{
 		"two of two": {0, 0, 1, 1}, "interleaved": {0, 1, 0, 1}, "two and one": {0, 0, 1}, "three nodes": {0, 1, 1, 2, 2, 2}, "three of two": {0, 0, 1, 1, 2, 2},
 	}
-	if testing.Short() {
-		maps.DeleteFunc(all, func(_ string, nodes []int) bool { return len(nodes) > 4 })
-	}
+	maps.DeleteFunc(all, func(_ string, nodes []int) bool { return leftOut(len(nodes) > 4) })
 	return all
 }
 
@@ -396,7 +397,7 @@ func sumInLevels(nodes [][]int, r op.ReduceOp, scale float32, given func(rank in
 
 // half is tensor for 16-bit floats.
 func half(t *testing.T, d op.DType, mapped bool, count int, value func(i int) uint16) (op.Buf, func()) {
-	b, free := tensor(t, mapped, (count+1)/2, func(int) float32 { return 0 })
+	b, free := tensor(t, mapped, (count+1)/2, nil)
 	b.Count, b.DType = int64(count), d
 	list := unsafe.Slice((*uint16)(b.Data), count)
 	for i := range min(7, count) {
@@ -410,10 +411,14 @@ func half(t *testing.T, d op.DType, mapped bool, count int, value func(i int) ui
 
 // sameHalves is same for values that are repeated, and of which b begins with number from.
 func sameHalves(t *testing.T, what string, b op.Buf, want []uint16, from int) {
+	at := from % len(want)
 	for i, v := range unsafe.Slice((*uint16)(b.Data), b.Count) {
-		if v != want[(from+i)%len(want)] {
-			assert.Failf(t, "wrong value", "%s: element %d of %d is %#x, not %#x", what, i, b.Count, v, want[(from+i)%len(want)])
+		if v != want[at] {
+			assert.Failf(t, "wrong value", "%s: element %d of %d is %#x, not %#x", what, i, b.Count, v, want[at])
 			return
+		}
+		if at++; at == len(want) {
+			at = 0
 		}
 	}
 }

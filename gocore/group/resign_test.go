@@ -152,7 +152,7 @@ func hooked(t *testing.T, nodes []int, hook mpifake.Hook, f func(t *testing.T, e
 		all.Add(1)
 		go func() {
 			defer all.Done()
-			e, err := world.NewEnv(mpifake.World(lib), 20*time.Second, nil)
+			e, err := newEnv(t, lib)
 			if !assert.NoError(t, err) {
 				return
 			}

@@ -178,7 +178,7 @@ func (s *schedule) run(t *testing.T) []fate {
 			defer all.Done()
 			defer a.gone()
 			var err error
-			a.e, err = world.NewEnv(mpifake.World(lib), 20*time.Second, nil)
+			a.e, err = newEnv(t, lib)
 			if err == nil {
 				a.g, err = World(a.e, 0, time.Minute)
 			}

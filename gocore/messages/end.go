@@ -19,7 +19,7 @@ func (m *message) overdue() {
 		return
 	}
 	if m.gaveUp != nil {
-		m.leaveLong()
+		m.lingers()
 		return
 	}
 	if m.handle.Done() {
@@ -44,7 +44,13 @@ func (m *message) overdue() {
 	}
 	for i := 0; i < m.n; i++ {
 		tr := &m.transfers[i]
-		if !tr.over() && m.peerLeft(tr.peer, now) {
+		if tr.over() {
+			continue
+		}
+		if tr.peer < 0 {
+			m.buryAny() // it may have taken a message whose sender died before it was sent whole
+		}
+		if m.peerLeft(tr.peer, now) {
 			if m.bury(tr) {
 				return // its requests are over, so that this is not the end of the group
 			}
@@ -63,6 +69,19 @@ func (m *message) bury(tr *transfer) bool {
 	tr.buried = true
 	b.Bury(int(tr.peer))
 	return true
+}
+
+// buryAny does so for all members that have died. A receive from any rank that has taken no message goes on.
+func (m *message) buryAny() {
+	b, ok := m.comm.(transport.Burier)
+	if !ok {
+		return
+	}
+	for member, r := range m.g.Ranks {
+		if member != m.g.Rank && m.g.Env.Roster.Died(r) {
+			b.Bury(member)
+		}
+	}
 }
 
 // peerLeft tells whether the peer left so long ago that no message from it can be on its way. A
@@ -103,7 +122,8 @@ func (g *Messages) endedError(what string, peer int32) error {
 
 // giveUp gives the message up because of err. A receive is cancelled, and the group stays usable. A
 // send cannot be cancelled: the caller is told at once, the group is broken, and the task lingers
-// until MPI is done with the buffer.
+// until MPI is done with the buffer. Nor can a receive whose message has begun to come, unless the transport can do that; so
+// the task lingers, and lingers tells the caller.
 func (m *message) giveUp(err error) {
 	m.gaveUp = err
 	sending, receiving := false, false
@@ -118,7 +138,7 @@ func (m *message) giveUp(err error) {
 			continue
 		}
 		if tr.receives {
-			if tr.request.Done != 0 {
+			if tr.request.Done() {
 				receiving = true // the rest of a long message: its sender cannot be stopped
 				continue
 			}
@@ -129,24 +149,36 @@ func (m *message) giveUp(err error) {
 		sending = true
 	}
 	if receiving && !sending {
-		m.g.Env.Recorder.End(m.trace, err)
-		m.countOff(m.handle.GiveUp(err))
+		m.tell(err)
 	}
 	if sending {
 		m.g.Env.Departure.Strand(m)
-		m.g.Env.Recorder.End(m.trace, err)
-		m.countOff(m.handle.GiveUp(err))
+		m.tell(err)
 		m.g.group.Fail(err)
 	}
 }
 
-// leaveLong ends the rest of long messages that were given up, once nothing will come any more: the group ends, or the
-// other rank has ended.
-func (m *message) leaveLong() {
+// tell tells the caller that the message was given up, if it was not told.
+func (m *message) tell(err error) {
+	m.g.Env.Recorder.End(m.trace, err)
+	m.countOff(m.handle.GiveUp(err))
+}
+
+// lingers takes a message further that was given up: some request of it is under way, although it was cancelled.
+func (m *message) lingers() {
 	if m.polls++; m.polls&31 != 0 {
 		return
 	}
-	now := time.Now()
+	if !m.handle.Done() {
+		m.tell(m.gaveUp)
+	}
+	m.buryAny()
+	m.leaveLong(time.Now())
+}
+
+// leaveLong ends the rest of long messages that were given up, once nothing will come any more: the group ends, or the
+// other rank has ended.
+func (m *message) leaveLong(now time.Time) {
 	for i := 0; i < m.n; i++ {
 		if tr := &m.transfers[i]; tr.long != nil && tr.receives && tr.long.announced && !tr.long.over &&
 			(m.g.Ending() != nil || m.peerLeft(tr.long.peer, now) || m.g.Env.Roster.Left(m.g.Ranks[tr.long.peer], 0)) {

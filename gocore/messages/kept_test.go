@@ -33,7 +33,8 @@ func TestAProbeReadsAHeader(t *testing.T) {
 	send(3, headerBytes, header{mark: 7}) // as long as a header, and none
 	send(2, 4, header{})
 
-	var k kept
+	held := int32(0)
+	k := kept{hold: func(by int32) { held += by }}
 	_, found, err := k.probe(ranks[1], 0, 9)
 	require.NoError(t, err)
 	assert.False(t, found)
@@ -52,6 +53,8 @@ func TestAProbeReadsAHeader(t *testing.T) {
 	require.True(t, found)
 	assert.Equal(t, transport.Status{Source: 0, Tag: 3, Bytes: headerBytes}, st)
 
+	assert.EqualValues(t, 3, held)
+
 	m, ok := k.take(0, transport.AnyTag)
 	require.True(t, ok)
 	assert.Equal(t, []any{int32(1), false}, []any{m.Tag, m.read})
@@ -68,4 +71,5 @@ func TestAProbeReadsAHeader(t *testing.T) {
 	require.NoError(t, err)
 	assert.True(t, found)
 	assert.EqualValues(t, 4, st.Bytes)
+	assert.Zero(t, held)
 }

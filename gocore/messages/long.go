@@ -140,7 +140,7 @@ func (m *message) follow(tr *transfer) {
 	if tr.request == nil || tr.dropped || tr.long != nil && tr.long.over || tr.long == nil && !tr.receives {
 		return
 	}
-	if tr.request.Done != 0 && tr.receives && (tr.long == nil || !tr.long.announced) {
+	if tr.request.Done() && tr.receives && (tr.long == nil || !tr.long.announced) {
 		h, ok := m.headerIn(tr)
 		if !ok {
 			if tr.long != nil {
@@ -212,7 +212,7 @@ func (l *long) move() error {
 		}
 		busy = busy || l.lanes[i].state != idle
 	}
-	l.over = !busy && l.next >= l.length && l.tr.request.Done != 0
+	l.over = !busy && l.next >= l.length && l.tr.request.Done()
 	return nil
 }
 
@@ -246,7 +246,7 @@ func (l *long) moveLane(i int) (err error) {
 			l.turn += ln.n
 			ln.state = moving
 		case moving:
-			if ln.request.Done == 0 {
+			if !ln.request.Done() {
 				return nil
 			}
 			err, got := l.on.Err(ln.request), ln.request.Bytes
@@ -314,9 +314,9 @@ func (l *long) copy(i int) (laneState, error) {
 
 // endEarly ends l after an error, when nothing of it is under way.
 func (l *long) endEarly() {
-	l.over = l.tr.request.Done != 0
+	l.over = l.tr.request.Done()
 	for i := range l.lanes {
-		if r := l.lanes[i].request; r != nil && r.Done == 0 {
+		if r := l.lanes[i].request; r != nil && !r.Done() {
 			l.over = false
 		}
 	}
@@ -326,7 +326,7 @@ func (l *long) endEarly() {
 func (l *long) leave() {
 	l.gaveUp = true
 	for i := range l.lanes {
-		if r := l.lanes[i].request; r != nil && l.tr.receives && r.Done == 0 {
+		if r := l.lanes[i].request; r != nil && l.tr.receives && !r.Done() {
 			_ = l.on.Cancel(r)
 		}
 	}
@@ -334,7 +334,7 @@ func (l *long) leave() {
 
 func (l *long) pending(list []uintptr) []uintptr {
 	for i := range l.lanes {
-		if r := l.lanes[i].request; r != nil && r.Done == 0 {
+		if r := l.lanes[i].request; r != nil && !r.Done() {
 			list = append(list, r.Address())
 		}
 	}

@@ -289,9 +289,13 @@ func (m *message) tryStart(tr *transfer) error {
 
 // receive receives the first message of a transfer. It returns nil if it looks for one, and none has come.
 func (m *message) receive(tr *transfer) (*transport.Request, error) {
-	if kept, ok := m.g.kept.take(tr.peer, tr.tag); ok {
+	k := &m.g.kept
+	k.mu.Lock()
+	if kept, ok := k.take(tr.peer, tr.tag); ok {
+		k.mu.Unlock()
 		return m.receiveKept(tr, &kept)
 	}
+	defer k.mu.Unlock()
 	data, room := tr.room()
 	if tr.peer >= 0 || !m.g.asks {
 		return m.comm.Receive(data, room, tr.peer, tr.tag)
@@ -319,13 +323,13 @@ func (tr *transfer) room() (unsafe.Pointer, int64) {
 
 // over tells whether the transfer was dropped, or its request and what follows that have ended.
 func (tr *transfer) over() bool {
-	return tr.dropped || tr.request != nil && tr.request.Done != 0 && (tr.long == nil || tr.long.over)
+	return tr.dropped || tr.request != nil && tr.request.Done() && (tr.long == nil || tr.long.over)
 }
 
 func (m *message) pending(list []uintptr) []uintptr {
 	for i := 0; i < m.n; i++ {
 		tr := &m.transfers[i]
-		if r := tr.request; r != nil && r.Done == 0 {
+		if r := tr.request; r != nil && !r.Done() {
 			list = append(list, r.Address())
 		}
 		if tr.long != nil {

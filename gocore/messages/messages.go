@@ -60,7 +60,10 @@ func New(members *world.Members, id int64, key uint64, comm, side transport.Comm
 	apart := members.Env.Joined || len(members.Env.Topo.ByNode(members.Ranks)) > 1
 	asks := comm != nil && !comm.ReceivesFromAny() && apart
 	g := &Messages{Members: members, id: id, key: key, comm: comm, side: side, group: group, asks: asks}
-	g.kept.changed = g.hold
+	g.kept.hold = g.hold
+	if b, ok := comm.(transport.Bounder); ok {
+		b.Bound()
+	}
 	g.openQuick()
 	return g
 }
@@ -222,7 +225,7 @@ func (g *Messages) checkAddress(code op.Code, peer, tag int32, wild bool) error 
 		return status.New(status.Argument, "%s: peer is rank %d of the group, which has ranks 0 to %d", code, peer, g.Size-1)
 	}
 	if ub := g.Env.Base.MaxTag(); tag > ub || tag < 0 && !(wild && tag == transport.AnyTag) {
-		return status.New(status.Argument, "%s: tag is %d; this MPI takes 0 to %d", code, tag, ub)
+		return status.New(status.Argument, "%s: tag is %d; it must be from 0 to %d, the greatest that this transport takes", code, tag, ub)
 	}
 	return nil
 }
@@ -256,6 +259,18 @@ func (tr *transfer) goesBefore(other *transfer) bool {
 		return false
 	}
 	return !tr.receives || tr.tag == other.tag || tr.tag < 0 || other.tag < 0
+}
+
+// isAwaited tells whether a receive in the list, which was called before, takes the first message of a rank with a tag.
+func (g *Messages) isAwaited(source, tag int32) bool {
+	if g.queued.Load() == 0 {
+		return false
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.ContainsFunc(g.waiting, func(tr *transfer) bool {
+		return tr.receives && (tr.peer < 0 || tr.peer == source) && (tr.tag < 0 || tr.tag == tag)
+	})
 }
 
 // await puts tr into the list: it has found no message.

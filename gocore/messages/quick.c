@@ -98,7 +98,7 @@ static int send(pq_group *p, const pq_message *m, int pauses) {
 	if (!pm_lock(p->office))
 		return 1;
 	const int rc = __atomic_load_n(&p->held, __ATOMIC_RELAXED) != 0 ||
-				   pm_send(p->office, to, p->context, m->tag, m->data, (uint64_t)m->bytes);
+				   pm_send(p->office, to, p->context, m->tag, m->data, (uint64_t)m->bytes, 1);
 	pm_unlock(p->office);
 	return rc;
 }

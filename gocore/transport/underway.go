@@ -22,7 +22,7 @@ func (u *UnderWay) Len() int { return len(u.list) }
 // Batch adds those that are not done to b, which tests them with those of other tasks.
 func (u *UnderWay) Batch(b *work.Batch) {
 	for _, r := range u.list {
-		if r.Done == 0 {
+		if !r.Done() {
 			b.Add(u.By.Poller(), r.Address())
 		}
 	}
@@ -33,7 +33,7 @@ func (u *UnderWay) Poll() bool {
 	var room [16]uintptr
 	open := room[:0]
 	for _, r := range u.list {
-		if r.Done == 0 {
+		if !r.Done() {
 			open = append(open, r.Address())
 		}
 	}
@@ -44,7 +44,7 @@ func (u *UnderWay) Poll() bool {
 func (u *UnderWay) Reap() (err error) {
 	kept := u.list[:0]
 	for _, r := range u.list {
-		if r.Done == 0 {
+		if !r.Done() {
 			kept = append(kept, r)
 			continue
 		}

@@ -121,6 +121,12 @@ static int plain(const pw_buf *b, const pw_window *w, int64_t n) {
 		   b->device_type != 13 && (b->data != NULL || n == 0);
 }
 
+// within_target tells whether a tensor has elements in the memory of the member that a call is for.
+static int within_target(const pw_window *w, const pw_member *m, const pw_buf *b) {
+	const char *from = b->data, *end = m->base + m->count * w->itemsize;
+	return from < end && m->base < from + b->count * w->itemsize;
+}
+
 // on_elements carries out a call that moves elements. Returns 0, or 1 with nothing done.
 static int on_elements(const pw_window *w, const pw_op *op) {
 	const pw_member *m = &w->members[op->rank];
@@ -149,6 +155,9 @@ static int on_elements(const pw_window *w, const pw_op *op) {
 	}
 	// A wait for the lock of elements above 8 bytes is not for here.
 	if (w->itemsize > 8 || !pw_defined(w->dtype, op->reduce_op))
+		return 1;
+	// Elements that are combined with each other must be read before one is written.
+	if (within_target(w, m, &op->send) || (recvs && within_target(w, m, &op->recv)))
 		return 1;
 	pw_combine(m->control, 0, w->dtype, op->reduce_op, at, 1, op->send.data,
 			   recvs ? op->recv.data : NULL, n);

@@ -195,7 +195,7 @@ func (w *Window) elements(o *Op, r int, deadline time.Time) error {
 	if err != nil {
 		return err
 	}
-	given, taken, err := w.tensors(o, at.count)
+	given, taken, err := w.tensors(o, r, at.count)
 	if err != nil {
 		return err
 	}
@@ -341,8 +341,9 @@ type packed struct {
 	block unsafe.Pointer // the memory, if it is a copy
 }
 
-// tensors checks the tensors of a call, each of count elements, and returns them as contiguous memory.
-func (w *Window) tensors(o *Op, count int64) (given, taken packed, err error) {
+// tensors checks the tensors of a call for member r, each of count elements, and returns them as contiguous memory, which
+// is not the member's.
+func (w *Window) tensors(o *Op, r int, count int64) (given, taken packed, err error) {
 	if o.sends() && !(o.combines() && o.Reduce == NoOp) {
 		name := "x"
 		if o.Code == CompareAndSwap {
@@ -354,7 +355,7 @@ func (w *Window) tensors(o *Op, count int64) (given, taken packed, err error) {
 		if err := w.checkTensor(o.Code, name, &o.Send, count); err != nil {
 			return given, taken, err
 		}
-		if given, err = pack(&o.Send, true); err != nil {
+		if given, err = w.pack(&o.Send, r, true); err != nil {
 			return given, taken, err
 		}
 	}
@@ -364,7 +365,7 @@ func (w *Window) tensors(o *Op, count int64) (given, taken packed, err error) {
 			err = status.New(status.Argument, "%s: elements of out overlap", o.Code)
 		}
 		if err == nil {
-			taken, err = pack(&o.Recv, false)
+			taken, err = w.pack(&o.Recv, r, false)
 		}
 		if err != nil {
 			given.free()
@@ -388,9 +389,10 @@ func (w *Window) checkTensor(code Code, name string, b *op.Buf, count int64) err
 	return nil
 }
 
-// pack returns a tensor as contiguous memory: itself, or a block, filled with its elements if fill is set.
-func pack(b *op.Buf, fill bool) (packed, error) {
-	if b.Contiguous() {
+// pack returns a tensor as contiguous memory that is not member r's: itself, or a block, filled with its elements if fill is
+// set.
+func (w *Window) pack(b *op.Buf, r int, fill bool) (packed, error) {
+	if b.Contiguous() && !w.overlaps(b, r) {
 		return packed{at: b.Data}, nil
 	}
 	block, err := mem.Alloc(b.Bytes())
@@ -404,6 +406,15 @@ func pack(b *op.Buf, fill bool) (packed, error) {
 		}
 	}
 	return packed{block, block}, nil
+}
+
+// overlaps tells whether a contiguous tensor has elements in the memory of member r, as this process maps it.
+func (w *Window) overlaps(b *op.Buf, r int) bool {
+	if !w.near(r) || b.Bytes() == 0 {
+		return false
+	}
+	begin, from := uintptr(unsafe.Pointer(w.member(r).base)), uintptr(b.Data)
+	return from < begin+uintptr(w.count(r)*w.elem) && begin < from+uintptr(b.Bytes())
 }
 
 // unpack copies the block, if there is one, to the elements of b.

@@ -102,7 +102,7 @@ func (p *post) anyPosted() bool {
 func (p *post) giveUpPosted() {
 	for r := range p.peers {
 		for _, a := range p.peers[r].queue {
-			if a.posted && a.Request != nil && a.Done == 0 && !a.givenUp {
+			if a.posted && a.Request != nil && !a.Done() && !a.givenUp {
 				a.givenUp = true
 				_ = p.on.Cancel(a.Request) // it ends, with a message or without
 			}
@@ -144,7 +144,7 @@ func (p *post) advance(from int) {
 	for taken := 1; len(q.queue) > 0; taken++ {
 		a := q.queue[0]
 		if a.Request != nil {
-			if a.Done == 0 && !(more && transport.Over(p.on, a.Request)) {
+			if !a.Done() && !(more && transport.Over(p.on, a.Request)) {
 				return // a test in vain would hold up the answer by a look at the network
 			}
 			p.arrived(from, a)

@@ -202,7 +202,7 @@ func (p *post) Requests(b *work.Batch) work.Pace {
 	defer p.ws.mu.Unlock()
 	moving := false
 	for _, out := range p.sending {
-		if out.Done == 0 {
+		if !out.Done() {
 			b.Add(p.on.Poller(), out.Address())
 			moving = true
 		}
@@ -211,7 +211,7 @@ func (p *post) Requests(b *work.Batch) work.Pace {
 		moving = moving || len(p.peers[r].pending) > 0
 		posted := 0
 		for _, a := range p.peers[r].queue {
-			if a.Request == nil || a.Done != 0 {
+			if a.Request == nil || a.Done() {
 				continue
 			}
 			b.Add(p.on.Poller(), a.Address())
@@ -263,7 +263,7 @@ func (p *post) wanted() bool {
 
 func (p *post) freeSent() {
 	p.sending = slices.DeleteFunc(p.sending, func(out outgoing) bool {
-		if out.Done == 0 {
+		if !out.Done() {
 			return false
 		}
 		p.on.Release(out.Request)

@@ -119,14 +119,17 @@ func (d *Departure) nextStage(stage departureStage, what transport.Round) (err e
 	return err
 }
 
-// stageOver tells whether the round of this stage is over.
+// stageOver tells whether the round of this stage is over. One that failed is the last: some rank is not heard any more.
 func (d *Departure) stageOver() bool {
 	if !transport.Over(d.e.Base, d.request) {
 		return false
 	}
+	err := d.e.Base.Err(d.request)
 	d.e.Base.Release(d.request)
-	d.request = nil
-	return true
+	if d.request = nil; err != nil {
+		d.stage = undeparted
+	}
+	return err == nil
 }
 
 // AllDeparted takes the departure further, and tells whether it is over: all ranks have left, and have agreed
@@ -328,17 +331,18 @@ func (d *Departure) EndTogether() bool {
 	if d.finalizable() && d.nextStage(departed, transport.Barrier) == nil {
 		_ = work.NewEngine().Wait(func() bool {
 			together = d.stageOver()
-			return together || d.Deserted()
+			return together || d.stage == undeparted || d.Deserted()
 		}, time.Time{}, nil)
 	}
 	d.End(together)
 	return together
 }
 
-// End tells the other ranks that the process of this one may end, and whether those of all ranks do.
+// End tells the other ranks that the process of this one may end, and whether those of all ranks do. If its departure failed, they may
+// never hear of it: then they see that it has ended early.
 func (d *Departure) End(all bool) {
 	d.e.Roster.alive.Leave(all)
-	if d.e.Node.presence != nil {
+	if d.e.Node.presence != nil && d.stage != undeparted {
 		d.e.Node.presence.Go()
 	}
 }

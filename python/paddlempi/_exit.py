@@ -14,21 +14,24 @@ So a callback finds out the status when the interpreter begins to shut down:
   ``sys.excepthook`` has shown it by then. This module does not replace ``sys.excepthook``: torch
   replaces it too, keeps what the hooks below its own write, and shows that only after they have
   returned.
-* ``sys.exit`` is replaced by a function that notes its status. If an operation of the main thread
-  succeeds afterwards, the program has caught the SystemExit, and the note is dropped.
-  ``raise SystemExit(n)`` is not seen.
+* ``sys.exit`` is replaced by a function that notes its status. The note is dropped if the program
+  has caught the SystemExit: if an operation of the main thread succeeds afterwards; if the
+  exception ends while a function of Python runs, because Python drops one that nobody catches after
+  all functions have returned; or if the program keeps it. ``raise SystemExit(n)`` is not seen.
 """
 
 from __future__ import annotations
 
 import array
 import atexit
+import gc
 import importlib
 import os
 import stat
 import sys
 import threading
 import time
+import weakref
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -57,6 +60,19 @@ _MOST_FOR_READER = 1.0
 """For how many seconds an abort waits until the launcher has read a pipe."""
 
 
+class _Mark:
+    """Goes with the SystemExit of a ``sys.exit``, and sees how it ends."""
+
+    __slots__ = ("__weakref__",)
+
+    def __del__(self) -> None:
+        hooks = _hooks
+        if hooks is None or hooks.mark is None or hooks.mark() not in (None, self):
+            return  # the interpreter is nearly gone; another sys.exit came after
+        if sys._getframe().f_back is not None and not hooks.ends:
+            _forget()
+
+
 class _Hooks:
     """The state of the replaced functions. They are in place between init and destroy."""
 
@@ -67,6 +83,8 @@ class _Hooks:
         self.waits = False  # a callback of atexit waits for the other ranks
         self.status = 0  # the status of a sys.exit that was not caught yet; 0: none
         self.cause: BaseException | None = None  # the exception that was handled at that sys.exit
+        self.mark: weakref.ref[_Mark] | None = None  # of that sys.exit
+        self.ends = False  # how an exception ends now says nothing
         self.exit = sys.exit  # the function that _exit replaces
         self.submit = _native.submit  # the function that _submit_and_forget replaces
 
@@ -118,24 +136,39 @@ def uninstall() -> None:
 
 
 def _exit(status: Any = None, /) -> NoReturn:
-    if _hooks.installed and _in_main_thread():
-        _note(status)
-    _hooks.exit(status)
+    noted = _hooks.installed and _in_main_thread() and _note(status)
+    try:
+        _hooks.exit(status)
+    except SystemExit as error:
+        if noted:
+            mark = error.__dict__["_paddlempi_mark"] = _Mark()
+            _hooks.mark = weakref.ref(mark)
+        raise
     raise SystemExit(status)  # the replaced function is another library's and has returned
 
 
-def _note(status: object) -> None:
+def _note(status: object) -> bool:
     _forget()
-    if status is None:
-        return
-    code = status & 0xFF if isinstance(status, int) else 1
+    code = 0 if status is None else status & 0xFF if isinstance(status, int) else 1
     if code:
         _hooks.status, _hooks.cause = code, sys.exc_info()[1]
         _hooks.submit, _native.submit = _native.submit, _submit_and_forget
+    return code != 0
+
+
+def _noted() -> int:
+    """The status of a ``sys.exit`` that nobody has caught, when the interpreter shuts down."""
+    if _hooks.status and _hooks.mark is not None and _hooks.mark() is not None:
+        _hooks.ends = True
+        gc.collect()  # one that nobody has caught may refer to itself, by way of its traceback
+        _hooks.ends = False
+        if _hooks.mark() is not None:
+            _forget()
+    return _hooks.status
 
 
 def _forget() -> None:
-    _hooks.status, _hooks.cause = 0, None
+    _hooks.status, _hooks.cause, _hooks.mark = 0, None, None
     if _native.submit is _submit_and_forget:
         _native.submit = _hooks.submit
 
@@ -148,13 +181,13 @@ def _submit_and_forget(*arguments: Any, **fields: Any) -> Any:
 
 
 def _at_shutdown() -> None:
-    status = _uncaught()
+    status, noted = _uncaught(), _noted()
     error = sys.last_value if status else _hooks.cause
     if error is not None:
         _marks.raised(error)
     if not _hooks.installed:
         return
-    status = status or _hooks.status
+    status = status or noted
     if status:
         tell_dead()
     if status not in (0, PREEMPTED) and _core_comes_too_late():
@@ -185,7 +218,7 @@ def failing() -> bool:
 
     For callbacks of ``atexit``. After a success, or in the middle of a program, it is False.
     """
-    return (_uncaught() or _hooks.status) not in (0, PREEMPTED)
+    return (_uncaught() or _noted()) not in (0, PREEMPTED)
 
 
 def _uncaught() -> int:

@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from .errors import (
+    Error,
     GroupBrokenError,
     MPIError,
     PeerDiedError,
@@ -102,9 +103,17 @@ def _kind(error: BaseException) -> str:
         chain.append(link)
         link = link.__cause__ or link.__context__
     for kind, wanted in _KINDS:
-        if any(isinstance(one, wanted) for one in chain):
+        if any(isinstance(one, wanted) or _tells(one, wanted) for one in chain):
             return kind
     return "program"
+
+
+def _tells(error: BaseException, wanted: tuple[type[Error], ...]) -> bool:
+    """Whether C++ of a framework has made an error of ours a RuntimeError with its name in it."""
+    if not isinstance(error, RuntimeError) or isinstance(error, Error):
+        return False
+    text = str(error)
+    return any(f"{one.__name__}: " in text for one in wanted)
 
 
 def _append(line: str) -> None:

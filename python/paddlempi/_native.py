@@ -124,7 +124,8 @@ def load() -> Any:
     Raises:
         OutOfMemoryError: the limit of this process's address space is too low for the core.
         UnsupportedError: this is a free-threaded CPython, whose extension modules have another
-            ABI, or a subinterpreter; or the extension module is missing or cannot be loaded.
+            ABI, or a subinterpreter; gevent has replaced threads; or the extension module is
+            missing or cannot be loaded.
     """
     global _core, submit
     if _core is not None:
@@ -134,6 +135,7 @@ def load() -> Any:
             f"paddlempi does not support free-threaded CPython ({sys.executable} is one): "
             "use a standard build of the same version"
         )
+    _check_threads()
     _check_address_space()
     try:
         core = importlib.import_module("paddlempi._core")
@@ -164,6 +166,17 @@ def core() -> Any:
     if _core is None:
         _unloaded()
     return _core
+
+
+def _check_threads() -> None:
+    """Refuse a process in which threads and sockets are not the system's: waits would never end."""
+    monkey: Any = sys.modules.get("gevent.monkey")
+    if monkey is not None and any(map(monkey.is_module_patched, ("threading", "socket", "select"))):
+        raise UnsupportedError(
+            "gevent has put its own in the place of threads, sockets or select (monkey.patch_all), "
+            "with which a wait for another rank would never end: leave the call out, or call "
+            "gevent.monkey.patch_all(thread=False, socket=False, select=False)"
+        )
 
 
 def loaded() -> bool:

@@ -14,10 +14,15 @@ The ranks write into ``step-00000042.partial``. When all of them have written an
 the disk, rank 0 renames the folder to ``step-00000042``. So a folder without ``.partial`` is
 complete, whenever a rank or the machine fails. All ranks must see the same directory: one host, or
 a file system that the hosts share.
+
+A checkpoint that replaces one of the same step exchanges names with it, in one call of the kernel
+(renameat2). A file system that cannot do this, such as NFS, has both for a moment: the new one is
+``step-00000042.new`` then, and it counts.
 """
 
 from __future__ import annotations
 
+import errno
 import operator
 import os
 import re
@@ -35,6 +40,7 @@ from .together import flush, leads, together
 __all__ = ["Checkpoint", "checkpoint", "latest_checkpoint"]
 
 _PARTIAL = ".partial"
+_NEW = ".new"
 _REPLACED = ".replaced"
 
 
@@ -83,6 +89,8 @@ def checkpoint(
     with _step(call):
         if leads():
             root.mkdir(parents=True, exist_ok=True)
+            for new in root.glob("step-*" + _NEW):
+                _take_place(new)
             for stale in (*root.glob("step-*" + _PARTIAL), *root.glob("step-*" + _REPLACED)):
                 shutil.rmtree(stale)
             partial.mkdir()
@@ -161,22 +169,62 @@ def _step(call: str) -> Iterator[None]:
 
 
 def _publish(partial: Path, final: Path) -> None:
-    """Give the folder its name, which makes the checkpoint complete."""
+    """Give the folder its name, which makes the checkpoint complete.
+
+    Whenever this ends early, ``final``, or the folder that takes its place, is complete.
+    """
+    if not final.exists():
+        partial.rename(final)
+    elif _exchange(partial, final):
+        flush(final.parent)
+        shutil.rmtree(partial)  # the old one
+        return
+    else:
+        new = final.with_name(final.name + _NEW)
+        partial.rename(new)
+        flush(final.parent)
+        _take_place(new)
+    flush(final.parent)
+
+
+def _take_place(new: Path) -> None:
+    """Give a complete checkpoint the name of the one that it replaces, if that is there."""
+    final = new.with_suffix("")
     replaced = final.with_name(final.name + _REPLACED)
     if final.exists():
+        if replaced.exists():
+            shutil.rmtree(replaced)
         final.rename(replaced)
-    partial.rename(final)
-    flush(final.parent)
+    new.rename(final)
     if replaced.exists():
         shutil.rmtree(replaced)
 
 
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange the names of two folders at once; False if the system cannot."""
+    import ctypes  # not at import
+
+    try:
+        call = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:  # glibc before 2.28
+        return False
+    at_cwd, exchange = -100, 2
+    call.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
+    if call(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), exchange) == 0:
+        return True
+    number = ctypes.get_errno()
+    # A file system without it: EINVAL. A kernel, or a filter of system calls: ENOSYS, EPERM.
+    if number in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
+        return False
+    raise OSError(number, os.strerror(number), str(one), None, str(other))
+
+
 def _complete(root: Path) -> list[Checkpoint]:
-    """Return the complete checkpoints, the oldest first."""
+    """Return the complete checkpoints, the oldest first; of one step, that which counts is last."""
     found = []
     with suppress(FileNotFoundError):
         for path in root.iterdir():
-            name = re.fullmatch(r"step-(\d+)", path.name)
+            name = re.fullmatch(rf"step-(\d+)({re.escape(_NEW)})?", path.name)
             if name and path.is_dir():
                 found.append(Checkpoint(int(name[1]), path))
     return sorted(found)

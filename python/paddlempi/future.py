@@ -17,6 +17,7 @@ of futures does it only if no thread comes.
 from __future__ import annotations
 
 import concurrent.futures
+import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -82,6 +83,31 @@ class Future(concurrent.futures.Future["list[Any]"]):
         """
         return self.result(timeout=0)
 
+    def add_done_callback(self, fn: Callable[[Any], Any]) -> None:
+        """Have ``fn(self)`` called when this future is done: at once if it is.
+
+        What it raises in the thread that completes the future is logged by the logger
+        ``concurrent.futures``, also SystemExit. Only a KeyboardInterrupt in the main thread goes
+        on, to the call that waits there.
+        """
+        adds = threading.get_ident()
+
+        def run(future: Any) -> None:
+            try:
+                fn(future)
+            except Exception:
+                raise  # to concurrent.futures, which logs it
+            except BaseException as error:
+                if threading.get_ident() == adds:
+                    raise  # to the caller of add_done_callback, since the future was done
+                main = threading.current_thread() is threading.main_thread()
+                if main and isinstance(error, KeyboardInterrupt):
+                    raise
+                _LOG.error("exception in a callback of %r", self, exc_info=error)
+
+        super().add_done_callback(run)
+        adds = 0
+
     def then(self, callback: Callable[[Future], Any]) -> Future:
         """Return a future of ``callback(self)``, which runs when this future is done."""
         chained = Future()
@@ -100,6 +126,7 @@ class Future(concurrent.futures.Future["list[Any]"]):
         return False
 
 
+_LOG = logging.getLogger("concurrent.futures")
 _lock = threading.Lock()
 _thread: threading.Thread | None = None
 """The listener: the thread that asks the core which works have ended."""

@@ -113,6 +113,7 @@ class _Ranks:
         import multiprocessing  # which few programs need
 
         self._context: Any = multiprocessing.get_context(method)
+        self._forked = method == "fork"
         self._variables = {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(_processes.unused_port()),
@@ -136,7 +137,8 @@ class _Ranks:
                     "LOCAL_WORLD_SIZE": str(number),
                 }
                 process = self._context.Process(
-                    target=_rank, args=(function, tuple(args), variables, theirs)
+                    target=_rank,
+                    args=(function, tuple(args), variables, theirs, self._forked),
                 )
                 process.start()
                 theirs.close()
@@ -195,10 +197,19 @@ def _end(started: Sequence[Any]) -> None:
 
 
 def _rank(
-    function: Callable[..., Any], args: tuple[Any, ...], variables: dict[str, str], answer: Any
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    variables: dict[str, str],
+    answer: Any,
+    forked: bool,
 ) -> None:
     """Be one rank: the target of its process."""
     os.environ.update(variables)
+    torch = sys.modules.get("torch")
+    if forked and torch is not None:
+        # The threads of OpenMP that the parent has computed on are not in a copy, which would wait
+        # for them at its first operation on several threads.
+        torch.set_num_threads(1)
     try:
         result = function(*args)
         # A process of multiprocessing may end without the core's handler of exits.

@@ -4,7 +4,8 @@ A message has a source, a destination and a tag. Messages with the same source, 
 tag and group arrive in the order in which they were sent. Messages do not wait for the
 group's collectives, and collectives do not wait for messages. A message and the tensor that
 receives it must have the same number of bytes, else the receiver raises ``TruncateError``.
-A tag is an integer of at least 0. MPI sets the greatest tag, which is at least 32767.
+A tag is an integer of at least 0. MPI sets the greatest tag, which is at least 32767; without MPI
+it is 2^31 - 1.
 
 A message may be a list or a tuple of tensors instead of one tensor: it is the bytes of their
 elements, one tensor after the other. Only the bytes of the whole count, as in MPI's struct types:

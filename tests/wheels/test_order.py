@@ -154,7 +154,8 @@ def test_no_order_is_asked_for_elsewhere(name: str) -> None:
     assert words <= SHARING[name]
 
 
-# Go's side: functions that read or write a word of memory that ranks share, and how.
+# Go's side: functions that read or write a word of memory that ranks share, or the word of a
+# request that another thread ends, and how.
 GO = {
     "arrive.(*gathering).hear": {"LDAR"},
     "arrive.(*gathering).listen": {"LDAR"},
@@ -162,9 +163,17 @@ GO = {
     "arrive.(*gathering).tellNode": {"STLR"},
     "heap.(*Heap).enter": {"STLR"},
     "heap.(*View).entry": {"LDAR"},
+    "messages.(*long).moveLane": {"LDARW"},
+    "messages.(*message).Poll": {"LDARW"},
+    "messages.(*message).follow": {"LDARW"},
     "trace.(*Ring).Begin": {"STLR"},
     "trace.Mark.End": {"STLR"},
     "trace.Mark.lock": {"LDAR"},
+    "transport.Over": {"LDARW"},
+    "transport.(*UnderWay).Reap": {"LDARW"},
+    "transport/memory.(*office).writeQueue": {"STLRW"},
+    "transport/memory.(*office).Poll": {"LDARW"},
+    "transport/memory.(*round).step": {"LDARW"},
     "transport/memory.(*office).collect": {"LDAR", "STLR"},
     "transport/memory.(*office).progress": {"LDAR"},
 }

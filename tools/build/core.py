@@ -125,12 +125,16 @@ def _arguments(tools: toolchain.Toolchain, folder: Path, built: Path, pymodule: 
         f"-X 'github.com/paddlempi/paddlempi/gocore.buildID={build_id()}'",
         f"-extldflags '{external}'",
     ]
-    # Without commit and paths, the same sources and compilers give the same bytes on any machine.
-    flags = ["-buildmode=c-shared", "-trimpath", "-buildvcs=false"]
     # These tags replace those of the environment.
-    flags += ["-tags", ",".join([*toolchain.TAGS, *(["pymodule"] if pymodule else [])])]
-    flags += [f"-gcflags={packages}=-l" for packages in _SMALL]
+    tags = ",".join([*toolchain.TAGS, *(["pymodule"] if pymodule else [])])
+    flags = ["-buildmode=c-shared", "-buildvcs=false", *compiling(), "-tags", tags]
     return ["build", *flags, "-ldflags", " ".join(ldflags), "-o", str(built), "./capi"]
+
+
+def compiling() -> list[str]:
+    """Return the flags with which go compiles the packages of the core."""
+    # Without commit and paths, the same sources and compilers give the same bytes on any machine.
+    return ["-trimpath", *(f"-gcflags={packages}=-l" for packages in _SMALL)]
 
 
 def info(tools: toolchain.Toolchain) -> str:

@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"testing"
 )
 
@@ -15,9 +14,8 @@ import (
 // test is skipped.
 func Build(t testing.TB) string {
 	t.Helper()
-	_, file, _, _ := runtime.Caller(0)
-	here := filepath.Dir(file)
-	made := filepath.Join(here, "..", "..", "..", "build", "libcuda_fake.so")
+	here := filepath.Join(root(t), "gocore", "cuda", "cudafake")
+	made := filepath.Join(root(t), "build", "libcuda_fake.so")
 	if upToDate(made, filepath.Join(here, "build.sh"), filepath.Join(here, "driver", "*"),
 		filepath.Join(here, "..", "kernels", "*.cu"), filepath.Join(here, "..", "kernels", "*.h")) {
 		return made
@@ -30,6 +28,25 @@ func Build(t testing.TB) string {
 		t.Fatalf("building the fake CUDA driver: %v\n%s", err, text)
 	}
 	return out
+}
+
+// root returns the folder of the module, above the package that is tested. What the compiler tells of
+// this file has no folders, by -trimpath.
+func root(t testing.TB) string {
+	t.Helper()
+	at, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for {
+		if _, err := os.Stat(filepath.Join(at, "go.mod")); err == nil {
+			return at
+		}
+		if at == filepath.Dir(at) {
+			t.Fatal("no folder above this one has a go.mod")
+		}
+		at = filepath.Dir(at)
+	}
 }
 
 // upToDate tells whether the file made exists and no file of the patterns is newer.

@@ -2,7 +2,6 @@ package mpifake
 
 import (
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/mpi"
@@ -186,7 +185,7 @@ func (l *library) Release(r *transport.Request) {
 	if x == nil {
 		panic("mpifake: Release of no request of this library, or of one that was released before")
 	}
-	if r.Done == 0 {
+	if !r.Done() {
 		panic("mpifake: Release of " + name(x.q.call.Fn) + ", which is outstanding")
 	}
 	delete(l.started, r.Address())
@@ -200,7 +199,7 @@ func (l *library) Poll(requests []uintptr) int {
 	now, n := time.Now(), 0
 	for _, a := range requests {
 		x := l.started[a]
-		if x == nil || x.r.Done != 0 || !x.q.finished || now.Before(x.q.readyAt) {
+		if x == nil || x.r.Done() || !x.q.finished || now.Before(x.q.readyAt) {
 			continue
 		}
 		q, r := x.q, x.r
@@ -215,7 +214,7 @@ func (l *library) Poll(requests []uintptr) int {
 			r.Made = uintptr(l.adopt(q.made))
 		}
 		r.Handle = 0
-		atomic.StoreInt32(&r.Done, 1)
+		r.End()
 		n++
 	}
 	return n

@@ -73,7 +73,7 @@ func (t *transfers) add(r *transport.Request, receives bool, err error) error {
 // pending appends the addresses of those that are not done.
 func (t *transfers) pending(slots []uintptr) []uintptr {
 	for _, x := range t.list {
-		if x.Done == 0 {
+		if !x.Done() {
 			slots = append(slots, x.Address())
 		}
 	}
@@ -82,7 +82,7 @@ func (t *transfers) pending(slots []uintptr) []uintptr {
 
 // over tells whether all have ended, as far as somebody has polled them.
 func (t *transfers) over() bool {
-	return !slices.ContainsFunc(t.list, func(x transfer) bool { return x.Done == 0 })
+	return !slices.ContainsFunc(t.list, func(x transfer) bool { return !x.Done() })
 }
 
 // poll polls them, and tells whether all have ended.
@@ -94,7 +94,7 @@ func (t *transfers) poll() bool {
 // cancel gives up the receives that match no message yet.
 func (t *transfers) cancel() {
 	for _, x := range t.list {
-		if x.receives && x.Done == 0 {
+		if x.receives && !x.Done() {
 			_ = t.comm.Cancel(x.Request) // then it ends by itself, or never
 		}
 	}
@@ -209,9 +209,9 @@ func (x *remoteRequest) start(h *head, n int64) error {
 func (x *remoteRequest) Requests(b *work.Batch) work.Pace {
 	moving := false
 	for i, t := range x.all.list {
-		if t.Done == 0 {
+		if !t.Done() {
 			b.Add(x.all.comm.Poller(), t.Address())
-			moving = moving || i >= x.bulk || i == 1 && x.all.list[0].Done != 0
+			moving = moving || i >= x.bulk || i == 1 && x.all.list[0].Done()
 		}
 	}
 	if moving {

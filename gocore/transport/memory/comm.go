@@ -3,6 +3,7 @@ package memory
 import (
 	"encoding/binary"
 	"hash/fnv"
+	"math"
 	"runtime"
 	"slices"
 	"sync/atomic"
@@ -16,7 +17,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-const maxTag = 1 << 30
+const maxTag = math.MaxInt32
 
 // Comm implements transport.Comm. Its ranks are processes of one node.
 type Comm struct {
@@ -27,6 +28,7 @@ type Comm struct {
 	made    atomic.Uint64 // how many Comms were made of this one by Dup and Node
 	rounds  *Comm         // carries the rounds, which no receive from any tag may meet; nil there
 	begun   atomic.Uint64 // how many rounds have begun
+	bounded bool          // its messages are the application's; see bounds
 }
 
 // Open returns the Comm of all ranks of a world, which share the file: Bytes(size) long, and made by one of them for this
@@ -69,6 +71,7 @@ func (o *office) comm(number uint64, members []int) *Comm {
 func (o *office) part(number uint64, members []int) *Comm {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	delete(o.freed.numbers, number)
 	c := o.context(number)
 	c.members, c.places = members, map[int]int32{}
 	for place, member := range members {
@@ -152,17 +155,20 @@ func (c *Comm) Send(data unsafe.Pointer, bytes int64, to, tag int32) (*transport
 	case out.broken != 0:
 		o.end(r, out.broken)
 	case peer == o.rank:
-		return r, o.sendHere(&sending{r: r, data: payload, to: peer}, &p)
-	case bytes <= mostWhole && o.sendWhole(peer, &p, data):
+		if err := o.sendHere(&sending{r: r, data: payload, to: peer}, &p); err != nil {
+			mem.Free(unsafe.Pointer(r))
+			return nil, err
+		}
+	case bytes <= mostWhole && o.sendWhole(peer, &p, data, c.bounded):
 		o.end(r, 0)
 	case bytes > short:
 		p.kind = ask
 		o.numbers++
 		p.number, p.answer = o.numbers, uint64(uintptr(data))
 		o.asked[p.number] = &sending{r: r, data: payload, to: peer}
-		o.queue(peer, &outgoing{head: p})
+		o.queue(peer, &outgoing{head: p, bounded: c.bounded})
 	default:
-		o.queue(peer, &outgoing{head: p, from: payload, r: r})
+		o.queue(peer, &outgoing{head: p, from: payload, r: r, bounded: c.bounded})
 	}
 	return r, nil
 }
@@ -170,14 +176,13 @@ func (c *Comm) Send(data unsafe.Pointer, bytes int64, to, tag int32) (*transport
 // sendHere sends a message to this process itself. The caller holds mu.
 func (o *office) sendHere(s *sending, p *packet) error {
 	c := o.context(p.context)
-	m := &message{Status: transport.Status{Source: c.places[o.rank], Tag: p.tag, Bytes: p.bytes}, peer: o.rank, local: s}
+	m := &message{Status: transport.Status{Source: c.places[o.rank], Tag: p.tag, Bytes: p.bytes}, context: p.context, peer: o.rank, local: s}
 	if r := o.match(c, m); r != nil {
 		o.taken(r, m)
 		return nil
 	}
 	if p.bytes <= short {
 		if err := o.keep(m); err != nil {
-			mem.Free(unsafe.Pointer(s.r))
 			return err
 		}
 		copy(m.bytes(), s.data)
@@ -188,6 +193,9 @@ func (o *office) sendHere(s *sending, p *packet) error {
 	c.changed()
 	return nil
 }
+
+// Bound implements transport.Bounder. Call it before the first message.
+func (c *Comm) Bound() { c.bounded = true }
 
 // Receive implements transport.Endpoint.
 func (c *Comm) Receive(data unsafe.Pointer, bytes int64, from, tag int32) (*transport.Request, error) {
@@ -223,6 +231,8 @@ func (c *Comm) Probe(from, tag int32) (st transport.Status, found bool, err erro
 	m, err := c.look(from, tag, false)
 	if m != nil {
 		st = m.Status
+	} else if err == nil {
+		c.o.probes(c, from)
 	}
 	return st, m != nil, err
 }
@@ -284,7 +294,7 @@ func (c *Comm) Take(m transport.Message, data unsafe.Pointer, bytes int64) (*tra
 	return r, nil
 }
 
-// Cancel implements transport.Endpoint.
+// Cancel implements transport.Endpoint. The receive ends at once, also if its message was coming: the rest of that is dropped.
 func (c *Comm) Cancel(r *transport.Request) error {
 	o := c.o
 	o.mu.Lock()
@@ -293,8 +303,12 @@ func (c *Comm) Cancel(r *transport.Request) error {
 	for i, w := range in.waiting {
 		if w.r == r {
 			o.waitNoMore(in, i)
-			r.Cancelled = 1
-			o.endReceive(w, 0)
+			o.cancelled(w)
+			return nil
+		}
+	}
+	for peer := range o.in {
+		if o.leaveLong(peer, r) || o.leaveOpen(peer, r) {
 			break
 		}
 	}

@@ -42,7 +42,37 @@ func (o *office) forget(number uint64) {
 	for len(c.waiting) > 0 {
 		o.waitNoMore(c, 0)
 	}
+	for n, m := range o.matched {
+		if m.context == number {
+			o.drop(m)
+			delete(o.matched, n)
+		}
+	}
 	delete(o.contexts, number)
+	o.freed.add(number)
+}
+
+// mostFreed is how many Comms that were freed are remembered.
+const mostFreed = 4096
+
+// freed has the numbers of the Comms that were freed last. What was sent to them before may come later.
+type freed struct {
+	numbers map[uint64]bool
+	order   []uint64
+}
+
+func (f *freed) add(number uint64) {
+	if f.numbers == nil {
+		f.numbers = map[uint64]bool{}
+	}
+	if !f.numbers[number] {
+		f.numbers[number] = true
+		f.order = append(f.order, number)
+	}
+	if len(f.order) > mostFreed {
+		delete(f.numbers, f.order[0])
+		f.order = f.order[1:]
+	}
 }
 
 // match removes the receive that takes a message; nil: none does.

@@ -438,7 +438,7 @@ func TestProofs(t *testing.T) {
 			require.NoError(t, err)
 			in, err := ranks[1].Receive(into, 1<<20, 0, 0)
 			require.NoError(t, err)
-			for out.Done == 0 || in.Done == 0 {
+			for !out.Done() || !in.Done() {
 				transport.Over(ranks[0], out)
 				transport.Over(ranks[1], in)
 			}
@@ -447,21 +447,6 @@ func TestProofs(t *testing.T) {
 			assert.Equal(t, mayNot, ranks[1].o.in[0].reads)
 		})
 	}
-}
-
-// A message whose sender shows an address that it does not have ends the pair.
-func TestAMessageThatIsNowhere(t *testing.T) {
-	if byPieces {
-		return // no rank reads
-	}
-	ranks := world(t, 2)
-	into, _ := room(t, 1<<20)
-	in, err := ranks[1].Receive(into, 1<<20, 0, 0)
-	require.NoError(t, err)
-	o := ranks[0].o
-	o.queue(1, &outgoing{head: packet{kind: ask, context: ranks[0].context, bytes: 1 << 20, number: 1, answer: 8}})
-	finish(t, ranks[1], in)
-	assert.Equal(t, status.GroupBroken, status.CodeOf(ranks[1].Err(in)))
 }
 
 // The memory is given back when the last of the Comms is freed. A poll may come later.
@@ -527,7 +512,7 @@ func TestBury(t *testing.T) {
 	for _, r := range list {
 		assert.Equal(t, status.ProcFailed, status.CodeOf(ranks[0].Err(r)))
 	}
-	assert.Zero(t, other.Done)
+	assert.False(t, other.Done())
 	q, got := room(t, 8)
 	in, err := ranks[0].Receive(q, 8, 1, 5)
 	require.NoError(t, err)
@@ -537,4 +522,51 @@ func TestBury(t *testing.T) {
 	finish(t, ranks[1], came)
 	ranks[2].Bury(2) // itself
 	assert.Zero(t, ranks[2].o.in[2].broken)
+}
+
+// What a rank has sent before its death can be received, also where this process keeps so much that it reads no further.
+func TestBuryReadsAll(t *testing.T) {
+	ranks := world(t, 2)
+	p, b := room(t, 8)
+	fill(b, 9)
+	for tag := range int32(3) {
+		_, err := ranks[1].Send(p, 8, 0, tag)
+		require.NoError(t, err)
+	}
+	ranks[0].o.kept += mostKept
+	ranks[0].o.Poll(nil)
+	ranks[0].Bury(1)
+	ranks[0].o.kept -= mostKept
+	for tag := range int32(3) {
+		q, got := room(t, 8)
+		in, err := ranks[0].Receive(q, 8, 1, tag)
+		require.NoError(t, err)
+		finish(t, ranks[0], in)
+		assert.NoError(t, ranks[0].Err(in))
+		assert.Equal(t, b, got)
+	}
+}
+
+// A process that has the number of one that has ended is not read.
+func TestAnotherProcessIsNotRead(t *testing.T) {
+	if byPieces {
+		return // no rank reads
+	}
+	ranks := world(t, 2)
+	in := &ranks[1].o.in[0]
+	require.True(t, ranks[1].o.mayRead(0))
+	in.shown.Nonce[0]++
+	from, sent := room(t, 1<<20)
+	fill(sent, 9)
+	into, got := room(t, 1<<20)
+	clear(got)
+	_, err := ranks[0].Send(from, 1<<20, 1, 0)
+	require.NoError(t, err)
+	r, err := ranks[1].Receive(into, 1<<20, 0, 0)
+	require.NoError(t, err)
+	ranks[1].o.Poll(nil)
+	assert.Equal(t, mayNot, in.reads)
+	ranks[1].Bury(0)
+	finish(t, ranks[1], r)
+	assert.Equal(t, status.ProcFailed, status.CodeOf(ranks[1].Err(r)))
 }

@@ -5,8 +5,8 @@
 // short message is a packet or a few, which its receiver keeps if nobody waits for it. Of a long
 // message there is only a question until a receive has room for it; then both sides move it
 // (stream.go). So a message that nobody takes stops no other one, and what a receiver keeps is
-// bounded: beyond mostKept bytes it reads no further, and its senders wait, unless a call waits for what
-// comes from there.
+// bounded: beyond mostKept bytes it says that it is full, and its senders hold the messages of the
+// application, unless a call waits for what comes from there (bounds).
 //
 // Nothing moves but in calls: every call of a Poller takes all messages of this process further.
 //
@@ -28,8 +28,8 @@ import (
 // mostSpare is how many records of receives are kept for the next ones.
 const mostSpare = 64
 
-// mostKept is how many bytes of messages that nobody has received yet a process keeps, and besideKept is what each of them
-// takes beside its bytes.
+// mostKept is how many bytes of messages that nobody has received yet a process keeps, beside what the rings hold, and besideKept
+// is what each of them takes beside its bytes.
 const (
 	mostKept   = 64 << 20
 	besideKept = 192
@@ -54,7 +54,6 @@ type office struct {
 	pairs    []pair   // by rank: ends of the rings, and what C knows of a rank
 	bells    []bell   // by rank; nil in a small world
 	rung     uint64   // this rank's bell, when it was read last
-	stalled  bool     // something was left in a ring
 	out      []outbox // by rank
 	in       []inbox  // by rank
 	contexts map[uint64]*context
@@ -63,8 +62,11 @@ type office struct {
 	longs    int                 // long messages that this process receives
 	streams  int                 // those that it sends, and whose receivers have said go
 	matched  map[uint64]*message // by number: those that Match has taken out
+	freed    freed
 	numbers  uint64
 	kept     int64
+	fulls    int       // how many ranks this one shows that it is full
+	probed   time.Time // when a probe has found no message from any rank
 	rounds   []*round
 	spare    []*receiving
 
@@ -77,9 +79,11 @@ type office struct {
 // outbox is what goes to a rank.
 type outbox struct {
 	ring
-	queue  []*outgoing
-	stream *sending // the long message whose receiver has said go; nil: none
-	broken int32    // the code with which requests end; 0: it is not broken
+	begun  *outgoing   // is written in part
+	queue  []*outgoing // packets of this core
+	held   []*outgoing // of the application; they go when the queue is empty, and the receiver is not full
+	stream *sending    // the long message whose receiver has said go; nil: none
+	broken int32       // the code with which requests end; 0: it is not broken
 }
 
 // inbox is what comes from a rank.
@@ -90,8 +94,10 @@ type inbox struct {
 	costs   costs        // of them
 	broken  int32        // as of an outbox
 	waiting int          // receives that wait for a message from this rank
+	probed  time.Time    // when a probe has found no message from it
 	reads   verdict      // whether this process may read that rank's memory
-	pid     uint64       // of that rank, if it may
+	shown   cma.Proof    // by that rank, if it may
+	stale   []uint64     // the claims of messages that were left, or begun anew: pieces of them may still come
 }
 
 // partly is a message of which some pieces have come.
@@ -107,6 +113,8 @@ type outgoing struct {
 	head packet
 	from []byte             // of a message: what is left of it
 	r    *transport.Request // ends when all was written; nil: nothing does
+
+	bounded bool // it is of the application
 }
 
 // sending is a long message that its receiver does not have yet.
@@ -140,11 +148,12 @@ type receiving struct {
 // message is one that has come, and that nobody has received.
 type message struct {
 	transport.Status
-	peer   int
-	short  unsafe.Pointer // its bytes
-	number uint64         // of a long one
-	at     uint64         // of a long one: where it is in its sender
-	local  *sending       // of a long one from this process
+	context uint64
+	peer    int
+	short   unsafe.Pointer // its bytes
+	number  uint64         // of a long one
+	at      uint64         // of a long one: where it is in its sender
+	local   *sending       // of a long one from this process
 }
 
 func newOffice(shared []byte, rank, size int) (*office, error) {
@@ -176,7 +185,7 @@ func (o *office) Poll(requests []uintptr) (done int) {
 	}
 	for i := range requests { // addresses outside the Go heap
 		r := *(**transport.Request)(unsafe.Pointer(&requests[i]))
-		if atomic.LoadInt32(&r.Done) != 0 {
+		if r.Done() {
 			done++
 		}
 	}
@@ -190,14 +199,15 @@ func (o *office) progress() {
 			o.collect(r)
 		}
 	}
+	o.bounds()
 	for r := 0; r < o.size && o.longs > 0; r++ {
 		o.readOn(r)
 	}
 	queued := false
 	for r := range o.size {
-		if len(o.out[r].queue) > 0 || o.out[r].stream != nil {
+		if out := &o.out[r]; out.waits() || out.stream != nil {
 			o.deliver(r)
-			queued = queued || len(o.out[r].queue) > 0
+			queued = queued || out.waits()
 		}
 	}
 	o.showMoves(queued)
@@ -215,7 +225,11 @@ func (o *office) progress() {
 
 // queue writes a packet to a rank as soon as there is room.
 func (o *office) queue(to int, one *outgoing) {
-	o.out[to].queue = append(o.out[to].queue, one)
+	if out := &o.out[to]; one.bounded {
+		out.held = append(out.held, one)
+	} else {
+		out.queue = append(out.queue, one)
+	}
 	o.deliver(to)
 	o.showMoves(true) // for all that this call knows
 }
@@ -227,8 +241,12 @@ func (o *office) deliver(to int) {
 		return
 	}
 	sound := o.writeQueue(to)
-	atomic.StoreUint32(&o.pairs[to].queued, uint32(min(1, len(out.queue))))
-	if sound && len(out.queue) == 0 && out.stream != nil {
+	queued := uint32(0)
+	if out.waits() {
+		queued = 1
+	}
+	atomic.StoreUint32(&o.pairs[to].queued, queued)
+	if sound && out.begun == nil && len(out.queue) == 0 && out.stream != nil {
 		sound = o.stream(to)
 	}
 	if !sound {
@@ -239,17 +257,34 @@ func (o *office) deliver(to int) {
 // writeQueue writes the packets that wait, as far as there is room. The receiver's words may be unsound.
 func (o *office) writeQueue(to int) (sound bool) {
 	out := &o.out[to]
-	for len(out.queue) > 0 {
-		one := out.queue[0]
+	for out.next() {
+		one := out.begun
 		done, sound := o.write(to, one)
 		if !done {
 			return sound
 		}
-		if out.queue = out.queue[1:]; one.r != nil {
+		if out.begun = nil; one.r != nil {
 			o.end(one.r, 0)
 		}
 	}
 	return true
+}
+
+// waits tells whether packets wait to be written.
+func (out *outbox) waits() bool { return out.begun != nil || len(out.queue)+len(out.held) > 0 }
+
+// next begins the next packet that may be written, if there is one.
+func (out *outbox) next() bool {
+	switch {
+	case out.begun != nil:
+	case len(out.queue) > 0:
+		out.begun = out.queue[0]
+		out.queue = without(out.queue, 0)
+	case len(out.held) > 0 && atomic.LoadUint32(out.full) == 0:
+		out.begun = out.held[0]
+		out.held = without(out.held, 0)
+	}
+	return out.begun != nil
 }
 
 // write writes a packet and its pieces, as far as there is room. It tells whether all are written. The receiver's words may
@@ -278,9 +313,28 @@ func (o *office) mustLook() bool {
 		return true
 	}
 	count := o.bells[o.rank].count.Load()
-	look := count != o.rung || o.stalled
-	o.rung, o.stalled = count, false
+	look := count != o.rung
+	o.rung = count
 	return look
+}
+
+// bounds shows to the other ranks whether this process keeps so much that no message of the application may come. Those of this core
+// come all the same, which somebody may wait for.
+func (o *office) bounds() {
+	if o.kept < mostKept && o.fulls == 0 {
+		return
+	}
+	o.fulls = 0
+	for from := range o.in {
+		in, full := &o.in[from], uint32(0)
+		if o.kept >= mostKept && !o.wants(from) {
+			full = 1
+			o.fulls++
+		}
+		if atomic.LoadUint32(in.full) != full {
+			atomic.StoreUint32(in.full, full)
+		}
+	}
 }
 
 // collect reads what has come from a rank.
@@ -290,10 +344,6 @@ func (o *office) collect(from int) {
 		return
 	}
 	for {
-		if o.kept >= mostKept && !o.wants(from) {
-			o.stalled = true
-			break
-		}
 		there, sound := in.come()
 		if sound && there == 0 {
 			break
@@ -310,7 +360,25 @@ func (o *office) collect(from int) {
 // wants tells whether a call of this process waits for what comes from a rank: for a message, the rest of one, or an answer.
 func (o *office) wants(from int) bool {
 	in := &o.in[from]
-	return in.waiting+o.waiting > 0 || in.open.r != nil || len(in.longs) > 0 || len(o.asked) > 0
+	return in.waiting+o.waiting > 0 || in.open.r != nil || len(in.longs) > 0 || len(o.asked) > 0 ||
+		time.Since(in.probed) < probeLasts || time.Since(o.probed) < probeLasts
+}
+
+// probeLasts is how long a probe that has found nothing is taken for one that waits.
+const probeLasts = 50 * time.Millisecond
+
+// probes notes that a probe has found no message from a member, or from any.
+func (o *office) probes(c *Comm, from int32) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.kept < mostKept {
+		return
+	}
+	if from == transport.AnySource {
+		o.probed = time.Now()
+	} else {
+		o.in[c.members[from]].probed = time.Now()
+	}
 }
 
 // handle takes in the next packet of a ring. It returns false if it cannot be.
@@ -326,7 +394,7 @@ func (o *office) handle(from int, p *packet) bool {
 		o.fill(in, p)
 		return true
 	case data:
-		return o.takePieces(from)
+		return o.takePieces(from, p)
 	}
 	in.skip(p)
 	if p.kind == goOn {
@@ -341,8 +409,17 @@ func (o *office) come(from int, p *packet) bool {
 	if in.open.left > 0 && p.kind == whole {
 		return false
 	}
-	c := o.context(p.context) // this rank may not have made the Comm yet, or has freed it
-	m := message{Status: transport.Status{Source: c.places[from], Tag: p.tag, Bytes: p.bytes}, peer: from, number: p.number, at: p.answer}
+	if o.freed.numbers[p.context] { // nobody asks for it any more
+		if p.kind == ask {
+			in.skip(p)
+		} else {
+			in.open = partly{left: p.bytes}
+			o.fill(in, p)
+		}
+		return true
+	}
+	c := o.context(p.context) // this rank may not have made the Comm yet
+	m := message{Status: transport.Status{Source: c.places[from], Tag: p.tag, Bytes: p.bytes}, context: p.context, peer: from, number: p.number, at: p.answer}
 	r := o.match(c, &m)
 	if r != nil {
 		r.receives(&m)
@@ -401,9 +478,29 @@ func (o *office) received(r *receiving) {
 	o.endReceive(r, code)
 }
 
+// cancelled ends a receive that was given up.
+func (o *office) cancelled(r *receiving) {
+	r.r.Cancelled = 1
+	o.endReceive(r, 0)
+}
+
+// leaveOpen ends a receive that was given up, if it is that of the message that was begun last.
+func (o *office) leaveOpen(peer int, r *transport.Request) bool {
+	open := &o.in[peer].open
+	w := open.r
+	if w == nil || w.r != r {
+		return false
+	}
+	open.r, open.room = nil, nil
+	o.cancelled(w)
+	return true
+}
+
 // endReceive ends a receive. Nobody knows it any more.
 func (o *office) endReceive(r *receiving, code int32) {
-	o.end(r.r, code)
+	if r.r != nil { // else it has ended
+		o.end(r.r, code)
+	}
 	*r = receiving{}
 	if len(o.spare) < mostSpare {
 		o.spare = append(o.spare, r)
@@ -483,7 +580,7 @@ func (o *office) drop(m *message) {
 // end makes a request done.
 func (o *office) end(r *transport.Request, code int32) {
 	r.Code = code
-	atomic.StoreInt32(&r.Done, 1)
+	r.End()
 }
 
 // breakOff ends the requests with a rank, which is damaged or has died.
@@ -494,12 +591,12 @@ func (o *office) breakOff(peer int, code int32) {
 	in, out := &o.in[peer], &o.out[peer]
 	in.broken, out.broken = code, code
 	atomic.StoreUint32(&o.pairs[peer].broken, 1)
-	for _, one := range out.queue {
-		if one.r != nil {
+	for _, one := range append(append(out.queue, out.held...), out.begun) {
+		if one != nil && one.r != nil {
 			o.end(one.r, code)
 		}
 	}
-	out.queue = nil
+	out.begun, out.queue, out.held = nil, nil, nil
 	o.endStream(peer)
 	for number, s := range o.asked {
 		if s.to == peer {
@@ -515,7 +612,7 @@ func (o *office) breakOff(peer int, code int32) {
 		o.endReceive(r, code)
 	}
 	o.longs -= len(in.longs)
-	in.longs = nil
+	in.longs, in.stale = nil, nil
 	for _, c := range o.contexts {
 		for i := 0; i < len(c.waiting); {
 			if r := c.waiting[i]; r.from >= 0 && c.members[r.from] == peer {

@@ -89,6 +89,7 @@ func ringAt(shared []byte, size, from, to int, end *ringEnd) ring {
 		tail:  (*atomic.Uint64)(unsafe.Pointer(&at[128])),
 		data:  (*[ringBytes]byte)(at[ringHead:]),
 		waits: (*uint32)(unsafe.Pointer(&at[144+4*bulkWays])),
+		full:  (*uint32)(unsafe.Pointer(&at[148+4*bulkWays])),
 		bulk: bulkEnd{
 			tail:  (*atomic.Uint64)(unsafe.Pointer(&at[136])),
 			costs: (*[bulkWays]uint32)(unsafe.Pointer(&at[144])),
@@ -155,8 +156,12 @@ func (r *ring) claim(number uint64, bytes int64, most uint64) (from, n int64) {
 
 // sendWhole writes a message of up to mostWhole bytes to a rank, if there is room, nothing has to go before it, and it need not
 // be asked for.
-func (o *office) sendWhole(to int, p *packet, data unsafe.Pointer) bool {
-	return C.pm_send(o.c(), C.int32_t(to), C.uint64_t(p.context), C.int32_t(p.tag), data, C.uint64_t(p.bytes)) == 0
+func (o *office) sendWhole(to int, p *packet, data unsafe.Pointer, bounded bool) bool {
+	limit := C.int(0)
+	if bounded {
+		limit = 1
+	}
+	return C.pm_send(o.c(), C.int32_t(to), C.uint64_t(p.context), C.int32_t(p.tag), data, C.uint64_t(p.bytes), limit) == 0
 }
 
 // soughtBy returns how the word waits says what a receive waits for.

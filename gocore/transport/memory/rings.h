@@ -31,13 +31,14 @@ typedef struct pm_end {
 	uint64_t mine; /* what this end has written or read: the other side may damage the shared words
 					*/
 	uint32_t *waits; /* which long message the receiver waits for: pm_sought, or 0; a hint */
+	uint32_t *full;  /* not 0: the application's messages have to wait */
 	pm_bulk bulk;
 } pm_end;
 
 /* What goes to a rank and comes from it; pair. */
 typedef struct pm_pair {
 	pm_end out, in;
-	uint32_t queued; /* packets to it wait for room */
+	uint32_t queued; /* packets to it wait for room, or until its receiver keeps less */
 	uint32_t broken; /* it has died, or is damaged */
 } pm_pair;
 
@@ -180,13 +181,15 @@ static inline int pm_asked(const pm_office *o, int32_t to, uint64_t context, int
 	return n <= PM_EAGER || sw_read32(o->pairs[to].out.waits) == pm_sought(context, tag);
 }
 
-/* pm_send writes a message of n bytes, PM_MOST at most. The caller has the lock. Returns 0, or 1
- * with nothing done if it has to wait for room, the pair is broken, or it may not be sent yet. */
+/* pm_send writes a message of n bytes, PM_MOST at most; bounded says that it is the application's.
+ * The caller has the lock. Returns 0, or 1 with nothing done if it has to wait for room, the pair
+ * is broken, or it may not be sent yet. */
 static inline int pm_send(pm_office *o, int32_t to, uint64_t context, int32_t tag, const void *data,
-						  uint64_t n) {
+						  uint64_t n, int bounded) {
 	pm_pair *p = &o->pairs[to];
 	const uint64_t rest = n % PM_PIECE, pieces = n / PM_PIECE;
-	if (p->queued || p->broken || !pm_asked(o, to, context, tag, n) ||
+	if (p->queued || p->broken || (bounded && sw_read32(p->out.full)) ||
+		!pm_asked(o, to, context, tag, n) ||
 		pm_has(&p->out, pieces * PM_LINE + pm_takes(rest), pieces * PM_PIECE + pm_bulky(rest)) != 1)
 		return 1;
 	pm_packet head = {.kind = PM_WHOLE, .tag = tag, .context = context, .bytes = (int64_t)n};

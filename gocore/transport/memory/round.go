@@ -68,7 +68,7 @@ func (c *Comm) Start(what transport.Round, mine, all unsafe.Pointer, words int) 
 func (w *round) step() bool {
 	for len(w.under) > 0 {
 		last := w.under[len(w.under)-1]
-		if last.Done == 0 {
+		if !last.Done() {
 			return false
 		}
 		if last.Code != 0 {

@@ -24,6 +24,7 @@ type ringEnd struct {
 	data       *[ringBytes]byte
 	mine       uint64  // what this side has written or read: the other side may damage the shared words
 	waits      *uint32 // which long message the receiver waits for; pm_sought
+	full       *uint32 // not 0: the receiver wants no message of the application; see bounds
 	bulk       bulkEnd
 }
 
@@ -41,7 +42,7 @@ type bulkEnd struct {
 // pair is what goes to a rank and comes from it.
 type pair struct {
 	out, in ringEnd
-	queued  uint32 // packets to it wait for room
+	queued  uint32 // packets to it wait for room, or until its receiver keeps less
 	broken  uint32
 }
 

@@ -5,11 +5,12 @@ import "C"
 
 import (
 	"math"
+	"slices"
 	"syscall"
 	"time"
 	"unsafe"
 
-	"github.com/paddlempi/paddlempi/gocore/cma"
+	"github.com/paddlempi/paddlempi/gocore/transport"
 )
 
 // A long message moves in one of two ways. Either its receiver reads it in the sender's memory, if it may (package cma): that is
@@ -18,7 +19,8 @@ import (
 // depends on the pages, on the caches, on what the sender does meanwhile, and on the cores that the two have just now. So the
 // receiver times its messages, and now and then takes the other way. While no piece comes it reads, whatever the way.
 //
-// A receiver says go for one message of a sender at a time.
+// A receiver says go for one message of a sender at a time. It says so twice if it finds that it may not read the message: then that
+// comes through the ring, from its beginning. One that gives a message up says that it has it.
 //
 // Which piece is whose, a word says that both sides add to: the claims, the number of the message above the number of its
 // first piece that nobody has claimed. The receiver sets it before it says go.
@@ -146,9 +148,8 @@ func (o *office) beginLong(peer int) {
 	for len(in.longs) > 0 {
 		r := in.longs[0]
 		if r.wanted = min(int64(len(r.data)), r.bytes); r.wanted > 0 {
-			o.numbers++
-			r.claims = o.numbers & (1<<(64-claimBits) - 1)
-			if r.way = asking; o.mayRead(peer) {
+			r.claims = o.newClaims()
+			if r.way, r.began = asking, (time.Time{}); o.mayRead(peer) {
 				r.way, r.began = in.costs.choose(r.wanted), time.Now()
 			}
 			word := r.claims << claimBits
@@ -163,6 +164,41 @@ func (o *office) beginLong(peer int) {
 	}
 }
 
+// newClaims returns the number of claims that no message has.
+func (o *office) newClaims() uint64 {
+	o.numbers++
+	return o.numbers & (1<<(64-claimBits) - 1)
+}
+
+// leaveLong ends a receive that was given up, if a long message of a rank is for it.
+func (o *office) leaveLong(peer int, r *transport.Request) bool {
+	in := &o.in[peer]
+	i := slices.IndexFunc(in.longs, func(w *receiving) bool { return w.r == r })
+	if i < 0 {
+		return false
+	}
+	w := in.longs[i]
+	if r.Cancelled = 1; i > 0 { // it is dropped in its turn: its sender knows of one message at a time
+		o.end(r, 0)
+		w.r, w.data = nil, nil
+		return true
+	}
+	o.leavePieces(peer)
+	w.began = time.Time{}
+	o.endLong(peer)
+	o.beginLong(peer)
+	return true
+}
+
+// leavePieces says that nobody waits for pieces of the first long message of a rank any more. Its sender may have written some.
+func (o *office) leavePieces(peer int) {
+	in := &o.in[peer]
+	if r := in.longs[0]; r.way == asking {
+		in.stale = append(in.stale, r.claims)
+		in.claims.Store(o.newClaims() << claimBits)
+	}
+}
+
 // endLong ends the first long message of a rank, which has come.
 func (o *office) endLong(peer int) {
 	in := &o.in[peer]
@@ -173,7 +209,11 @@ func (o *office) endLong(peer int) {
 		in.costs.learn(r.way, r.wanted, time.Since(r.began))
 	}
 	o.queue(peer, &outgoing{head: packet{kind: took, number: r.number}})
-	o.received(r)
+	if r.r != nil && r.r.Cancelled != 0 {
+		o.endReceive(r, 0)
+	} else {
+		o.received(r)
+	}
 }
 
 // moved counts bytes of the first long message of a rank.
@@ -185,10 +225,14 @@ func (o *office) moved(peer int, n int64) {
 	}
 }
 
-// takePieces takes pieces out of the ring, while they come: the next packet has some. It returns false if no sender writes such a
+// takePieces takes pieces out of the ring, while they come: the next packet p has some. It returns false if no sender writes such a
 // one.
-func (o *office) takePieces(peer int) bool {
+func (o *office) takePieces(peer int, p *packet) bool {
 	in := &o.in[peer]
+	if slices.Contains(in.stale, p.number) {
+		in.skip(p)
+		return true
+	}
 	if len(in.longs) == 0 {
 		return false
 	}
@@ -201,7 +245,7 @@ func (o *office) takePieces(peer int) bool {
 	if n == 0 {
 		return false
 	}
-	r.looked = 0
+	r.looked, in.stale = 0, nil // those would have come before
 	o.moved(peer, n)
 	return true
 }
@@ -221,7 +265,7 @@ func (o *office) mayRead(peer int) bool {
 	if in.reads == untried {
 		in.reads = mayNot
 		if p := *in.proof; p.Holds() {
-			in.reads, in.pid = may, p.PID
+			in.reads, in.shown = may, p
 		}
 	}
 	return in.reads == may
@@ -242,13 +286,17 @@ func (o *office) readOn(peer int) {
 		from, part = in.claim(r.claims, r.wanted, readPieces)
 	}
 	for end := from + part; from < end; {
-		n, errno := cma.Read(in.pid, r.at+uint64(from), r.data[from:end])
+		n, errno := in.shown.Read(r.at+uint64(from), r.data[from:end])
 		switch {
 		case errno == syscall.ESRCH: // it has ended: whoever waits here hears of it
 			in.reads = mayNot
 			return
 		case errno != 0 || n == 0:
-			o.breakOff(peer, codeDamaged)
+			// What a driver has mapped nobody reads, nor what memfd_secret(2) gives; and a filter of system calls may come at any time.
+			in.reads = mayNot
+			o.leavePieces(peer)
+			r.got = 0
+			o.beginLong(peer)
 			return
 		}
 		from += int64(n)
@@ -258,15 +306,17 @@ func (o *office) readOn(peer int) {
 	}
 }
 
-// goOn begins to send the pieces of a long message. It returns false if no receiver asks so.
+// goOn begins to send the pieces of a long message, or begins once more. It returns false if no receiver asks so.
 func (o *office) goOn(peer int, p *packet) bool {
 	s, out := o.asked[p.number], &o.out[peer]
-	if s == nil || s.to != peer || out.stream != nil || p.bytes > int64(len(s.data)) {
+	if s == nil || s.to != peer || out.stream != nil && out.stream != s || p.bytes > int64(len(s.data)) {
 		return false
 	}
-	s.wanted, s.claims = p.bytes, p.answer
-	out.stream = s
-	o.streams++
+	s.wanted, s.claims, s.claimed = p.bytes, p.answer, false
+	if out.stream == nil {
+		out.stream = s
+		o.streams++
+	}
 	return true
 }
 

@@ -168,7 +168,7 @@ def binding(facts: Sequence[_Facts]) -> list[Finding]:
                 "let the launcher bind: mpirun --map-by slot:PE=N --bind-to core (Open MPI), "
                 "-bind-to core:N (MPICH), srun -c N --cpu-bind=cores"
             )
-            findings.append(Finding("binding", "ok", where + ", which they share", advice))
+            findings.append(Finding("binding", "warn", where + ", which they share", advice))
         else:
             findings.append(Finding("binding", "ok", where + ", their own" * (len(node) > 1)))
         findings += _thread_counts(node, len(cpus))

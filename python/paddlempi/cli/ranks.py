@@ -23,9 +23,14 @@ from paddlempi_starts import MEET
 
 from .._exit import PREEMPTED
 from .._processes import unused_port
+from .deaths import Deaths
 from .forward import Forwarder
 
 __all__ = ["Forked", "Process", "Rank", "end_with", "fork", "run", "run_started"]
+
+_LAST_WORDS = 1.0
+"""Seconds between a death by a signal and SIGTERM for the ranks that are left, which the death
+makes raise an error of their own."""
 
 _GRACE = 10.0
 """Seconds between SIGTERM and SIGKILL for the ranks that are left when one has failed."""
@@ -41,7 +46,8 @@ def run(number: int, command: Sequence[str], keep: bool = False) -> int:
     """Run ``command`` as ``number`` ranks, and wait until all have ended.
 
     When a rank ends by a signal, or with a status other than 0 and ``dist.PREEMPTED``, the others
-    are ended: by SIGTERM, and by SIGKILL 10 s later.
+    are ended: by SIGTERM, and by SIGKILL 10 s later. A death by a signal is told on stderr, and the
+    others have a second for what they say of it.
 
     Args:
         number: of ranks.
@@ -164,6 +170,9 @@ class _Ranks:
     def __init__(self, number: int, keep: bool) -> None:
         self._number, self._keep = number, keep
         self._running: dict[int, Process] = {}
+        self._ranks: dict[int, int] = {}  # by process
+        self._deaths = Deaths()
+        self._ends = False  # the ranks that are left are being ended
         self._pipes: list[tuple[int, int]] = []
         self._told = False
         self._status = 0
@@ -232,6 +241,7 @@ class _Ranks:
             readers = (pipe for pipe, _ in self._pipes)
             process = start(Rank(number, own, meeting, to_stdout, to_stderr, (*private, *readers)))
             self._running[process.pid] = process
+            self._ranks[process.pid] = number
             os.close(to_stdout)
             os.close(to_stderr)
             if self._told:  # by a signal that came meanwhile
@@ -243,11 +253,17 @@ class _Ranks:
         if status not in (0, PREEMPTED):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)  # children that it has left
+        if returned < 0 and not self._told and not self._ends:
+            line = self._deaths.line(self._ranks[pid], pid, -returned)
+            with contextlib.suppress(OSError):  # nobody reads it
+                os.write(2, line.encode())
         if status not in (0, PREEMPTED) and self._status in (0, PREEMPTED):
             self._status = status
             if not self._keep and not self._told:
-                self._send(signal.SIGTERM)
-                signal.setitimer(signal.ITIMER_REAL, _GRACE)
+                if returned < 0:
+                    signal.setitimer(signal.ITIMER_REAL, _LAST_WORDS)
+                else:
+                    self._end()
         elif status and not self._status:
             self._status = status
 
@@ -259,7 +275,15 @@ class _Ranks:
             signal.setitimer(signal.ITIMER_REAL, _LAST_GRACE)
         self._send(number)
 
+    def _end(self) -> None:
+        self._ends = True
+        self._send(signal.SIGTERM)
+        signal.setitimer(signal.ITIMER_REAL, _GRACE)
+
     def _on_alarm(self, _: int, __: FrameType | None) -> None:
+        if not self._told and not self._ends:
+            self._end()
+            return
         self._send(signal.SIGKILL)
         signal.setitimer(signal.ITIMER_REAL, 0.1)  # one may have been starting
 

@@ -79,6 +79,11 @@ class Elements:
         self._framework = framework_of(tensor, "")
         self.array: Any = None
         if self._framework == "numpy" or isinstance(tensor, np.generic):
+            if isinstance(tensor, np.ma.MaskedArray):
+                raise DtypeError(
+                    "a masked array, whose mask cannot be written: give .filled(), or its .data "
+                    "and .mask"
+                )
             self._of_numpy(np.asarray(tensor))
             return
         description = _buffer.describe(tensor)

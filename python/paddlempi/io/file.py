@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from math import prod
@@ -84,10 +85,9 @@ class File:
             step.tell = (str(self._path), mode, bool(atomic))
         self._same("path, mode and atomic", step.told)
         with ExitStack() as stack:
-            stack.callback(self._abandon)
             with together(self._what, group) as step:
                 if leads(group):
-                    step.tell = self._made(mode, atomic)
+                    step.tell = self._made(mode, atomic, stack)
             if step.told[0] is not None:
                 self._path = self._path.with_name(step.told[0])
             with together(self._what, group):
@@ -95,13 +95,16 @@ class File:
                     str(self._path), _MODES[mode], stack, made=mode == "w", ahead=atomic
                 )
             self._stack = stack.pop_all()
+        # For a file that nobody closes. Not at exit: MPI may have ended.
+        weakref.finalize(self, self._stack.close).atexit = False
 
-    def _made(self, mode: str, atomic: bool) -> str | None:
+    def _made(self, mode: str, atomic: bool, stack: ExitStack) -> str | None:
         """Make the file on the rank that leads. Return its name if it is another one."""
         if mode != "w":
             return None
         if atomic:
             self._save = Save(self._what, Names(self._path, plain=True), None)
+            stack.callback(self._save.abandon)
             return self._save.partial.name
         os.close(created(str(self._path), os.O_TRUNC))
         return None
@@ -276,10 +279,6 @@ class File:
 
     def _end(self) -> None:
         self._stack.close()
-
-    def _abandon(self) -> None:
-        if self._save is not None:
-            self._save.abandon()
 
     def __enter__(self) -> File:
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
@@ -116,7 +117,7 @@ def open_file(path: str | os.PathLike[str], framework: str = "numpy") -> OpenFil
 
 
 class OpenFile:
-    """Tensors that can be read; ``with`` closes it. Made by :func:`open_file`.
+    """Tensors that can be read; ``with``, or its end, closes it. Made by :func:`open_file`.
 
     Thread-safety: all methods but ``close`` may be called from any thread.
     """
@@ -136,6 +137,8 @@ class OpenFile:
                         raise
                     stack.close()
             self._stack = stack.pop_all()
+        # For a file that nobody closes. Not at exit: MPI may have ended.
+        weakref.finalize(self, self._stack.close).atexit = False
 
     def _open(self, names: Names, stack: ExitStack) -> None:
         if names.one.exists() or not names.index.exists():

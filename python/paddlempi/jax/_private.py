@@ -13,6 +13,7 @@ after another (docs/adr/0050-primitives-of-jax.md).
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -187,7 +188,18 @@ def emit(
         aliased: whether the result may lie where the operand lies, which saves a loop the copy of
             its result. An argument of the whole function stays as it is, so that XLA would have to
             copy it first.
+
+    Raises:
+        UnsupportedError: several devices of this process would run the call. Each of them would
+            make it, in no order, and a rank makes it once.
     """
+    devices = _devices_here(ctx.module_context.axis_context)
+    if devices > 1:
+        raise UnsupportedError(
+            f"paddlempi.jax: {devices} devices of this process would each make the call "
+            f"{ctx.primitive}, and a rank makes it once: start a process for every device, or call "
+            "it outside shard_map and pmap with arrays that lie on one device"
+        )
     avals_in = ctx.avals_in[: len(operands)]
     avals_out = ctx.avals_out
     if ordered:
@@ -200,6 +212,17 @@ def emit(
     if ordered:
         ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({ORDER: results.pop()})))
     return results
+
+
+def _devices_here(context: Any) -> int:
+    """Return on how many devices of this process a program is going to run."""
+    mesh = getattr(context, "mesh", None)
+    found = getattr(mesh, "devices", None) if mesh is not None else context.device_assignment
+    if found is not None:
+        here = jax.process_index()
+        return [device.process_index for device in np.ravel(found)].count(here)
+    total = mesh.size if mesh is not None else context.num_devices
+    return min(int(total), int(jax.local_device_count()))
 
 
 def _is_argument(operand: Any) -> bool:
@@ -258,9 +281,13 @@ def is_distributed() -> bool:
     return distributed.global_state.client is not None
 
 
+_DEVICES_FLAG = "--xla_force_host_platform_device_count"
+
+
 def cpu_devices() -> int:
     """Return how many CPU devices this process is going to have, as far as JAX was told."""
-    return max(1, int(xla_bridge.num_cpu_devices.value))
+    told = re.findall(_DEVICES_FLAG + r"=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    return max(1, int(xla_bridge.num_cpu_devices.value), *map(int, told[-1:]))
 
 
 def choose_collectives(name: str) -> None:
@@ -285,7 +312,8 @@ def watch_meshes(refuse: Callable[[list[int]], None]) -> None:
     """Have ``refuse(processes)`` called for programs with collectives of some processes only.
 
     It is called when JAX has compiled a program for the CPUs of more than one process, but not of
-    all, and XLA has put collectives into it. It raises.
+    all, and XLA has put collectives into it. With no processes it is called if they are all, and
+    one has several devices. It raises.
     """
     inner = compiler.compile_or_get_cached
 
@@ -296,10 +324,12 @@ def watch_meshes(refuse: Callable[[list[int]], None]) -> None:
         executable = inner(backend, computation, devices, *args, **options)
         if backend.platform == "cpu":
             processes = sorted({device.process_index for device in devices.flat})
-            if 1 < len(processes) < jax.process_count() and any(
+            some = 1 < len(processes) < jax.process_count()
+            several = devices.size > len(processes) > 1
+            if (some or several) and any(
                 _COLLECTIVE.search(module.to_string()) for module in executable.hlo_modules()
             ):
-                refuse(processes)
+                refuse(processes if some else [])
         return executable
 
     compiler.compile_or_get_cached = compile_or_get_cached

@@ -104,8 +104,9 @@ def _problem(collectives: str, address: str | None) -> str:
     devices = _private.cpu_devices()
     if devices != 1:
         return (
-            f"jax_num_cpu_devices is {devices}: XLA's collectives over MPI take one device in each "
-            "process. Start more processes, or use collectives='gloo'"
+            f"this process is to have {devices} CPU devices (jax_num_cpu_devices, XLA_FLAGS): "
+            "XLA's collectives over MPI take one device in each process. Start more processes, or "
+            "use collectives='gloo'"
         )
     return _library.find()
 
@@ -126,11 +127,16 @@ def _agree(problem: str) -> None:
 
 
 def _refuse(processes: list[int]) -> None:
-    """Refuse a program whose collectives only some processes join.
+    """Refuse a program whose collectives only some processes join, or several devices of one.
 
     XLA does not tell MPI which they are (capi/trampoline/split.c). If the others come for another
     mesh at the same time, that looks as if they came for this one.
     """
+    if not processes:
+        raise UnsupportedError(
+            "a program with collectives of several devices of a process: XLA's collectives over "
+            "MPI take one device in each process. Start more processes, or use collectives='gloo'"
+        )
     names = ", ".join(map(str, processes))
     raise UnsupportedError(
         f"a program with collectives of processes {names} of {group.get_world_size()}: XLA can use "

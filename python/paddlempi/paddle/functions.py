@@ -15,14 +15,16 @@ from paddle.distributed import collective
 from paddle.distributed.communication import group as groups
 
 from .. import group as core_group
+from .. import objects
 from ..errors import ArgumentError, LauncherError
 from . import patches, world
 from .process_group import ProcessGroupMPI
 
 __all__ = ["make_default", "replacements"]
 
-# A module that cannot be imported by its name, because a function has the same name.
+# Modules that cannot be imported by their names, because functions have the same names.
 _SPAWN = sys.modules["paddle.distributed.spawn"]
+_SCATTER = sys.modules["paddle.distributed.communication.scatter"]
 
 
 def make_default(timeout: timedelta | float) -> Any:
@@ -77,6 +79,23 @@ def wait(tensor: Any, group: Any = None, use_calc_stream: bool = True) -> None:
             known.process_group.wait_for(tensor)
 
 
+def scatter_object_list(
+    out_object_list: list[Any],
+    in_object_list: list[Any] | None = None,
+    src: int = 0,
+    group: Any = None,
+) -> None:
+    """As Paddle's, which tells the length of the objects to the world, not to the group."""
+    group = world.default_group() if group is None else group
+    if group is None:
+        raise RuntimeError("scatter_object_list: call init_parallel_env() first")
+    if groups._warn_cur_rank_not_in_group(group):
+        return
+    out = [None]
+    objects.scatter_object_list(out, in_object_list, src, group.process_group.core)
+    out_object_list[:] = out
+
+
 def spawn(
     func: Any,
     args: Any = (),
@@ -101,6 +120,7 @@ def replacements() -> list[patches.Replacement]:
         *patches.replacements_for(new_group, collective, dist),
         *patches.replacements_for(destroy_process_group, groups, dist, dist.communication),
         *patches.replacements_for(wait, groups, dist, dist.communication),
+        *patches.replacements_for(scatter_object_list, _SCATTER, dist, dist.communication),
         *patches.replacements_for(spawn, _SPAWN, dist),
     ]
     if not hasattr(paddle_core, "nccl_version"):

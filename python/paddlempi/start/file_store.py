@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ __all__ = ["FileStore"]
 
 _MAGIC = b"pmpimeet"
 _HEAD = struct.Struct("<IHI")  # checksum of the rest, length of the key, length of the value
+_UNKNOWN = 65534  # the kernel's overflowuid
 _LARGEST = 256 << 20
 """The most bytes that a file may have. A meeting needs some hundred for each rank."""
 
@@ -30,7 +32,8 @@ _LARGEST = 256 << 20
 class FileStore(Store):
     """A store in the file ``path``, which is made if it is not there.
 
-    Raises ArgumentError if the file cannot be opened, or has something else in it.
+    Raises ArgumentError if the file cannot be opened, has something else in it, or can be written
+    to by another user, who could be one of the ranks then.
     """
 
     def __init__(self, path: str) -> None:
@@ -46,6 +49,12 @@ class FileStore(Store):
                 f"opened: {error.strerror}: name a file in a folder that all ranks of this host "
                 "can write to"
             ) from None
+        if wrong := _others(os.fstat(self._file)):
+            os.close(self._file)
+            raise ArgumentError(
+                f"init_process_group: the file {self._path} in which the ranks meet {wrong}, and "
+                "may come from another user: name a file that is not there, or is this user's alone"
+            )
         self._values: dict[str, bytes] = {}
         self._end = 0  # of the last whole record that this process has read
         with self._locked():
@@ -146,3 +155,15 @@ class FileStore(Store):
             self._values[name] = data[begin_key + key_length : end]
             at = end
         self._end += at
+
+
+def _others(status: os.stat_result) -> str:
+    """Return how users other than this one may write to a file; "" if they may not."""
+    if not status.st_nlink:
+        return ""  # it has no name: only who has inherited it can open it
+    # A user that this machine does not know, as root's files are shown over NFS, can be this one.
+    if status.st_uid not in (os.geteuid(), _UNKNOWN):
+        return f"belongs to user {status.st_uid}"
+    if status.st_mode & 0o022:
+        return f"has mode {stat.S_IMODE(status.st_mode):04o}"
+    return ""

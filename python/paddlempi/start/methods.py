@@ -49,7 +49,9 @@ def open_store(method: str, rank: int, deadline: float) -> Store:
         )
     if _agent_serves(host, port):
         return TorchStore(_of_agent(host, port, deadline))
-    return TCPStore(host, port, rank == 0, deadline)
+    size = os.environ.get("WORLD_SIZE")
+    one_host = size is not None and os.environ.get("LOCAL_WORLD_SIZE") == size
+    return TCPStore(host, port, rank == 0, deadline, one_host)
 
 
 def _agent_serves(host: str, port: int) -> bool:

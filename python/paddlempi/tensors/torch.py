@@ -56,7 +56,13 @@ def _describe(tensor: Any) -> Description:
         )
     strides = None if tensor.is_contiguous() else tensor.stride()
     if on_host:  # also if it is pinned
-        return tensor.data_ptr(), code, tensor.shape, strides, CPU, 0, False, 0
+        address = tensor.data_ptr()
+        if not address and tensor.numel():
+            raise DtypeError(
+                f"a torch tensor of type {type(tensor).__name__} has no memory: give the tensor "
+                "that it stands for, as of wait() or to_local()"
+            )
+        return address, code, tensor.shape, strides, CPU, 0, False, 0
     index = _cuda_index(tensor)
     if index is None:
         raise UnsupportedError(

@@ -204,6 +204,7 @@ class ProcessGroupMPI(Checked):
                 and not self._extension.seconds
                 and not state._is_profiler_enabled
                 and not _python_dispatch._is_in_torch_dispatch_mode
+                and shown.transforms() is None
             ):
                 gid = self._gid
                 if not opts.asyncOp:
@@ -546,6 +547,8 @@ class ProcessGroupMPI(Checked):
             and self._batch is None
             and not self._extension.seconds
             and not state._is_profiler_enabled
+            and not _python_dispatch._is_in_torch_dispatch_mode
+            and shown.transforms() is None
         ):
             tensor = tensors[0]
             if tensor.__class__ in _TENSORS and not tensor.is_neg() and not tensor.is_conj():
@@ -558,6 +561,10 @@ class ProcessGroupMPI(Checked):
         if tensor is not None:
             operation = _native.submit(_SEND, gid, tensor, None, 0, _SENDS, peer=dstRank, tag=tag)
             return OperationWork(operation, Op.SEND, (), gid)
+        work: Work = self._send(tensors, dstRank, tag)
+        return work
+
+    def _send(self, tensors: Any, dstRank: int, tag: int = 0) -> Work:
         return self._message(Op.SEND, resolved(self._one(tensors, Op.SEND)), None, dstRank, tag)
 
     def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> Work:
@@ -569,6 +576,10 @@ class ProcessGroupMPI(Checked):
         if tensor is not None:
             operation = _native.submit(_RECV, gid, None, tensor, 0, _RECVS, peer=srcRank, tag=tag)
             return OperationWork(operation, Op.RECV, (tensor,), gid)
+        work: Work = self._recv(tensors, srcRank, tag)
+        return work
+
+    def _recv(self, tensors: Any, srcRank: int, tag: int = 0) -> Work:
         return self._receive(tensors, srcRank, tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:

@@ -1,9 +1,12 @@
-"""Shows the calls of a group to torch: to dispatch modes and to the profiler.
+"""Shows the calls of a group to torch: to dispatch modes, transforms, tensors and the profiler.
 
 torch's own groups send every call through an operator such as ``c10d::allreduce_``, and that is
 where ``CommDebugMode``, every other ``TorchDispatchMode`` and the profiler see it. The methods of
 our group are called from Python and from C++ without an operator, which is faster. So where a mode
 or a profiler is active, a method calls the C++ method of the same name, which calls the operator.
+So it does under a transform of functorch, and with a tensor whose class has a
+``__torch_dispatch__`` of its own, such as AsyncCollectiveTensor: they put other tensors in the
+place of the given ones.
 
 The operators have kernels for the backends that C++ knows. Ours are registered under a dispatch key
 of which torch makes no other use, and which only these calls include. Other groups do not meet it.
@@ -31,6 +34,9 @@ __all__ = ["METHODS", "show"]
 is_seen = torch._C._len_torch_dispatch_stack
 """The number of dispatch modes that are active in this thread. Methods first read a variable of
 ``_python_dispatch``, which is faster: whether some are active in some thread."""
+
+transforms = torch._C._functorch.peek_interpreter_stack
+"""The innermost transform of functorch (grad, vmap, functionalize) in this thread, or None."""
 
 METHODS = {
     "allreduce": ("allreduce_", 1),
@@ -131,7 +137,8 @@ class _Call:
 def show(group_type: Any) -> None:
     """Have the methods of a class of groups shown.
 
-    ``allreduce`` has a short way and asks for modes itself: its method is ``_allreduce``.
+    ``allreduce``, ``send`` and ``recv`` have a short way and ask for modes themselves: the methods
+    of their longer ways are ``_allreduce``, ``_send`` and ``_recv``.
     """
     for name, (operator, tensors) in METHODS.items():
         if not hasattr(torch.ops.c10d, operator):
@@ -140,7 +147,7 @@ def show(group_type: Any) -> None:
         if operator in _TWO_NAMES:
             base = _caller(getattr(torch.ops.c10d, operator).default) or base
         if base is not None:
-            own = "_allreduce" if name == "allreduce" else name
+            own = f"_{name}" if name in ("allreduce", "send", "recv") else name
             setattr(group_type, own, _shown(getattr(group_type, own), name, tensors, base))
 
 
@@ -148,7 +155,12 @@ def show(group_type: Any) -> None:
 # function of the same name. It has the parameters of the method, because passing any is slower.
 _TEMPLATE = """
 def {name}({declared}):
-    if not (python._is_in_torch_dispatch_mode or state._is_profiler_enabled):
+    if not (
+        python._is_in_torch_dispatch_mode
+        or state._is_profiler_enabled
+        or transforms() is not None
+        or stand_in({tensor_arguments})
+    ):
         return method({passed})
     call = begin(method, {tensors}, self, ({arguments},), dict({named}))
     if call is None:
@@ -182,6 +194,7 @@ def _shown(method: Any, name: str, tensors: int, base: Any) -> Any:
         passed=", ".join([*first, *([named] if named else [])]),
         tensors=tensors,
         arguments=", ".join(first[1:]),
+        tensor_arguments=", ".join(first[1 : 1 + tensors]),
         named=named,
     )
     scope: dict[str, Any] = {
@@ -190,7 +203,9 @@ def _shown(method: Any, name: str, tensors: int, base: Any) -> Any:
         "defaults": {p.name: p.default for p in parameters},
         "method": method,
         "python": _python_dispatch,
+        "stand_in": _stand_in,
         "state": state,
+        "transforms": transforms,
     }
     exec(compile(text, f"<{name} shown to torch>", "exec"), scope)
     return functools.update_wrapper(scope[name], method)
@@ -198,9 +213,11 @@ def _shown(method: Any, name: str, tensors: int, base: Any) -> Any:
 
 def _begin(*call: Any) -> _Call | None:
     """Return a call to show; None if nobody looks on in this thread, or if it is part of one."""
-    if _local.inside or not (is_seen() or state._is_profiler_enabled):
+    if _local.inside:
         return None
-    return _Call(*call)
+    _, count, _, arguments, _ = call
+    looks = is_seen() or state._is_profiler_enabled or transforms() is not None
+    return _Call(*call) if looks or _stand_in(*arguments[:count]) else None
 
 
 _FROM_OPTIONS: dict[str, Callable[[Any], Any]] = {
@@ -285,6 +302,24 @@ def _flat(items: Any) -> Iterator[Any]:
             yield from _flat(item)
         elif isinstance(item, torch.Tensor):
             yield item
+
+
+_plain: dict[type, bool] = {torch.Tensor: True, torch.nn.Parameter: True}
+"""Classes of tensors, and whether torch alone says what an operator does with them."""
+
+
+def _is_plain(kind: type) -> bool:
+    plain = _plain.get(kind)
+    if plain is None:
+        plain = getattr(kind, "__torch_dispatch__", None) == torch.Tensor.__torch_dispatch__
+        # DTensor knows nothing of these operators. Its error says less than the core's.
+        plain = _plain[kind] = plain or kind.__name__ == "DTensor"
+    return plain
+
+
+def _stand_in(*arguments: Any) -> bool:
+    """Whether a tensor has a class with a ``__torch_dispatch__`` of its own."""
+    return not all(_is_plain(tensor.__class__) for tensor in _flat(arguments))
 
 
 def _is_sparse(argument: Any) -> bool:

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import Work as _Work
 from .. import future as core_future
 from .. import work as core_work
 from .._ops import Op
-from ..errors import ArgumentError
+from ..errors import ArgumentError, Error
 from . import backward, turns
 
 __all__ = ["DONE", "OperationWork", "Work"]
@@ -87,6 +87,8 @@ class Promise(torch.futures.Future):  # type: ignore[misc]
         def call(_: Any) -> None:
             try:
                 value = callback(self)
+            except Error as error:  # of the work: it stays what it is
+                _fail(chained, error)
             except BaseException as error:  # torch makes it a RuntimeError, with these words
                 failed = RuntimeError(
                     "Got the following error when running the callback: "
@@ -418,21 +420,50 @@ class _Failure:
     """The value of a future that has failed. Reading it raises the error, in Python and in C++.
 
     torch cannot fail a future from Python. Its ``set_exception`` makes the exception the value of
-    the future, which Python's readers raise, but which C++ (DDP) takes for a result.
+    the future, which Python's readers raise, but which C++ (DDP) takes for a result. C++ does one
+    of two things with a value that is no tensor. Where it wants tensors in it, it pickles it, and
+    makes a RuntimeError of an exception. So it finds a tensor, every use of which raises the error
+    as it is. Where it wants a tensor, it tells that it has none, with the value's text: that raises
+    it.
+
+    Args:
+        error: with which the future fails.
+        devices: of the future. With CUDA's, torch looks for the tensors' memory, and this has none.
     """
 
-    __slots__ = ("_error",)
+    __slots__ = ("_devices", "_error")
 
-    def __init__(self, error: BaseException) -> None:
-        self._error = error
+    def __init__(self, error: BaseException, devices: Sequence[Any]) -> None:
+        self._error, self._devices = error, devices
 
-    def fail(self, *_: object) -> NoReturn:
+    def fail(self) -> NoReturn:
         raise self._error
 
-    __reduce_ex__ = fail  # C++ pickles a value to find the tensors in it
+    def __reduce_ex__(self, _: object) -> Any:
+        if self._devices:
+            raise self._error
+        return list, ([_FailedTensor(self._error)],)
 
     def __repr__(self) -> str:
-        return repr(self._error)  # C++'s error shows the value that it cannot cast to a tensor
+        raise self._error
+
+
+class _FailedTensor(torch.Tensor):  # type: ignore[misc]
+    """A tensor without memory, of which every use by torch raises an error."""
+
+    _error: BaseException
+
+    @staticmethod
+    def __new__(cls, error: BaseException) -> _FailedTensor:
+        made: _FailedTensor = torch.Tensor._make_wrapper_subclass(cls, (0,), dtype=torch.float32)
+        made._error = error
+        return made
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> NoReturn:
+        raise next(one for one in args if isinstance(one, cls))._error
 
 
 def _cuda_devices(tensors: Sequence[Any]) -> list[Any]:
@@ -464,4 +495,4 @@ def _complete(promise: Any, result: Callable[[], list[Any]], devices: Sequence[A
 def _fail(promise: Any, error: BaseException) -> None:
     """End a future with an error."""
     promise._set_unwrap_func(lambda value: value.fail())
-    promise.set_result(_Failure(error))
+    promise.set_result(_Failure(error, promise._devices))

@@ -167,7 +167,7 @@ func refusals(w *world) {
 			if r == nil {
 				return
 			}
-			for end := time.Now().Add(30 * time.Second); r.Done == 0 && time.Now().Before(end); {
+			for end := time.Now().Add(30 * time.Second); !r.Done() && time.Now().Before(end); {
 				w.Poll([]uintptr{r.Address(), s.Address()})
 			}
 			err = w.Err(r)

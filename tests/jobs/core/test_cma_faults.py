@@ -160,6 +160,54 @@ def filtered() -> None:
     done()
 
 
+def unread() -> None:
+    """From some message on rank 1 may not read what rank 0 sends. It comes all the same."""
+    import ctypes
+    import mmap
+    import os
+
+    import numpy as np
+    import ranks_tools
+    from ranks_tools import dist, done, start, works
+
+    rank = start()
+    lengths = [1 << 20, 100_000, 12 << 20, 1 << 20, 40 << 20]
+
+    def talk(sent: np.ndarray) -> None:
+        """Messages both ways, some of which wait for others."""
+        for length in lengths:
+            part, got = sent[: min(length, sent.size)], np.empty(min(length, sent.size), np.uint8)
+            part[:] = length % 251
+            sends = [dist.isend(part, 1 - rank, tag=tag) for tag in range(3)]
+            for tag in range(3):
+                got[:] = 0
+                dist.recv(got, 1 - rank, tag=tag)
+                assert (got == length % 251).all()
+            for work in sends:
+                work.wait()
+
+    ordinary = np.empty(40 << 20, np.uint8)
+    for _ in range(4):
+        talk(ordinary)
+    if os.environ["FAULTS_UNREAD"] == "filter":
+        if rank == 1:
+            ranks_tools.refuse_system_calls([int(os.environ["FAULTS_REFUSED"])])
+        talk(ordinary)
+    else:  # memory that only its process reads, not even the kernel
+        libc, memfd_secret = ctypes.CDLL(None, use_errno=True), 447
+        secret = libc.syscall(memfd_secret, 0)
+        lacks = [None] * 2
+        dist.all_gather_object(lacks, secret < 0)
+        if any(lacks):
+            print("this kernel has no memfd_secret")
+        else:
+            os.ftruncate(secret, 4 << 20)
+            talk(np.frombuffer(mmap.mmap(secret, 4 << 20), np.uint8))
+    talk(ordinary)
+    works()
+    done()
+
+
 @pytest.mark.launcher("its launcher leaves the others alone when a rank dies", only=["openmpi"])
 def test_killed() -> None:
     # Only Open MPI's launcher lets the others live.
@@ -181,3 +229,11 @@ def test_a_tensor_with_a_hole() -> None:
 def test_one_rank_may_read_nobody(late: str) -> None:
     refused = number("process_vm_readv")
     job.succeed(2, filtered, env={"FAULTS_REFUSED": refused, "FAULTS_LATE": late})
+
+
+@pytest.mark.parametrize("why", ["filter", "secret"])
+def test_messages_that_may_not_be_read(why: str) -> None:
+    refused = number("process_vm_readv")
+    ended = job.succeed(2, unread, env={"FAULTS_UNREAD": why, "FAULTS_REFUSED": refused})
+    if "this kernel has no" in ended.output:
+        pytest.skip("this kernel has no memfd_secret")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -183,6 +184,10 @@ def test_run_np_ends_the_survivors(program: Path, what: str, expected: int) -> N
     with started([run(program, 3, what)]) as processes:
         [(status, output)] = ended(processes)
     assert status == expected, output
+    told = re.findall(r"paddlempi run: rank (\d) \(process \d+\) was ended by SIGKILL", output)
+    assert told == (["1"] if what == "kill" else []), output
+    if what == "kill":  # the others have the time to say so
+        assert output.count("PeerDiedError (1,)") == 2, output
 
 
 def test_run_np_with_restarts(program: Path) -> None:

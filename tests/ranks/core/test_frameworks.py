@@ -6,6 +6,7 @@ import importlib.util
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 
@@ -99,9 +100,28 @@ def test_torch_tensors_that_cannot_be_sent(dist: ModuleType, torch: Any) -> None
         torch.zeros(3, device="meta"),
         torch.zeros(3, dtype=torch.complex64).conj(),
         torch.quantize_per_tensor(torch.zeros(3), 0.1, 0, torch.qint8),
+        torch.tensor([1 + 2j, 3 + 4j]).conj().imag,
+        torch.tensor([1 + 2j]).conj().imag[0].reshape(1),  # contiguous
+        torch._neg_view(torch.ones(4)),
     ):
         with pytest.raises(dist.errors.DtypeError, match="torch"):
             dist.all_reduce(bad)
+    dist.barrier()
+
+
+def test_masked_arrays_cannot_be_sent(dist: ModuleType, rank: int, size: int) -> None:
+    masked = np.ma.MaskedArray([1.0, 100.0], mask=[False, True])
+    for call in (
+        lambda: dist.all_reduce(masked),
+        lambda: dist.all_reduce([np.ones(2), masked]),
+        lambda: dist.all_gather_into_tensor(np.zeros(2 * size), masked),
+        lambda: dist.send(masked, 0),
+    ):
+        with pytest.raises(dist.errors.DtypeError, match="masked array"):
+            call()
+    plain = masked.filled(7.0)
+    dist.all_reduce(plain)
+    assert plain.tolist() == [size, 7.0 * size]
     dist.barrier()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from paddlempi import _native, errors
 from tensors import Kind, every, noise
 
 
@@ -82,6 +83,25 @@ def test_tags_keep_messages_apart(dist: ModuleType, rank: int) -> None:
             tensor = np.zeros(1, int)
             dist.recv(tensor, 0, tag=tag)
             assert tensor[0] == tag
+
+
+@pytest.mark.mpi(min=2)
+def test_the_greatest_tag(dist: ModuleType, rank: int) -> None:
+    """Without MPI all of int32; an MPI says what it takes, which is at least 32767."""
+    greatest, tensor = 2**31 - 1, np.zeros(1)
+    if rank == 1:
+        dist.send(np.ones(1), 0, tag=32767)
+        try:
+            dist.send(np.full(1, 2.0), 0, tag=greatest)
+        except errors.ArgumentError as error:
+            assert _native.control("info")["transport"] == "mpi", error
+            assert f"tag is {greatest}; it must be from 0 to" in str(error)
+            dist.send(np.full(1, 2.0), 0, tag=1)
+    elif rank == 0:
+        dist.recv(tensor, 1, tag=32767)
+        assert tensor[0] == 1
+        assert dist.recv(tensor, 1, tag=-1) == 1
+        assert tensor[0] == 2
 
 
 @pytest.mark.mpi(min=2)

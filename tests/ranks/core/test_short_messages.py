@@ -217,3 +217,29 @@ def test_many_before_the_one_that_is_received(
         for _ in range(count):
             dist.recv(into, 0, tag=1)
         assert (into == np.arange(length // 8)).all()
+
+
+@pytest.mark.mpi(min=2)
+def test_what_comes_behind_many_messages(dist: ModuleType, rank: int) -> None:
+    """More messages than a rank keeps, and then what this library sends itself, and a probe."""
+    count, length = 1400, 64 << 10
+    works, content = [], np.arange(length // 8)
+    if rank == 0:
+        works = [dist.isend(content, 1, tag=1) for _ in range(count)]
+    group = dist.new_group(timeout=20)
+    dist.monitored_barrier(timeout=20)
+    if rank == 0:
+        dist.send(np.array([7, 8, 9]), 1, tag=2)
+        dist.send(np.array([7]), 1, group=group)
+        for work in works:
+            work.wait()
+    elif rank == 1:
+        got, into = np.zeros(1, int), np.zeros(length // 8, int)
+        dist.recv(got, 0, group=group)
+        assert got[0] == 7
+        assert dist.probe(0, tag=2) == (0, 24, 2)
+        dist.recv(np.zeros(3, int), 0, tag=2)
+        for _ in range(count):
+            dist.recv(into, 0, tag=1)
+        assert (into == content).all()
+    dist.destroy_process_group(group)

@@ -293,3 +293,43 @@ def test_of_paddle(dist: ModuleType, rank: int, size: int, dtype: str) -> None:
         window[target][0] = paddle.zeros([5], dtype)
     window.fence()
     window.free()
+
+
+@pytest.mark.parametrize("dtype", ["int64", "complex128"])
+def test_source_and_target_overlap_on_the_own_rank(dist: ModuleType, rank: int, dtype: str) -> None:
+    rng = np.random.default_rng(7 + rank)
+
+    def part(length: int) -> slice:
+        """A slice with ``length`` elements, forwards or backwards, of 60."""
+        step = int(rng.choice([-3, -2, -1, 1, 1, 2]))
+        reach = (length - 1) * abs(step) + 1
+        low = int(rng.integers(0, 60 - reach + 1))
+        if step > 0:
+            return slice(low, low + reach, step)
+        return slice(low + reach - 1, low - 1 if low else None, step)
+
+    with dist.Window(60, dtype=dtype) as window:
+        local = window.local
+        local[:] = np.arange(60)
+        wanted = local.copy()
+        for number in range(300):
+            length = int(rng.integers(1, 20))
+            to, source = part(length), part(length)
+            if number % 4 == 0:
+                wanted[to] = wanted[source].copy()  # NumPy itself is wrong for some overlaps
+                window[rank][to] = local[source]
+            elif number % 4 == 1:
+                wanted[to] += wanted[source].copy()
+                window[rank][to] += local[source]
+            elif number % 4 == 2:  # what is got lies in the own memory
+                begin, other = (int(one) for one in rng.integers(0, 60 - length, 2))
+                wanted[begin : begin + length] = wanted[other : other + length].copy()
+                window.get(local[begin : begin + length], rank, other)
+            else:
+                begin, other = (int(one) for one in rng.integers(0, 60 - length, 2))
+                wanted[other : other + length] += wanted[begin : begin + length].copy()
+                window.accumulate(local[begin : begin + length], rank, offset=other)
+            if number % 10 == 0:  # so that numbers stay small
+                wanted[:] = local[:] = np.arange(60)
+            assert local.tolist() == wanted.tolist(), (number, to, source)
+        dist.barrier()

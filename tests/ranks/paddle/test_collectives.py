@@ -251,6 +251,37 @@ def test_objects(dist: ModuleType, rank: int, size: int) -> None:
     assert out == [("for", rank)]
 
 
+def test_objects_of_a_part_of_the_ranks(dist: ModuleType, rank: int, size: int) -> None:
+    """Every function of Paddle that takes objects and a group; the last rank is no member."""
+    members = list(range(1, size)) if size > 2 else [size - 1]
+    group = dist.new_group(members)
+    first, last = members[0], members[-1]
+    if rank not in members:
+        out: list[Any] = ["mine"]
+        dist.scatter_object_list(out, None, first, group)
+        assert out == ["mine"]
+    else:
+        found: list[Any] = []
+        dist.all_gather_object(found, {"rank": rank}, group)
+        assert found == [{"rank": r} for r in members]
+        objects = [{"a": 1}, rank] if rank == last else [None] * 2
+        dist.broadcast_object_list(objects, last, group)
+        assert objects == [{"a": 1}, last]
+        parts = [("for", r, "x" * 100 * r) for r in members] if rank == last else None
+        out = ["is replaced", 2]
+        dist.scatter_object_list(out, parts, last, group)
+        assert out == [("for", rank, "x" * 100 * rank)]
+        if first != last and hasattr(dist, "send_object_list"):
+            if rank == first:
+                dist.send_object_list(["a", {"b": 2}], last, group)
+            elif rank == last:
+                got: list[Any] = [None, None]
+                dist.recv_object_list(got, first, group)
+                assert got == ["a", {"b": 2}]
+    dist.barrier()
+    dist.destroy_process_group(group)
+
+
 def test_barrier_and_wait(dist: ModuleType) -> None:
     dist.barrier()
     dist.wait(paddle.ones([1]))

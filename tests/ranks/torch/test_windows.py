@@ -360,5 +360,5 @@ def test_a_tensor_without_memory_is_refused(rank: int, size: int) -> None:
     wrapped = torch.Tensor._make_wrapper_subclass(StandsFor, (3,), dtype=torch.float32)
     with paddlempi.Window(3, dtype="float32") as made:
         for call in (made.put, made.accumulate, made.get):
-            with pytest.raises(errors.DtypeError, match="3 elements and no memory"):
+            with pytest.raises(errors.DtypeError, match="no memory"):
                 call(wrapped, (rank + 1) % size)

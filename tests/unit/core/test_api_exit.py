@@ -246,6 +246,40 @@ def test_a_sys_exit_that_somebody_caught(then: str) -> None:
     assert (done.returncode, "aborted" in done.stderr) == (0, False), done.stderr
 
 
+CAUGHT = {
+    "passed over": "try: sys.exit(3)\nexcept SystemExit: pass",
+    "suppressed": "with contextlib.suppress(SystemExit): sys.exit(3)",
+    "kept": "try: sys.exit(3)\nexcept SystemExit as error: kept = error",
+    "kept below": "def f():\n try: sys.exit(3)\n except SystemExit as e: return e\nkept = [f()]",
+    "in a circle": "def f():\n try: sys.exit(3)\n except SystemExit as e: g = e\nf(); gc.collect()",
+    "the second of two": (
+        "with contextlib.suppress(SystemExit):\n try: sys.exit(3)\n finally: sys.exit(4)"
+    ),
+}
+
+
+@pytest.mark.parametrize("company", ["stay()", "dist.group._exit._hooks.foreign = True"])
+@pytest.mark.parametrize("how", CAUGHT)
+def test_a_sys_exit_that_somebody_caught_last(how: str, company: str) -> None:
+    """No call of the library comes after it."""
+    done = leave(f"import gc\ndef sit(): time.sleep(0.2)\n{company}\n{CAUGHT[how]}\n")
+    assert (done.returncode, "aborted" in done.stderr) == (0, False), done.stderr
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "def f():\n try: sys.exit(3)\n except SystemExit as e:\n  g = e\n  raise g\nf()",
+        "try: sys.exit(4)\nexcept SystemExit: sys.exit(3)",
+        "try: sys.exit(3)\nfinally: gc.collect()",
+        "with contextlib.ExitStack() as s:\n s.callback(print, 'x')\n sys.exit(3)",
+    ],
+)
+def test_a_sys_exit_that_somebody_raised_again(script: str) -> None:
+    done = leave(f"import gc\ndef sit(): time.sleep(0.2)\nstay()\n{script}\n")
+    assert (done.returncode, "aborted with 3" in done.stderr) == (3, True), done.stderr
+
+
 def test_a_failed_call_does_not_clear_the_note() -> None:
     done = leave(
         "stay()\n"

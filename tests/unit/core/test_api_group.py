@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import timedelta
+from types import ModuleType
 from typing import Any
 
 import paddlempi as dist
 import pytest
 from api_fake import FakeCore
+from paddlempi import _native
 from paddlempi.errors import (
     AlreadyInitializedError,
     ArgumentError,
     DtypeError,
     NotInitializedError,
     NotMemberError,
+    UnsupportedError,
 )
 
 
@@ -145,3 +149,15 @@ def test_a_free_threaded_python_is_refused(
     with pytest.raises(dist.errors.UnsupportedError, match="free-threaded"):
         dist.init_process_group()
     assert not dist.is_available()
+
+
+@pytest.mark.parametrize("patched", ["threading", "socket", "select", "time"])
+def test_what_gevent_has_replaced(patched: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkey = ModuleType("gevent.monkey")
+    monkey.is_module_patched = lambda name: name == patched  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "gevent.monkey", monkey)
+    if patched == "time":  # it does no harm
+        _native._check_threads()
+    else:
+        with pytest.raises(UnsupportedError, match=r"patch_all\(thread=False, socket"):
+            _native._check_threads()

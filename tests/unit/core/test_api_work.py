@@ -177,6 +177,31 @@ def test_a_callback_waits_for_a_work_that_it_began(core: FakeCore) -> None:
         assert seen == ["inner", "outer of inner"] * 2
 
 
+@pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit(), ValueError("no")], ids=repr)
+def test_what_a_callback_raises_is_logged_and_ends_nothing(
+    core: FakeCore, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: object) -> None:
+        raise error
+
+    called = threading.Event()
+    work, tensor = begin(core)
+    future = work.get_future()
+    future.add_done_callback(fail)
+    future.add_done_callback(lambda _: called.set())
+    later, other = begin(core)
+    last = later.get_future()
+    core.end(work._op.number)
+    assert called.wait(10)
+    core.end(later._op.number)
+    assert last.result(10) == [other]
+    assert [record.exc_info[1] for record in caplog.records if record.exc_info] == [error]
+    if not isinstance(error, Exception):
+        with pytest.raises(type(error)):  # done: it is called at once, by this thread
+            future.add_done_callback(fail)
+    assert future.result(0) == [tensor]
+
+
 def test_futures_end_with_the_library(core: FakeCore) -> None:
     work, _ = begin(core)
     future = work.get_future()

@@ -124,7 +124,7 @@ WRONG: list[tuple[str, Any, str, str]] = [
     ("limits.memlock", 65536, "limits warn", "ulimit -l unlimited"),
     ("variables.OMP_NUM_THREADS", "64", "omp warn", "OMP_NUM_THREADS=2"),
     ("variables.GOMAXPROCS", "1", "gomaxprocs warn", "rank 1: GOMAXPROCS"),
-    ("cpus", [0, 1], "binding ok", "let the launcher bind"),
+    ("cpus", [0, 1], "binding warn", "let the launcher bind"),
     ("core.heap.why", "no memfd", "heap warn", "no memfd"),
     ("core.heap.left", 63 << 20, "heap warn", "limits leave 63 MiB"),
     ("core.heap.left", 64 << 20, "heap ok", "map each other's heaps"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import gc
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -414,3 +415,29 @@ def test_the_disk_begins_while_a_save_writes(
     with pytest.raises(OSError, match=f"quota exceeded: rank 0 could not write at byte {begin}"):
         io.save_file(tensors, tmp_path / "a")
     assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+
+
+def test_files_that_nobody_closes(tmp_path: Path) -> None:
+    """A descriptor ends with the object that has it; what was not committed is removed."""
+    io.save_file({"a": np.arange(6)}, tmp_path / "one")
+    (tmp_path / "bytes").write_bytes(b"12345678")
+    for _ in range(2):  # what is opened once for all is open then
+        before = os.listdir("/proc/self/fd")
+        for _ in range(5):
+            assert io.open_file(tmp_path / "one").get_tensor("a")[5] == 5
+            part = io.open_file(tmp_path / "one").get_slice("a")
+            assert part[1:3].tolist() == [1, 2]
+            del part
+            assert io.File(tmp_path / "bytes").size() == 8
+            io.File(tmp_path / "bytes", "w", atomic=True)
+        gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert (tmp_path / "bytes").read_bytes() == b"12345678"
+    assert sorted(os.listdir(tmp_path)) == ["bytes", "one"]
+
+
+def test_a_masked_array_is_no_tensor(tmp_path: Path) -> None:
+    masked = np.ma.MaskedArray([1.0, 100.0], mask=[False, True])
+    with pytest.raises(errors.DtypeError, match="masked array"):
+        io.save_file({"a": masked}, tmp_path / "one")
+    assert not os.listdir(tmp_path)

@@ -13,6 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tools" / "matrix"))
 
 import environments
+import go_tests
 import groups
 from environments import ROOT
 
@@ -180,3 +181,22 @@ def test_why_a_thing_cannot_be_made_is_remembered(
         with pytest.raises(environments.LeftOut, match="no apt on this machine"):
             environments.make(["debian"])
     assert asked == [1]
+
+
+def test_what_short_leaves_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(go_tests, "ROOT", tmp_path)
+    package = tmp_path / "gocore" / "some"
+    package.mkdir(parents=True)
+    (package / "a_test.go").write_text(
+        "func TestLong(t *testing.T) {\n\tif testing.Short() {\n\t}\n}\n\n"
+        "func TestShort(t *testing.T) {\n\tsizes()\n}\n\n"
+        "func TestOfEachSize(t *testing.T) {\n\teach(t, sizes())\n}\n"
+    )
+    (package / "b_test.go").write_text(
+        "func each(t *testing.T) {\n\tfor n := range ofThisRun() {\n\t}\n}\n\n"
+        "func ofThisRun() []int { return list(testing.Short()) }\n\n"
+        "func sizes() []int { return []int{1} }\n"
+    )
+    (tmp_path / "gocore" / "c_test.go").write_text("func TestC(t *testing.T) { each() }\n")
+    found = go_tests.long_tests(sorted(tmp_path.glob("gocore/**/*_test.go")))
+    assert found == {"./gocore/some": {"TestLong", "TestOfEachSize"}}

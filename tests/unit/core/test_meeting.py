@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 import time
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from meeting_ranks import Open, Rank, assert_one_world, ended, in_file
 from paddlempi.errors import ArgumentError, DtypeError, Error, LauncherError, TimeoutError
-from paddlempi.start import meeting
+from paddlempi.start import meeting, tcp_store
 from paddlempi.start.exchange import Exchange
 from paddlempi.start.file_store import FileStore
 from paddlempi.start.stores import MemoryStore, Store, adapt
@@ -254,3 +255,93 @@ def test_damaged_requests_end_the_client_only() -> None:
     store.set("a", b"1")
     assert store.get(["a"]) == [b"1"]
     store.close()
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o620, 0o602], ids=oct)
+def test_a_file_that_others_can_write_to(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "meeting"
+    path.touch()
+    path.chmod(mode)
+    with pytest.raises(ArgumentError, match=f"has mode {mode:04o}.*this user's alone"):
+        FileStore(str(path))
+    path.chmod(0o644)
+    FileStore(str(path)).close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_file_of_another_user(tmp_path: Path) -> None:
+    path = tmp_path / "meeting"
+    path.touch(0o600)
+    os.chown(path, 1234, 1234)
+    with pytest.raises(ArgumentError, match="belongs to user 1234"):
+        FileStore(str(path))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.1.1", "localhost", socket.gethostname()])
+def test_ranks_of_one_host_know_it_by_different_addresses(host: str) -> None:
+    port = unused()
+    others = ["127.0.0.1", "127.0.1.1", "localhost"]
+    if socket.has_dualstack_ipv6() and Path("/proc/net/if_inet6").exists():
+        others.append("::1")
+
+    def opener(rank: int, deadline: float) -> Store:
+        return TCPStore(host if rank == 0 else others[rank - 1], port, rank == 0, deadline, True)
+
+    assert_one_world(ended([Rank(opener, r, len(others) + 1, 20) for r in range(len(others) + 1)]))
+
+
+class Client:
+    """A client at an address, which has called an address of this host."""
+
+    def __init__(self, peer: str, own: str) -> None:
+        self.getpeername = lambda: (peer, 1)
+        self.getsockname = lambda: (own, 2)
+
+
+@pytest.mark.parametrize(
+    ("peer", "own", "here"),
+    [
+        ("127.0.0.1", "127.0.1.1", True),
+        ("::1", "::1", True),
+        ("::ffff:127.0.0.3", "::ffff:127.0.1.1", True),
+        ("::ffff:10.0.0.5", "::ffff:10.0.0.5", True),
+        ("::ffff:10.0.0.6", "::ffff:10.0.0.5", False),
+        ("10.0.0.6", "10.0.0.5", False),
+        ("fe80::1%eth0", "fe80::2%eth0", False),
+        ("fe80::2%eth0", "fe80::2%eth0", True),
+    ],
+)
+def test_who_is_on_this_host(peer: str, own: str, here: bool) -> None:
+    assert tcp_store._is_here(Client(peer, own)) == here  # type: ignore[arg-type]
+
+
+def test_the_next_world_comes_while_clients_of_the_last_one_are_there() -> None:
+    port = unused()
+
+    def open_as(rank: int) -> TCPStore:
+        return TCPStore("127.0.0.1", port, rank == 0, time.monotonic() + 5)
+
+    first = [open_as(0), open_as(1)]
+    first[0].close()
+    early = open_as(1)  # of the next world, before rank 0 of it
+    first[1].close()
+    again = open_as(0)
+    early.set("a", b"1")
+    early.close()
+    assert again.get(["a"]) == [b"1"]
+    again.close()
+    time.sleep(0.1)  # all are gone, and so is the server
+    assert not tcp_store._servers
+    with pytest.raises(TimeoutError):
+        TCPStore("127.0.0.1", port, False, time.monotonic() + 0.2)
+
+
+def test_connections_that_an_ended_server_resets() -> None:
+    """They are made again, until a server answers."""
+    port = unused()
+    listener = socket.create_server(("127.0.0.1", port))
+    waiting = Rank(lambda rank, deadline: TCPStore("127.0.0.1", port, False, deadline), 1, 2, 10)
+    time.sleep(0.1)
+    listener.close()  # with its connection in it
+    other = Rank(lambda rank, deadline: TCPStore("127.0.0.1", port, True, deadline), 0, 2, 10)
+    assert_one_world(ended([waiting, other]))

@@ -37,7 +37,7 @@ def test_rank_that_never_comes(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert how(finding) == ["waits", "waits", "never came"]
     assert (finding.seq, finding.behind, finding.waiting, finding.over) == (2, (2,), (0, 1), False)
     text = shown(tmp_path, capsys)
-    assert "Behind: rank 2.\n" in text
+    assert "Behind: rank 2.\n  rank 2 is process 1002 on here.\n" in text
     assert "all_reduce(float32[8], SUM), number 2 of the group of all 3 ranks (under way):" in text
     assert (
         "rank 2 never came: its last operation was all_reduce(float32[8], SUM), number 1 of the "

@@ -24,7 +24,7 @@ static uint64_t any(uint64_t *of, uint64_t n) {
 static uint64_t *head, *tail, *bulk_tail, *claims;
 static uint32_t *costs;
 static char *data, *bulk;
-static uint32_t waits;
+static uint32_t waits, full;
 
 /* made returns an office of two ranks, of which the other one is at the other end. */
 static pm_office *made(void) {
@@ -37,6 +37,7 @@ static pm_office *made(void) {
 						 .tail = tail,
 						 .data = data,
 						 .waits = &waits,
+						 .full = &full,
 						 .bulk = {.tail = bulk_tail, .costs = costs, .data = bulk, .bytes = BULK}};
 	}
 	return o;
@@ -60,7 +61,7 @@ static void *sender(void *seed_of) {
 		const int64_t n = length_of(&seed);
 		memset(message, 'a' + i % 26, (size_t)n + 1);
 		if (n <= PM_MOST)
-			for (int k = 1; pm_send(o, 1, 7, i, message, (uint64_t)n); k++)
+			for (int k = 1; pm_send(o, 1, 7, i, message, (uint64_t)n, 0); k++)
 				pmpi_linger(k, YIELD_EVERY);
 		else /* the receiver has set the claims once they are those of this message */
 			for (int k = 1; sw_read64(claims) >> PM_CLAIM_BITS != (uint64_t)i ||
@@ -97,6 +98,11 @@ static int pass(uint64_t seed) {
 				pmpi_linger(k, YIELD_EVERY);
 			}
 		}
+		/* The first is right, and all others are equal to the one before: a look at each takes most
+		 * of the time under ThreadSanitizer. */
+		if (room[n] == 0 &&
+			(n == 0 || (room[0] == 'a' + i % 26 && memcmp(room, room + 1, (size_t)n - 1) == 0)))
+			continue;
 		for (int64_t at = 0; at <= n; at++)
 			if (room[at] != (at < n ? 'a' + i % 26 : 0)) {
 				printf("message %d of %lld bytes: %d at %lld\n", i, (long long)n, room[at],
@@ -135,7 +141,7 @@ static int damage(void) {
 		*tail = any(&state, 4) ? o->pairs[1].out.mine : any(&state, ~UINT64_C(0));
 		*bulk_tail = any(&state, 4) ? o->pairs[1].out.bulk.mine : any(&state, ~UINT64_C(0));
 		if (i % 2)
-			pm_send(o, 1, 1, 1, room, (uint64_t)n);
+			pm_send(o, 1, 1, 1, room, (uint64_t)n, (int)any(&state, 2));
 		else
 			pm_stream(o, 1, claims, any(&state, 2), room, n, 1 + any(&state, 4), 2);
 		*claims = any(&state, 100);

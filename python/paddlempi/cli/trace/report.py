@@ -86,6 +86,8 @@ def _lines(judgement: Judgement) -> Iterator[str]:
     yield ""
     if judgement.behind:
         yield f"Behind: {name_ranks(judgement.behind)}."
+        for ring in (rings[rank] for rank in judgement.behind if rank in rings):
+            yield f"  rank {ring.rank} is process {ring.pid} on {ring.host}."
     elif any(not finding.over for finding in judgement.findings):
         yield "Nobody is behind: the operations under way are moving data."
     else:
