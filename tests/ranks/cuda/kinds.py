@@ -89,7 +89,7 @@ def side_stream() -> int:
 
 @contextmanager
 def long_pieces(dist: ModuleType) -> Iterator[None]:
-    """A world with pieces of 64 KiB, for collectives of some MiB: a thousand pieces take seconds."""
+    """A world with pieces of 64 KiB for collectives of some MiB: a thousand pieces take seconds."""
 
     def world(piece: int) -> None:
         os.environ["PADDLEMPI_CUDA_CHUNK"] = str(piece)
