@@ -59,8 +59,8 @@ def _describe(tensor: Any) -> Description:
         address = tensor.data_ptr()
         if not address and tensor.numel():
             raise DtypeError(
-                f"a torch tensor of type {type(tensor).__name__} has no memory: give the tensor "
-                "that it stands for, as of wait() or to_local()"
+                f"a torch {type(tensor).__name__} of shape {tuple(tensor.shape)} has no memory: "
+                "give the tensor that it stands for, as of wait() or to_local()"
             )
         return address, code, tensor.shape, strides, CPU, 0, False, 0
     index = _cuda_index(tensor)
