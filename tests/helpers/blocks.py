@@ -2,9 +2,9 @@
 
 A fence says what its block is, in the words after the three backticks:
 
-* ``python``: a program. It runs as it is printed, on two ranks; on others with ``ranks=N``, where
-  one rank is a process without a launcher. With ``gpu`` it runs where a GPU is. A program that
-  defines tests is run by pytest.
+* ``python``: a program. It runs as it is printed, on two ranks (tests/jobs/docs says how they
+  start); on others with ``ranks=N``, where one rank is a process without a launcher. With ``gpu``
+  it runs where a GPU is. A program that defines tests is run by pytest.
 * ``python jax``: a program of JAX. tests/jobs/jax runs it, on two processes.
 * ``python fragment``: part of a program. It is only compiled. Few blocks should be one.
 * ``sh``, ``bash``, ``console``: commands, in ``console`` those after ``$``. Verbs and options are

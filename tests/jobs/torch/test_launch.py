@@ -29,8 +29,11 @@ if __name__ == "__main__":
 def test_the_kernel_has_computed_on_several_threads(tmp_path: Path) -> None:
     program = tmp_path / "kernel.py"
     program.write_text(PROGRAM)
+    # timeout ends the ranks, too, if they hang.
     done = subprocess.run(
-        [sys.executable, str(program)], capture_output=True, text=True, timeout=120
+        ["timeout", "-k", "5", "120", sys.executable, str(program)],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{[(1026.0, 2052.0, 1)] * 2}\n"
