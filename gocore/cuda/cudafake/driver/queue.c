@@ -10,8 +10,8 @@
 
 enum { WORKERS = 4, POLL_US = 100 };
 
-// An operation wakes one worker, which wakes another one if there is more to do. To wake all of them
-// for every operation took half of the time of the tests.
+// An operation wakes one worker, which wakes another one if there is more to do. To wake all of
+// them for every operation took half of the time of the tests.
 static pthread_cond_t runnable = PTHREAD_COND_INITIALIZER;
 static pthread_cond_t ended = PTHREAD_COND_INITIALIZER;
 struct stream *streams;
