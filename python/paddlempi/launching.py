@@ -113,7 +113,7 @@ class _Ranks:
         import multiprocessing  # which few programs need
 
         self._context: Any = multiprocessing.get_context(method)
-        self._forked = method == "fork"
+        self._target = _copied_rank if method == "fork" else _rank
         self._variables = {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(_processes.unused_port()),
@@ -137,8 +137,7 @@ class _Ranks:
                     "LOCAL_WORLD_SIZE": str(number),
                 }
                 process = self._context.Process(
-                    target=_rank,
-                    args=(function, tuple(args), variables, theirs, self._forked),
+                    target=self._target, args=(function, tuple(args), variables, theirs)
                 )
                 process.start()
                 theirs.close()
@@ -196,20 +195,21 @@ def _end(started: Sequence[Any]) -> None:
             process.join()
 
 
-def _rank(
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    variables: dict[str, str],
-    answer: Any,
-    forked: bool,
-) -> None:
-    """Be one rank: the target of its process."""
-    os.environ.update(variables)
+def _copied_rank(*given: Any) -> None:
+    """Be one rank in a copy of the parent."""
     torch = sys.modules.get("torch")
-    if forked and torch is not None:
+    if torch is not None:
         # The threads of OpenMP that the parent has computed on are not in a copy, which would wait
         # for them at its first operation on several threads.
         torch.set_num_threads(1)
+    _rank(*given)
+
+
+def _rank(
+    function: Callable[..., Any], args: tuple[Any, ...], variables: dict[str, str], answer: Any
+) -> None:
+    """Be one rank: the target of its process."""
+    os.environ.update(variables)
     try:
         result = function(*args)
         # A process of multiprocessing may end without the core's handler of exits.

@@ -194,9 +194,6 @@ func (o *office) sendHere(s *sending, p *packet) error {
 	return nil
 }
 
-// Bound implements transport.Bounder. Call it before the first message.
-func (c *Comm) Bound() { c.bounded = true }
-
 // Receive implements transport.Endpoint.
 func (c *Comm) Receive(data unsafe.Pointer, bytes int64, from, tag int32) (*transport.Request, error) {
 	if err := c.check(from, tag, true); err != nil {

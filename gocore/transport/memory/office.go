@@ -28,13 +28,6 @@ import (
 // mostSpare is how many records of receives are kept for the next ones.
 const mostSpare = 64
 
-// mostKept is how many bytes of messages that nobody has received yet a process keeps, beside what the rings hold, and besideKept
-// is what each of them takes beside its bytes.
-const (
-	mostKept   = 64 << 20
-	besideKept = 192
-)
-
 // Codes of requests.
 const (
 	codeTruncated = 1 + iota // the message is longer than the room
@@ -318,25 +311,6 @@ func (o *office) mustLook() bool {
 	return look
 }
 
-// bounds shows to the other ranks whether this process keeps so much that no message of the application may come. Those of this core
-// come all the same, which somebody may wait for.
-func (o *office) bounds() {
-	if o.kept < mostKept && o.fulls == 0 {
-		return
-	}
-	o.fulls = 0
-	for from := range o.in {
-		in, full := &o.in[from], uint32(0)
-		if o.kept >= mostKept && !o.wants(from) {
-			full = 1
-			o.fulls++
-		}
-		if atomic.LoadUint32(in.full) != full {
-			atomic.StoreUint32(in.full, full)
-		}
-	}
-}
-
 // collect reads what has come from a rank.
 func (o *office) collect(from int) {
 	in := &o.in[from]
@@ -354,30 +328,6 @@ func (o *office) collect(from int) {
 			return
 		}
 		in.free() // at once: the sender may wait for it
-	}
-}
-
-// wants tells whether a call of this process waits for what comes from a rank: for a message, the rest of one, or an answer.
-func (o *office) wants(from int) bool {
-	in := &o.in[from]
-	return in.waiting+o.waiting > 0 || in.open.r != nil || len(in.longs) > 0 || len(o.asked) > 0 ||
-		time.Since(in.probed) < probeLasts || time.Since(o.probed) < probeLasts
-}
-
-// probeLasts is how long a probe that has found nothing is taken for one that waits.
-const probeLasts = 50 * time.Millisecond
-
-// probes notes that a probe has found no message from a member, or from any.
-func (o *office) probes(c *Comm, from int32) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.kept < mostKept {
-		return
-	}
-	if from == transport.AnySource {
-		o.probed = time.Now()
-	} else {
-		o.in[c.members[from]].probed = time.Now()
 	}
 }
 

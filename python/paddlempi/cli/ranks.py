@@ -169,8 +169,7 @@ class _Ranks:
 
     def __init__(self, number: int, keep: bool) -> None:
         self._number, self._keep = number, keep
-        self._running: dict[int, Process] = {}
-        self._ranks: dict[int, int] = {}  # by process
+        self._running: dict[int, tuple[int, Process]] = {}  # rank and process, by its number
         self._deaths = Deaths()
         self._ends = False  # the ranks that are left are being ended
         self._pipes: list[tuple[int, int]] = []
@@ -194,11 +193,11 @@ class _Ranks:
             for pipe, to in self._pipes:
                 forwarder.add(pipe, to)
             while self._running:
-                for pid, process in list(self._running.items()):
+                for pid, (rank, process) in list(self._running.items()):
                     status = process.poll()
                     if status is not None:
                         del self._running[pid]
-                        self._ended(pid, status)
+                        self._ended(rank, pid, status)
                 if self._running:
                     forwarder.wait()
             forwarder.close()
@@ -240,21 +239,20 @@ class _Ranks:
             self._pipes += [(stdout, 1), (stderr, 2)]
             readers = (pipe for pipe, _ in self._pipes)
             process = start(Rank(number, own, meeting, to_stdout, to_stderr, (*private, *readers)))
-            self._running[process.pid] = process
-            self._ranks[process.pid] = number
+            self._running[process.pid] = number, process
             os.close(to_stdout)
             os.close(to_stderr)
             if self._told:  # by a signal that came meanwhile
                 self._send(signal.SIGTERM)
                 return
 
-    def _ended(self, pid: int, returned: int) -> None:
+    def _ended(self, rank: int, pid: int, returned: int) -> None:
         status = returned if returned >= 0 else 128 - returned
         if status not in (0, PREEMPTED):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)  # children that it has left
         if returned < 0 and not self._told and not self._ends:
-            line = self._deaths.line(self._ranks[pid], pid, -returned)
+            line = self._deaths.line(rank, pid, -returned)
             with contextlib.suppress(OSError):  # nobody reads it
                 os.write(2, line.encode())
         if status not in (0, PREEMPTED) and self._status in (0, PREEMPTED):

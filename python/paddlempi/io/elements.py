@@ -8,6 +8,7 @@ part by part.
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
@@ -18,7 +19,7 @@ from .. import _buffer
 from .._ops import DTYPE_BY_NAME
 from ..errors import ArgumentError, DtypeError, Error, UnsupportedError
 from ..memory import describer, framework_of
-from ..tensors.kind import CPU, CUDA_HOST, KNOWN_DTYPES, name_of
+from ..tensors.kind import CPU, CUDA_HOST, KNOWN_DTYPES, name_of, without_memory
 from .places import Place, slabs, whole
 
 __all__ = ["STAGED", "Elements", "new", "raw"]
@@ -79,7 +80,8 @@ class Elements:
         self._framework = framework_of(tensor, "")
         self.array: Any = None
         if self._framework == "numpy" or isinstance(tensor, np.generic):
-            if isinstance(tensor, np.ma.MaskedArray):
+            ma = sys.modules.get("numpy.ma")  # np.ma would import it
+            if ma is not None and isinstance(tensor, ma.MaskedArray):
                 raise DtypeError(
                     "a masked array, whose mask cannot be written: give .filled(), or its .data "
                     "and .mask"
@@ -98,10 +100,7 @@ class Elements:
         ends = [(n - 1) * step for n, step in zip(self.shape, place.strides, strict=True)]
         nothing = 0 in self.shape
         if not address and not nothing:
-            raise DtypeError(
-                f"a {name_of(type(tensor))} of shape {self.shape} has no memory: give the tensor "
-                "that it stands for, as of wait() or to_local()"
-            )
+            raise without_memory(tensor)
         low = 0 if nothing else sum(end for end in ends if end < 0)
         high = 0 if nothing else 1 + sum(end for end in ends if end > 0)
         self.where = (

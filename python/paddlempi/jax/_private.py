@@ -309,11 +309,10 @@ _COLLECTIVE = re.compile(
 
 
 def watch_meshes(refuse: Callable[[list[int]], None]) -> None:
-    """Have ``refuse(processes)`` called for programs with collectives of some processes only.
+    """Have ``refuse(processes)`` called for programs whose collectives MPI cannot carry.
 
-    It is called when JAX has compiled a program for the CPUs of more than one process, but not of
-    all, and XLA has put collectives into it. With no processes it is called if they are all, and
-    one has several devices. It raises.
+    It is called when JAX has compiled a program for the CPUs of more than one process, and XLA has
+    put collectives into it: if they are not all processes, or one has several devices. It raises.
     """
     inner = compiler.compile_or_get_cached
 
@@ -324,12 +323,15 @@ def watch_meshes(refuse: Callable[[list[int]], None]) -> None:
         executable = inner(backend, computation, devices, *args, **options)
         if backend.platform == "cpu":
             processes = sorted({device.process_index for device in devices.flat})
-            some = 1 < len(processes) < jax.process_count()
-            several = devices.size > len(processes) > 1
-            if (some or several) and any(
-                _COLLECTIVE.search(module.to_string()) for module in executable.hlo_modules()
+            fits = len(processes) == jax.process_count() == devices.size
+            if (
+                len(processes) > 1
+                and not fits
+                and any(
+                    _COLLECTIVE.search(module.to_string()) for module in executable.hlo_modules()
+                )
             ):
-                refuse(processes if some else [])
+                refuse(processes)
         return executable
 
     compiler.compile_or_get_cached = compile_or_get_cached

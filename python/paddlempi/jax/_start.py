@@ -132,7 +132,7 @@ def _refuse(processes: list[int]) -> None:
     XLA does not tell MPI which they are (capi/trampoline/split.c). If the others come for another
     mesh at the same time, that looks as if they came for this one.
     """
-    if not processes:
+    if len(processes) == group.get_world_size():
         raise UnsupportedError(
             "a program with collectives of several devices of a process: XLA's collectives over "
             "MPI take one device in each process. Start more processes, or use collectives='gloo'"

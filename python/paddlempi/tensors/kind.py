@@ -25,6 +25,7 @@ __all__ = [
     "out_of_range",
     "takes",
     "unlike",
+    "without_memory",
 ]
 
 CPU = 1
@@ -134,4 +135,12 @@ def unlike(given: Any, shape: tuple[int, ...]) -> ArgumentError:
     """Return the error for a shape that cannot be broadcast to another."""
     return ArgumentError(
         f"value for a window: its shape {tuple(given)} cannot be broadcast to {shape}"
+    )
+
+
+def without_memory(tensor: Any) -> DtypeError:
+    """Return the error for a tensor that has elements, and no memory of its own."""
+    return DtypeError(
+        f"a {name_of(type(tensor))} of shape {tuple(tensor.shape)} has no memory: give the tensor "
+        "that it stands for, as of wait() or to_local()"
     )

@@ -22,6 +22,7 @@ from .kind import (
     lossy,
     out_of_range,
     unlike,
+    without_memory,
 )
 
 __all__ = [
@@ -58,10 +59,7 @@ def _describe(tensor: Any) -> Description:
     if on_host:  # also if it is pinned
         address = tensor.data_ptr()
         if not address and tensor.numel():
-            raise DtypeError(
-                f"a torch {type(tensor).__name__} of shape {tuple(tensor.shape)} has no memory: "
-                "give the tensor that it stands for, as of wait() or to_local()"
-            )
+            raise without_memory(tensor)
         return address, code, tensor.shape, strides, CPU, 0, False, 0
     index = _cuda_index(tensor)
     if index is None:

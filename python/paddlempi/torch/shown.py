@@ -319,7 +319,14 @@ def _is_plain(kind: type) -> bool:
 
 def _stand_in(*arguments: Any) -> bool:
     """Whether a tensor has a class with a ``__torch_dispatch__`` of its own."""
-    return not all(_is_plain(tensor.__class__) for tensor in _flat(arguments))
+    for argument in arguments:  # not by _flat: every call comes here
+        kind = argument.__class__
+        if kind is list or kind is tuple:
+            if _stand_in(*argument):
+                return True
+        elif not _plain.get(kind) and isinstance(argument, torch.Tensor) and not _is_plain(kind):
+            return True
+    return False
 
 
 def _is_sparse(argument: Any) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 from contract import MPI, WHEEL
 from fresh_signals import take_signals
+from outside import environment
 from paddlempi.testing import launch
 
 # arguments: rank, number of ranks, the file in which they meet, and what happens
@@ -72,9 +72,7 @@ def job(tmp_path: Path, what: str, size: int = 3) -> tuple[list[int], list[str]]
     """Run the program on `size` ranks. Return statuses and outputs."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    names = ("RANK", "WORLD_SIZE", "MASTER_", "OMPI_", "PMI")
-    env = {k: v for k, v in os.environ.items() if not k.startswith(names)}
-    env |= {"PADDLEMPI_TRANSPORT": "mpi", **found()}
+    env = environment() | {"PADDLEMPI_TRANSPORT": "mpi", **found()}
     words = [str(size), str(tmp_path / "meeting"), what]
     processes = [
         subprocess.Popen(

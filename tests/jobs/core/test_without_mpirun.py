@@ -5,7 +5,6 @@ None of them loads an MPI. They are the same under every MPI that is installed.
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import signal
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from fresh_signals import take_signals
+from outside import environment
 from ports import unused
 
 # arguments: rank, number of ranks, init_method, deadline, and what happens after init
@@ -63,11 +63,6 @@ def program(tmp_path: Path) -> Path:
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)
     return path
-
-
-def environment() -> dict[str, str]:
-    names = ("RANK", "WORLD_SIZE", "MASTER_", "PADDLE_", "TORCHELASTIC", "OMPI_", "PMI")
-    return {k: v for k, v in os.environ.items() if not k.startswith(names)}
 
 
 @contextmanager

@@ -6,7 +6,6 @@ run on a GPU, and ``PADDLEMPI_CUDA_PATHS`` may allow other paths.
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -21,8 +20,11 @@ import pytest
 # The values and layouts of the tests on host memory serve for these tests, too.
 sys.path.append(str(Path(__file__).resolve().parents[1] / "core"))
 from contract import world_size
+from freezing import freeze, thaw
 from kinds import KINDS, Kind
 from paddlempi.testing import World
+
+__all__ = ["freeze", "thaw"]  # fixtures of all tests here
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -60,21 +62,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("kind", names, indirect=True)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _thaw() -> Iterator[None]:
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture(scope="module", autouse=True)
-def _freeze(_thaw: None) -> None:
-    """Free the memory of other modules, and hide from the collector what is there now.
+def _free(freeze: None) -> None:
+    """Free the device memory of other modules.
 
     The fake driver protects all device memory in every launch: what test_long.py has left there
     doubled the time of the modules behind it. A GPU's driver would wait for what others map.
     """
-    gc.collect()
-    gc.freeze()
     if device.is_fake():
         device.empty_cache()
 

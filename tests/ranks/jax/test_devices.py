@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
+
+from outside import environment
 
 PRELUDE = """
 import jax, jax.numpy as jnp, numpy as np
@@ -57,14 +58,12 @@ else:
 
 def run(folder: Path, program: str) -> None:
     """Run a program as the only rank of a job without MPI, with two CPU devices."""
-    job = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "PADDLE_", "OMPI_", "PMI", "PRTE", "PMIX")
-    left = {name: value for name, value in os.environ.items() if not name.startswith(job)}
     path = folder / "program.py"
     path.write_text(program)
     flags = "--xla_force_host_platform_device_count=2"
     done = subprocess.run(
         [sys.executable, "-m", "paddlempi", "run", "-np", "1", str(path)],
-        env={**left, "XLA_FLAGS": flags},
+        env={**environment(), "XLA_FLAGS": flags},
         capture_output=True,
         text=True,
         timeout=120,

@@ -6,14 +6,16 @@ they begin and end default groups themselves.
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 import pytest
+from freezing import freeze, thaw
 from paddlempi.testing import World
+
+__all__ = ["freeze", "thaw"]  # fixtures of all tests here
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -22,19 +24,6 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the tests of ``no_world`` first, because then the shared default group does not exist."""
     items.sort(key=lambda item: "no_world" not in getattr(item, "fixturenames", ()))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _thaw() -> Iterator[None]:
-    yield
-    gc.unfreeze()  # else Triton says at the end of the process what was never freed
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _freeze(_thaw: None) -> None:
-    """Hide from the collector what is there: to look through a framework takes 0.3 s each time."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture

@@ -81,6 +81,7 @@ TORCH = (
     ("reducers", "work", "world"),
     ("store", "issue", "sparse"),
     ("checked", "window"),
+    ("messages",),
     ("process_group",),
     ("mixed",),
     ("activation",),
