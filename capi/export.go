@@ -1,7 +1,7 @@
-// Package main is the C interface of the core, built with -buildmode=c-shared: with the tag
-// pymodule as the Python extension paddlempi._core, without it as libpaddlempi.so. export.go has
-// all Go functions that C calls, and no logic.
-package main
+// Package capi is the C interface of the core. capi/main links it with -buildmode=c-shared: with
+// the tag pymodule as the Python extension paddlempi._core, without it as libpaddlempi.so.
+// export.go has all Go functions that C calls, and no logic.
+package capi
 
 /*
 #cgo CFLAGS: -std=gnu11 -O2 -Wall -fvisibility=hidden
@@ -23,8 +23,6 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
-
-func main() {}
 
 func init() {
 	gocore.SetFinalizeHook(unsafe.Pointer(C.pmpi_guard_finalize))

@@ -1,6 +1,6 @@
 //go:build pymodule
 
-package main
+package capi
 
 // With this tag the package is the Python extension: it compiles the C files of the module, which
 // are empty otherwise.

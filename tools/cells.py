@@ -66,7 +66,8 @@ def make_tree(tree: Path, revision: str) -> None:
     chooser.write_text(text)
     (chooser.parent / "cells.go").write_text(NOTE)
     core = ["go", "build", "-buildmode=c-shared", "-tags", "pymodule,grpcnotrace"]
-    core += ["-o", "python/paddlempi/_core.abi3.so", "./capi"]
+    main = "capi/main" if (tree / "capi" / "main").is_dir() else "capi"  # of older revisions
+    core += ["-o", "python/paddlempi/_core.abi3.so", f"./{main}"]
     subprocess.run(core, cwd=tree, env={**os.environ, "CGO_ENABLED": "1"}, check=True)
     fake = ["gocore/cuda/cudafake/build.sh", "build/libcuda_fake.so"]
     subprocess.run(fake, cwd=tree, check=True)

@@ -39,7 +39,7 @@ def go(*arguments: str) -> str:
 def modules() -> dict[str, Path]:
     """Return the folders of the modules that the core is linked from, by name."""
     found = {}
-    listed = go("list", "-deps", "-f", "{{with .Module}}{{.Path}}\t{{.Main}}{{end}}", "./capi")
+    listed = go("list", "-deps", "-f", "{{with .Module}}{{.Path}}\t{{.Main}}{{end}}", "./capi/main")
     for line in sorted(set(listed.split("\n")) - {""}):
         name, main = line.split("\t")
         if main == "false":

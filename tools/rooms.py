@@ -40,11 +40,12 @@ class Room(NamedTuple):
     @property
     def imported(self) -> list[str]:
         """The folders of the rooms that this room imports."""
-        return [n if n == "gocore" else f"gocore/{n}" for n in self.imports.split()]
+        return [n if n in ("capi", "gocore") else f"gocore/{n}" for n in self.imports.split()]
 
 
 # From the top down: a room imports only rooms that stand further down.
 ROOMS = (
+    Room("capi/main", "what is linked, `capi`", "capi"),
     Room(
         "capi",
         "the C interface (`pmpi.h`), and the extension module for Python; `export.go` has every "

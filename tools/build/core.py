@@ -128,7 +128,7 @@ def _arguments(tools: toolchain.Toolchain, folder: Path, built: Path, pymodule: 
     # These tags replace those of the environment.
     tags = ",".join([*toolchain.TAGS, *(["pymodule"] if pymodule else [])])
     flags = ["-buildmode=c-shared", "-buildvcs=false", *compiling(), "-tags", tags]
-    return ["build", *flags, "-ldflags", " ".join(ldflags), "-o", str(built), "./capi"]
+    return ["build", *flags, "-ldflags", " ".join(ldflags), "-o", str(built), "./capi/main"]
 
 
 def compiling() -> list[str]:

@@ -208,7 +208,7 @@ class Tree:
         """Build the core of the tree as it is. Tell whether it worked."""
         self._built = True
         core = self.go("build", "-buildmode=c-shared", "-tags", TAGS, "-ldflags=-s -w")
-        core += ["-o", str(PACKAGE / CORE[0]), "./capi"]
+        core += ["-o", str(PACKAGE / CORE[0]), "./capi/main"]
         trampoline = [sys.executable, "-c", TRAMPOLINE]
         return not any(run(each, self.folder, BUILD_LIMIT) for each in (core, trampoline))
 

@@ -123,7 +123,7 @@ def build(folder: Path) -> tuple[Path, list[Function]]:
     env = {**os.environ, "CGO_ENABLED": "1", "CGO_CFLAGS": "-g -O2 -finstrument-functions"}
     run(
         *("go", "build", "-buildmode=c-shared", "-tags", "pymodule,grpcnotrace"),
-        *("-ldflags", f"-extldflags '-Wl,--version-script={exported}'", "-o", core, "./capi"),
+        *("-ldflags", f"-extldflags '-Wl,--version-script={exported}'", "-o", core, "./capi/main"),
         cwd=copy,
         env=env,
     )
