@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import paddle
 
 from .. import ps
 from ..errors import DtypeError, UnsupportedError
-from ..ps.distributed import CommonOptimizer, Vector
+from ..ps.distributed import Access, CommonOptimizer, Vector
+from ..ps.layers import RemoteLayer
+from ..ps.stepping import discard_of
 from .parameters import parameters_of
 
-__all__ = ["DistributedOptimizer", "for_servers", "read", "write"]
+__all__ = ["ACCESS", "DistributedOptimizer", "for_servers", "states_of"]
 
 
 class DistributedOptimizer(CommonOptimizer):
     """An optimizer whose step is one step of all trainers.
 
-    ``step`` pushes the gradients of all layers of ``paddlempi.ps`` in one request, averages the
+    ``step`` pushes the gradients of its layers of ``paddlempi.ps`` in one request, averages the
     dense gradients over the trainers, and has the wrapped optimizer update the dense parameters.
-    So all trainers call it equally often. Of several such optimizers in a program, each pushes what
-    all layers have noted. What it does not have is the wrapped optimizer's
-    (``get_lr``, ``set_lr``, ``state_dict``, ``set_state_dict``).
+    So all trainers call it equally often. ``clear_grad`` drops the gradients of its layers. What it
+    does not have is the wrapped optimizer's (``get_lr``, ``set_lr``, ``state_dict``,
+    ``set_state_dict``).
 
     Args:
         optimizer: the optimizer of the dense parameters.
@@ -42,13 +46,17 @@ class DistributedOptimizer(CommonOptimizer):
         placement: with "server", how their blocks of 8192 elements are dealt to the servers:
             "round_robin", in turn over all such optimizers of the program, which all trainers make
             in the same order; or "hash_name", by a hash of the table's name and the block's number.
+        tables: the layers or tables whose rows it pushes. None: all that no other optimizer was
+            given. Several optimizers that share such tables step together, and else raise
+            ArgumentError.
 
     Raises:
         NotInitializedError: before :func:`paddlempi.ps.init`.
         ArgumentError: this rank does not train, ``dense`` or ``placement`` is another word,
-            ``name`` is taken, or ``optimizer`` is a DistributedOptimizer.
+            ``name`` is taken, ``optimizer`` is a DistributedOptimizer, or another one has a table.
         DtypeError: ``optimizer`` is none of Paddle.
-        UnsupportedError: with "server", servers do not have the wrapped optimizer.
+        UnsupportedError: with "server", servers do not have the wrapped optimizer, or it has states
+            from earlier steps.
     """
 
     def __init__(
@@ -59,13 +67,14 @@ class DistributedOptimizer(CommonOptimizer):
         average: bool = True,
         name: str = "dense",
         placement: str = "round_robin",
+        tables: Iterable[RemoteLayer | ps.RemoteTable] | None = None,
     ) -> None:
         if not hasattr(optimizer, "_param_groups"):
             raise DtypeError(
                 f"ps.DistributedOptimizer: a {type(optimizer).__qualname__} is no optimizer of "
                 "Paddle"
             )
-        self._attach(optimizer, dense, average, name, placement)
+        self._attach(optimizer, dense, average, name, placement, tables)
 
     def _all_parameters(self) -> list[Any]:
         return list(parameters_of(self.optim))
@@ -77,8 +86,10 @@ class DistributedOptimizer(CommonOptimizer):
         """Take one step of all trainers. The gradients are there.
 
         Raises:
-            UnsupportedError: a dense parameter has a sparse gradient; with "server", anything but
-                the learning rate has changed.
+            ArgumentError: it is not to be seen whose gradients of rows these are: see ``tables``.
+            UnsupportedError: a dense parameter has a sparse gradient; with "server", a number of
+                the optimizer other than the learning rate has changed, or a parameter or a state
+                was set by something else than the servers.
             RefusedError: in sync mode, another trainer raised such an error; ``ranks`` has it.
             Error: as :func:`paddlempi.ps.push` and :func:`paddlempi.all_reduce_coalesced`.
         """
@@ -90,7 +101,13 @@ class DistributedOptimizer(CommonOptimizer):
         parameters = self._parameters()
         if not sum(math.prod(p.shape) for p in parameters):
             return []
-        return [Vector(name, parameters, optimizer, placement, read, write)]
+        return [Vector(name, parameters, optimizer, placement, ACCESS)]
+
+    def _states(self) -> Iterator[tuple[Any, list[str]]]:
+        for parameter in self._parameters():
+            names = states_of(self.optim, parameter)
+            if names:
+                yield parameter, names
 
     @staticmethod
     def _detached(parameter: Any) -> Any:
@@ -118,22 +135,42 @@ class DistributedOptimizer(CommonOptimizer):
         return None, [(p, p.grad) for p in self._parameters() if p.grad is not None]
 
     def clear_grad(self, set_to_zero: bool = True) -> None:
-        """Drop the gradients: of the dense parameters, and those that layers have noted."""
-        ps.discard()
-        self.optim.clear_grad(set_to_zero)
+        """Drop the gradients: of the dense parameters, and those that its layers have noted."""
+        discard_of(self._owner)
+        if self._all_parameters():  # Paddle's optimizers do not do it without
+            self.optim.clear_grad(set_to_zero)
 
     clear_gradients = clear_grad
 
 
-def read(tensor: Any) -> Any:
-    """Return a parameter or a gradient as an array of float32, [elements]."""
+def _read(tensor: Any) -> Any:
     # NumPy has no bfloat16: Paddle would give the bits.
     return tensor.astype("float32").numpy().reshape(-1)
 
 
-def write(parameter: Any, values: Any) -> None:
-    """Set a parameter to an array of float32, [elements]."""
-    parameter.set_value(paddle.to_tensor(values.reshape(parameter.shape)).astype(parameter.dtype))
+def _as(parameter: Any, values: Any) -> Any:
+    return paddle.to_tensor(values.reshape(parameter.shape)).astype(parameter.dtype)
+
+
+def _write(parameter: Any, values: Any) -> None:
+    parameter.set_value(_as(parameter, values))
+
+
+def _same(parameter: Any, values: Any) -> bool:
+    if parameter.dtype != paddle.float32:
+        values = _read(_as(parameter, values))
+    return np.array_equal(_read(parameter), values, equal_nan=True)
+
+
+ACCESS = Access(_read, _write, _same)
+
+
+def states_of(optimizer: Any, parameter: Any) -> list[str]:
+    """Return the names of the states that an optimizer has of a parameter. At first it has none."""
+    name = parameter.name
+    there = [kind for kind, of in optimizer._accumulators.items() if name in of]
+    loaded = optimizer._accumulators_holder  # until the first step
+    return there or [key for key in loaded if key.startswith(f"{name}_")]
 
 
 def for_servers(optimizer: Any) -> ps.Optimizer:

@@ -13,12 +13,11 @@ from typing import Any, ClassVar
 import numpy as np
 import paddle
 
-from .. import ps
 from ..errors import UnsupportedError
 from ..ps import Optimizer, Plan
 from ..ps.layers import RemoteLayer
 from ..ps.transpiler import SpreadOptimizer, Transpiler
-from .distributed_optimizer import DistributedOptimizer, for_servers, read, write
+from .distributed_optimizer import ACCESS, DistributedOptimizer, for_servers, states_of
 from .embedding import SparseEmbedding
 from .parameters import parameters_of
 
@@ -26,29 +25,11 @@ __all__ = ["PaddleTranspiler", "transpiler"]
 
 
 class _Optimizer(SpreadOptimizer, DistributedOptimizer):
-    _read = staticmethod(read)
-    _write = staticmethod(write)
+    ACCESS = ACCESS
 
     def _with_servers(self) -> Iterator[tuple[Any, Callable[[], Optimizer]]]:
         for parameter in self._parameters():
             yield parameter, partial(for_servers, self.optim)
-
-    def _step_of_all(self) -> None:
-        if self._on_servers:
-            super()._step_of_all()
-            return
-        for layer, rate in self._rates:
-            layer.table.learning_rate = rate()
-        ps.step(average=self._average)  # Paddle's optimizers do not step without parameters
-
-    def clear_grad(self, set_to_zero: bool = True) -> None:
-        """Drop the gradients: of the dense parameters, and those that layers have noted."""
-        if self._on_servers:
-            super().clear_grad(set_to_zero)
-        else:
-            ps.discard()
-
-    clear_gradients = clear_grad
 
 
 class _Plan(Plan):
@@ -57,6 +38,15 @@ class _Plan(Plan):
         for begin, rows in self._rows(layer.table, layer.num_embeddings or 0):
             weight[begin : begin + len(rows)] = rows
         return paddle.to_tensor(weight)
+
+    def _load(self, state: dict[str, Any]) -> None:
+        self.model.set_state_dict(state)
+
+    @staticmethod
+    def _rows_of(value: Any) -> Any:
+        if isinstance(value, paddle.Tensor):
+            value = value.astype("float32").numpy()
+        return np.ascontiguousarray(value, np.float32)
 
 
 class PaddleTranspiler(Transpiler):
@@ -80,8 +70,9 @@ class PaddleTranspiler(Transpiler):
         return children
 
     @staticmethod
-    def _frozen(model: Any) -> list[Any]:
-        return [*(p for p in model.parameters() if p.stop_gradient), *model.buffers()]
+    def _frozen(model: Any) -> list[tuple[str, Any]]:
+        frozen = [(name, p) for name, p in model.named_parameters() if p.stop_gradient]
+        return [*frozen, *model.named_buffers()]
 
     @staticmethod
     def _is_trained(parameter: Any) -> bool:
@@ -102,8 +93,8 @@ class PaddleTranspiler(Transpiler):
         return for_servers(optimizer)
 
     @staticmethod
-    def _rate(optimizer: Any, group: Any) -> float:
-        return float(optimizer.get_lr())
+    def _states_of(optimizer: Any, group: Any, parameter: Any) -> list[str]:
+        return states_of(optimizer, parameter)
 
     @staticmethod
     def _without(optimizer: Any, rows: set[int]) -> None:
@@ -118,6 +109,11 @@ class PaddleTranspiler(Transpiler):
         max_norm = getattr(module, "_max_norm", None)
         Transpiler._check_rows(module.weight, paddle.float32, max_norm, scaled, padding)
         return SparseEmbedding, {"padding_idx": padding}
+
+    @staticmethod
+    def _has_max_norm(module: Any) -> bool:
+        is_embedding = isinstance(module, paddle.nn.Embedding)
+        return is_embedding and getattr(module, "_max_norm", None) is not None
 
     @staticmethod
     def _set_mode(layer: Any, module: Any) -> None:

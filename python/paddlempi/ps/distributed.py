@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any, NoReturn
+from typing import Any, NamedTuple
 
+from .. import _native
 from .._ops import Op
-from ..arguments import refuse
 from ..collectives import all_reduce_coalesced, broadcast
 from ..errors import ArgumentError, DtypeError, Error, UnsupportedError
 from ..group import ProcessGroup
 from ..reduce_op import ReduceOp
 from . import session, stepping
 from .dense import PLACEMENTS, Blocks, pull, spread
+from .layers import RemoteLayer
 from .optimizers import Optimizer
+from .owners import Owner
+from .remote import RemoteTable
 
-__all__ = ["CommonOptimizer", "Vector", "equal"]
+__all__ = ["Access", "CommonOptimizer", "Vector", "equal", "rate_of_now"]
 
 
 def equal(tensors: Iterable[Any]) -> None:
@@ -39,10 +43,20 @@ class CommonOptimizer:
     optim: Any
     _average: bool
     _group: ProcessGroup | None
+    _owner: Owner
+    _served: bool  # whether the dense parameters are on the servers
     _on_servers: list[Vector]
     _places: list[int]  # id() of the parameters that are on the servers
 
-    def _attach(self, optimizer: Any, dense: str, average: bool, name: str, placement: str) -> None:
+    def _attach(
+        self,
+        optimizer: Any,
+        dense: str,
+        average: bool,
+        name: str,
+        placement: str,
+        tables: Iterable[RemoteLayer | RemoteTable] | None,
+    ) -> None:
         """Take the arguments, and make the dense parameters of all trainers the same."""
         if dense not in ("all_reduce", "server", "local"):
             raise ArgumentError(
@@ -62,19 +76,25 @@ class CommonOptimizer:
         self.optim = optimizer
         self._average = average
         self._group = None
+        self._served = dense == "server"
         self._on_servers = []
-        if dense != "local":
-            on_servers = {id(p) for p in self._parameters()} if dense == "server" else set()
-            rest = [p for p in self._all_parameters() if id(p) not in on_servers]  # frozen ones too
-            equal(map(self._detached, rest))
-        if dense == "server":
+        if self._served:
             if name in found.names:
                 raise ArgumentError(
                     f"ps.DistributedOptimizer: name={name!r} is that of an earlier optimizer with "
                     "dense='server', whose parameters and states are on the servers: give this one "
                     "another name, the same on all trainers"
                 )
+            self._check_states()
+        self._owner = Owner(_names_of(tables), rest=tables is None)
+        found.owners.add("ps.DistributedOptimizer", self._owner)
+        if dense != "local":
+            on_servers = {id(p) for p in self._parameters()} if self._served else set()
+            rest = [p for p in self._all_parameters() if id(p) not in on_servers]  # frozen ones too
+            equal(map(self._detached, rest))
+        if self._served:
             self._on_servers = self._vectors(name, placement)
+            self._owner.names.update(vector.blocks.table.name for vector in self._on_servers)
             self._places = [id(parameter) for parameter in self._parameters()]
             found.names.add(name)
             spread([vector.blocks for vector in self._on_servers])
@@ -94,6 +114,13 @@ class CommonOptimizer:
 
     def _vectors(self, name: str, placement: str) -> list[Vector]:
         """Return the vectors of the parameters; the arguments are those of the constructor."""
+        raise NotImplementedError
+
+    def _states(self) -> Iterator[tuple[Any, list[str]]]:
+        """The dense parameters of which the wrapped optimizer has states, and what it calls them.
+
+        Those that it begins with do not count.
+        """
         raise NotImplementedError
 
     @staticmethod
@@ -120,21 +147,31 @@ class CommonOptimizer:
         """Push what was noted, and update the dense parameters.
 
         If this trainer finds a mistake of its own, no trainer makes the step: the others get
-        RefusedError.
+        RefusedError. After any other error no trainer averages dense gradients in this step.
         """
         try:
             self._check()
-            for vector in self._on_servers:
-                vector.note()
-            stepping.step(average=self._average)
-        except (ArgumentError, DtypeError, UnsupportedError) as error:
-            self._refuse(error)
+            self._note()
+            stepping.step_of(self._owner, average=self._average)
+            averaged = self._gradients() if self._group is not None else []
+        except BaseException as error:
+            if isinstance(error, (ArgumentError, DtypeError, UnsupportedError)):
+                stepping.refuse(self._owner)
+            if self._group is not None:  # the others are, or will be, in its all_reduce
+                with contextlib.suppress(Error):
+                    _native.core().refuse(Op.ALL_REDUCE_COALESCED, self._group._id, str(error))
+            raise
         if self._group is not None:
-            self._average_gradients(self._group)
-        if self._on_servers:
+            self._average_gradients(self._group, averaged)
+        if self._served:
             self.refresh()
         else:
             self.optim.step()
+
+    def _note(self) -> None:
+        """Note the gradients of what is on the servers, with the learning rates of this step."""
+        for vector in self._on_servers:
+            vector.note()
 
     def _check(self) -> None:
         """Refuse what this optimizer cannot do, before anything has changed."""
@@ -145,33 +182,65 @@ class CommonOptimizer:
                 "ps.DistributedOptimizer: a dense parameter has a sparse gradient: make its layer "
                 "one of paddlempi.ps (ps.Embedding, ps.SparseEmbedding), or its gradient dense"
             )
-        if self._on_servers and self._places != [id(p) for p in self._parameters()]:
+        if not self._on_servers:
+            return
+        if self._places != [id(p) for p in self._parameters()]:
             raise UnsupportedError(
                 "ps.DistributedOptimizer: with dense='server' the parameters that are trained are "
                 "those of the beginning, and some were frozen or unfrozen since: freeze them "
                 "before it is made, or take dense='all_reduce'"
             )
+        self._check_states()
+        self._check_values()
 
-    def _refuse(self, error: Error) -> NoReturn:
-        """Have the other trainers raise RefusedError instead of waiting for this one, and raise."""
-        stepping.refuse()
-        if session.as_trainer("ps.DistributedOptimizer").mode != "sync" and self._group is not None:
-            refuse(Op.ALL_REDUCE_COALESCED, self._group, error)
-        raise error
+    def _check_states(self) -> None:
+        """Refuse states of the wrapped optimizer: the servers have their own."""
+        for parameter, names in self._states():
+            raise UnsupportedError(
+                f"ps.DistributedOptimizer: the optimizer has {', '.join(names)} of parameter "
+                f"{self._called(parameter)} from earlier steps, which servers cannot take: with "
+                "dense='server' begin with a new optimizer; ps.save and ps.restore keep the "
+                "states that servers have"
+            )
 
-    def _average_gradients(self, group: ProcessGroup) -> None:
-        """Average over the trainers. A parameter that no trainer has used keeps no gradient."""
+    def _check_values(self) -> None:
+        """Refuse parameters that were changed by something else than the servers."""
+        for vector in self._on_servers:
+            changed = vector.changed()
+            if changed is not None:
+                raise UnsupportedError(
+                    f"ps.DistributedOptimizer: parameter {self._called(changed)} was changed since "
+                    "it came from the servers, which have its value (load_state_dict, an operation "
+                    "in place, an average that was swapped in): call publish() of this optimizer "
+                    "on all trainers to set that of the servers (of a plan: set_state_dict), or "
+                    "refresh() to take theirs"
+                )
+
+    def _called(self, parameter: Any) -> str:
+        """What a text calls a dense parameter."""
+        places = {id(p): place for place, p in enumerate(self._parameters())}
+        return f"{places[id(parameter)]}, of shape {tuple(parameter.shape)},"
+
+    def _gradients(self) -> list[tuple[Any, Any]]:
+        """Return the parameters with their gradients, zeros for those without one.
+
+        The first is None, with a tensor of 1 for each parameter that this trainer has used, else 0.
+        """
         parameters = self._parameters()
         flags = self._flags([float(p.grad is not None) for p in parameters], parameters)
-        by_dtype: dict[Any, list[Any]] = {flags.dtype: [flags]}
-        gradients = []
-        for parameter in parameters:
-            here = self._zeros_like(parameter) if parameter.grad is None else parameter.grad
-            gradients.append(here)
-            by_dtype.setdefault(here.dtype, []).append(here)
+        here = [self._zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        return [(None, flags), *zip(parameters, here, strict=True)]
+
+    @staticmethod
+    def _average_gradients(group: ProcessGroup, pairs: list[tuple[Any, Any]]) -> None:
+        """Average over the trainers. A parameter that no trainer has used keeps no gradient."""
+        by_dtype: dict[Any, list[Any]] = {}
+        for _, gradient in pairs:
+            by_dtype.setdefault(gradient.dtype, []).append(gradient)
         for tensors in by_dtype.values():
             all_reduce_coalesced(tensors, ReduceOp.AVG, group)
-        for parameter, gradient, share in zip(parameters, gradients, flags.tolist(), strict=True):
+        (_, flags), *rest = pairs
+        for (parameter, gradient), share in zip(rest, flags.tolist(), strict=True):
             if share and parameter.grad is None:
                 parameter.grad = gradient
 
@@ -180,9 +249,24 @@ class CommonOptimizer:
 
         ``step`` does so. A program does it after ``ps.restore``.
         """
+        for vector in self._on_servers:
+            vector.shown = False
         pull([vector.blocks for vector in self._on_servers])
         for vector in self._on_servers:
             vector.written()
+
+    def publish(self) -> None:
+        """With ``dense="server"``, set the parameters on the servers to this program's of now.
+
+        All trainers call it, with the same model; the values of the first one count. What trainers
+        have pushed before is applied before. States of the servers' optimizer stay.
+        """
+        if self._served:
+            session.barrier("DistributedOptimizer.publish")
+            for vector in self._on_servers:
+                vector.taken()
+            spread([vector.blocks for vector in self._on_servers])
+            self.refresh()
 
     def __getattr__(self, name: str) -> Any:
         if name == "optim":  # not made yet
@@ -193,6 +277,17 @@ class CommonOptimizer:
         return f"DistributedOptimizer({self.optim!r})"
 
 
+class Access(NamedTuple):
+    """How the parameters of a framework are read and written."""
+
+    read: Callable[[Any], Any]
+    """Returns a parameter or a gradient as a NumPy array of float32, [elements]."""
+    write: Callable[[Any, Any], None]
+    """Sets a parameter to a NumPy array of float32, [elements]."""
+    same: Callable[[Any, Any], bool]
+    """Whether a parameter is what ``write`` makes of such an array."""
+
+
 class Vector:
     """Parameters on the servers, one behind the other in one vector.
 
@@ -201,8 +296,10 @@ class Vector:
         parameters: at least one, of at least one element.
         optimizer: returns what the servers do. Later only its learning rate may be another one.
         placement: how its blocks are dealt to servers; see :class:`Blocks`.
-        read: returns a parameter or a gradient as a NumPy array of float32, [elements].
-        write: sets a parameter to a NumPy array of float32, [elements].
+        access: how parameters are read and written.
+
+    Attributes:
+        shown: whether the parameters were set to what ``blocks`` has. Not after a pull that failed.
     """
 
     def __init__(
@@ -211,17 +308,16 @@ class Vector:
         parameters: Sequence[Any],
         optimizer: Callable[[], Optimizer],
         placement: str,
-        read: Callable[[Any], Any],
-        write: Callable[[Any, Any], None],
+        access: Access,
     ) -> None:
-        self._optimizer, self._read, self._write = optimizer, read, write
+        self._optimizer, self._access = optimizer, access
         sizes = [math.prod(parameter.shape) for parameter in parameters]
         ends = list(accumulate(sizes))
         places = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
         self._places = list(zip(parameters, places, strict=True))
         self.blocks = Blocks(name, ends[-1], optimizer(), placement)
-        for parameter, place in self._places:
-            self.blocks.values[place] = read(parameter)
+        self.shown = False
+        self.taken()
 
     def note(self) -> None:
         """Note the gradients for the next step; those of parameters that were not used are 0.
@@ -229,22 +325,61 @@ class Vector:
         Raises:
             UnsupportedError: a number of the optimizer has changed.
         """
-        was, now = self.blocks.table.optimizer, self._optimizer()
-        rate = now.learning_rate
-        if replace(was, learning_rate=rate) != now:
-            raise UnsupportedError(
-                f"ps.DistributedOptimizer: the servers have {was}, and the optimizer is {now} now: "
-                "with dense='server' only the learning rate may change (OneCycleLR and CyclicLR: "
-                "cycle_momentum=False)"
-            )
+        rate = rate_of_now(self.blocks.table.optimizer, self._optimizer())
         for parameter, place in self._places:
             gradient = parameter.grad
-            self.blocks.gradients[place] = 0 if gradient is None else self._read(gradient)
+            self.blocks.gradients[place] = 0 if gradient is None else self._access.read(gradient)
         table, ids, gradients = self.blocks.request()
         table.learning_rate = rate
         stepping.note(table, ids, gradients)
 
+    def changed(self) -> Any:
+        """Return a parameter that was changed since it was set, or None."""
+        if not self.shown:
+            return None
+        values, same = self.blocks.values, self._access.same
+        return next((p for p, place in self._places if not same(p, values[place])), None)
+
+    def taken(self) -> None:
+        """Set what is to be written to the servers to the parameters."""
+        for parameter, place in self._places:
+            self.blocks.values[place] = self._access.read(parameter)
+
     def written(self) -> None:
         """Set the parameters to those that were pulled."""
         for parameter, place in self._places:
-            self._write(parameter, self.blocks.values[place])
+            self._access.write(parameter, self.blocks.values[place])
+        self.shown = True
+
+
+def rate_of_now(was: Optimizer, now: Optimizer) -> float:
+    """Return the learning rate of an optimizer whose other numbers are those of the servers.
+
+    Raises:
+        UnsupportedError: they are not.
+    """
+    if replace(was, learning_rate=now.learning_rate) != now:
+        raise UnsupportedError(
+            f"ps.DistributedOptimizer: the servers have {was}, and the optimizer is {now} now: "
+            "on servers only the learning rate may change (OneCycleLR and CyclicLR: "
+            "cycle_momentum=False)"
+        )
+    return now.learning_rate
+
+
+def _names_of(tables: Iterable[RemoteLayer | RemoteTable] | None) -> set[str]:
+    """Return the names of tables.
+
+    Raises:
+        DtypeError: they are no layers or tables.
+    """
+    found = set()
+    for one in () if tables is None else tables:
+        table = getattr(one, "table", one)
+        if not isinstance(table, RemoteTable):
+            raise DtypeError(
+                f"ps.DistributedOptimizer: tables has {one!r:.100}, which is no layer of ps and no "
+                "RemoteTable"
+            )
+        found.add(table.name)
+    return found

@@ -94,19 +94,32 @@ class RemoteLayer:
         make: Any = cls  # the class of a front, which takes these arguments
         layer = make(*shape, name=name, **arguments)
         layer.frozen = freeze
-        found = session.as_trainer(what)
-        if found.rank == found.trainers[0]:
-            detached = embeddings.detach() if hasattr(embeddings, "detach") else embeddings
-            each = max(1, _PIECE // max(1, shape[1]))
-            for begin in range(0, shape[0], each):
-                end = min(begin + each, shape[0])
-                ids = memory.empty(end - begin, "int64")
-                ids[:] = range(begin, end)
-                rows = detached[begin:end]
-                rows = rows.cpu() if hasattr(rows, "cpu") else rows
-                layer.table.write(ids, rows.contiguous() if hasattr(rows, "contiguous") else rows)
+        layer.set_rows(embeddings)
         session.barrier(f"from_pretrained {name}"[:255])
         return layer
+
+    def set_rows(self, embeddings: Any) -> None:
+        """Have the first trainer write rows to the servers: that of id i is ``embeddings[i]``.
+
+        All trainers call it, and then wait in a barrier.
+
+        Args:
+            embeddings: as for :meth:`from_pretrained`.
+        """
+        found = session.as_trainer(type(self).__name__)
+        self._ahead.clear()  # prefetches of the rows of before
+        if found.rank != found.trainers[0]:
+            return
+        detached = embeddings.detach() if hasattr(embeddings, "detach") else embeddings
+        count, dim = embeddings.shape
+        each = max(1, _PIECE // max(1, dim))
+        for begin in range(0, count, each):
+            end = min(begin + each, count)
+            ids = memory.empty(end - begin, "int64")
+            ids[:] = range(begin, end)
+            rows = detached[begin:end]
+            rows = rows.cpu() if hasattr(rows, "cpu") else rows
+            self.table.write(ids, rows.contiguous() if hasattr(rows, "contiguous") else rows)
 
     @staticmethod
     def _flat(ids: Any) -> Any:

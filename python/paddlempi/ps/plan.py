@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -20,6 +20,7 @@ from ..errors import ArgumentError, DtypeError
 from ..group import DEFAULT_TIMEOUT
 from . import session
 from .dense import BLOCK, PLACEMENTS
+from .distributed import equal
 from .layers import RemoteLayer
 from .optimizers import Optimizer
 from .remote import RemoteTable
@@ -91,14 +92,19 @@ class Plan:
             that was given.
         parameters: where each parameter is, in the order of the model.
         layers: the layers that stand for embeddings, by the names of the embeddings' weights.
+        places: the names of the layers' weights in a state dict, each with the name in ``layers``:
+            a module that is at two places has two names.
         order: the names of the single-machine model's state dict.
+        frozen: returns the names of what each trainer has by itself, with tensors to write to.
     """
 
     model: Any
     optimizer: Any
     parameters: list[Placed]
     layers: Mapping[str, RemoteLayer]
+    places: Mapping[str, str]
     order: list[str]
+    frozen: Callable[[], list[tuple[str, Any]]]
 
     def trainer_program(self) -> list[str]:
         """The operations of a trainer's step, one in each line, with the design's names."""
@@ -138,14 +144,82 @@ class Plan:
     def state_dict(self) -> dict[str, Any]:
         """Return the state dict of the single-machine model: names, shapes and values of now.
 
-        The rows of embeddings are pulled from the servers, all of them: they must fit in the memory
+        Parameters are those on the servers, after all that this trainer has pushed; the model gets
+        them too. The rows of embeddings are pulled, all of them: they must fit in the memory
         of this trainer, who may call it alone. For models that do not, see
         :func:`paddlempi.ps.export`.
+
+        Raises:
+            UnsupportedError: a parameter of the model was changed by something else than the
+                servers: :meth:`set_state_dict` has them take it.
+            Error: as :func:`paddlempi.ps.flush` and :meth:`paddlempi.ps.RemoteTable.pull`.
         """
+        for optimizer in self._optimizers():
+            optimizer._check_values()
+        session.flush()
+        for optimizer in self._optimizers():
+            optimizer.refresh()
         state = dict(self.model.state_dict())
-        for name, layer in self.layers.items():
-            state[name] = self._tensor_of_rows(layer)
+        rows = {name: self._tensor_of_rows(layer) for name, layer in self.layers.items()}
+        state |= {place: rows[name] for place, name in self.places.items()}
         return {name: state[name] for name in self.order if name in state}
+
+    def set_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Set parameters and buffers: on the servers, and on all trainers.
+
+        All trainers call it. The values are those of the first one, and the names are the same on
+        all. What trainers have pushed before is applied before. The states of the optimizer stay.
+
+        Args:
+            state: tensors of the framework, or arrays of NumPy, by the names of
+                :meth:`state_dict`, or of some of them.
+
+        Raises:
+            ArgumentError: a name or a shape is not that of the model, or the row of a padding is
+                not of zeros.
+            Error: as :meth:`paddlempi.ps.RemoteTable.write`.
+        """
+        there = self.model.state_dict()
+        shapes = {name: tuple(one.shape) for name, one in there.items() if hasattr(one, "shape")}
+        for place, name in self.places.items():
+            layer = self.layers[name]
+            shapes[place] = (layer.num_embeddings or 0, layer.embedding_dim)
+        for name, value in state.items():
+            if name not in self.order:
+                raise ArgumentError(f"plan.set_state_dict: the model has no {name!r}")
+            shape = tuple(getattr(value, "shape", ()))
+            if name in shapes and shape != shapes[name]:
+                raise ArgumentError(
+                    f"plan.set_state_dict: {name!r} has the shape {shape}; that of the model has "
+                    f"{shapes[name]}"
+                )
+        rows = {self.places[n]: self._rows_of(value) for n, value in state.items() if n in self.places}
+        for name, given in rows.items():
+            padding = self.layers[name].padding_idx
+            if padding is not None and bool((given[padding] != 0).any()):
+                raise ArgumentError(
+                    f"plan.set_state_dict: {name!r}: the row of its padding {padding} is not of "
+                    "zeros"
+                )
+        session.barrier("plan.set_state_dict")
+        for name, given in rows.items():
+            self.layers[name].set_rows(given)
+        self._load({name: value for name, value in state.items() if name not in self.places})
+        for optimizer in self._optimizers():
+            optimizer.publish()
+        equal(tensor for _, tensor in self.frozen())
+
+    def _optimizers(self) -> list[Any]:
+        return self.optimizer if isinstance(self.optimizer, list) else [self.optimizer]
+
+    def _load(self, state: dict[str, Any]) -> None:
+        """Set what the model has itself to values by their names."""
+        raise NotImplementedError
+
+    @staticmethod
+    def _rows_of(value: Any) -> Any:
+        """Return the weight of an embedding as a tensor of float32 in host memory."""
+        raise NotImplementedError
 
     def _tensor_of_rows(self, layer: RemoteLayer) -> Any:
         """Return the weight of an embedding, as a new tensor of the framework."""

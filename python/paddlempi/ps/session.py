@@ -36,6 +36,7 @@ from ..group_arguments import to_seconds
 from . import functions
 from .agreement import Mode, agree, files
 from .config import rate_of
+from .owners import Owners
 from .role_map import RolesArgument, deals, serves, trains
 from .sender import Sender
 
@@ -70,6 +71,7 @@ class Session:
         dealt: dense parameters that are dealt to the servers in turn, by the names of their tables:
             how many blocks were dealt before theirs.
         names: those of the optimizers whose dense parameters are on the servers.
+        owners: which optimizer pushes what layers have noted.
         restores: how often ``ps.restore`` has been called.
         sender: the queue of this trainer's pushes in mode "half_async"; else None.
         geo_step: that of mode "geo"; else None.
@@ -85,6 +87,7 @@ class Session:
         self.empty: tuple[int, int] | None = None
         self.dealt: dict[str, int] = {}
         self.names: set[str] = set()
+        self.owners = Owners()
         self.restores = 0
         self.sender: Sender | None = None
         self.geo_step: int | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -11,9 +12,10 @@ from .. import _native, memory
 from ..errors import DtypeError, Error
 from . import remote, session
 from .config import checked_ids
+from .owners import Owner
 from .remote import RemoteTable
 
-__all__ = ["discard", "note", "refuse", "step"]
+__all__ = ["discard", "discard_of", "note", "refuse", "step", "step_of"]
 
 
 class _Noted:
@@ -24,11 +26,24 @@ class _Noted:
         # the lock.
         self.lock = threading.RLock()
         self.of: dict[str, tuple[RemoteTable, list[tuple[Any, Any]]]] = {}
+        self.count = 0
+        self.latest: dict[str, int] = {}  # the number of the latest note of each table
 
-    def take(self) -> list[tuple[RemoteTable, list[tuple[Any, Any]]]]:
+    def add(self, table: RemoteTable, ids: Any, gradients: Any) -> None:
         with self.lock:
-            taken, self.of = self.of, {}
-        return [taken[name] for name in sorted(taken)]
+            self.of.setdefault(table.name, (table, []))[1].append((ids, gradients))
+            self.count += 1
+            self.latest[table.name] = self.count
+
+    def take(
+        self, which: Callable[[Mapping[str, int]], Iterable[str]] = list
+    ) -> list[tuple[RemoteTable, list[tuple[Any, Any]]]]:
+        """Return what was noted of the tables that ``which`` says, or of all; forget it."""
+        with self.lock:
+            names = sorted(which(self.latest))
+            for name in names:
+                del self.latest[name]
+            return [self.of.pop(name) for name in names]
 
 
 _noted = _Noted()
@@ -48,22 +63,36 @@ def note(table: RemoteTable, ids: Any, gradients: Any) -> None:
     if not isinstance(table, RemoteTable):
         raise DtypeError(f"ps.note: table={table!r:.100} is no RemoteTable")
     checked_ids("ps.note", ids)
-    with _noted.lock:
-        _noted.of.setdefault(table.name, (table, []))[1].append((ids, gradients))
+    _noted.add(table, ids, gradients)
 
 
 def discard() -> None:
-    """Drop what was noted since the last step. An optimizer's ``zero_grad`` does this."""
+    """Drop what was noted since the last step, of all tables.
+
+    An optimizer's ``zero_grad`` does so with its own tables.
+    """
     _noted.take()
+    if session.is_begun():
+        session.current("ps.discard").owners.agree()
 
 
-def refuse() -> None:
-    """Drop what was noted, for a trainer whose step is a mistake of its own.
+def discard_of(owner: Owner) -> None:
+    """Drop what was noted of the tables of an optimizer."""
+    if session.is_begun():
+        owners = session.as_trainer("ps.discard").owners
+        _noted.take(lambda noted: owners.to_drop(owner, noted))
+    else:
+        discard()
+
+
+def refuse(owner: Owner) -> None:
+    """Drop what an optimizer would push, for a trainer whose step is a mistake of its own.
 
     In sync mode the other trainers raise RefusedError instead of waiting for it.
     """
-    discard()
-    if session.as_trainer("ps.step").mode == "sync":
+    found = session.as_trainer("ps.step")
+    _noted.take(lambda noted: found.owners.to_forget(owner, noted))
+    if found.mode == "sync":
         with contextlib.suppress(Error):  # it always ends with one
             _native.control("ps_refuse")
 
@@ -85,11 +114,30 @@ def step(*, average: bool = True) -> None:
         Error: as :func:`paddlempi.ps.push`.
     """
     found = session.as_trainer("ps.step")
+    found.owners.agree()
+    _push(found, _noted.take(), average)
+
+
+def step_of(owner: Owner, *, average: bool) -> None:
+    """Push the gradients that were noted of the tables of an optimizer, as :func:`step` does.
+
+    Raises:
+        ArgumentError: also if it is not to be seen whose tables they are.
+        Error: as :func:`step`.
+    """
+    found = session.as_trainer("ps.step")
+    taken = _noted.take(lambda noted: found.owners.to_push(owner, noted, _noted.count))
+    _push(found, taken, average)
+
+
+def _push(
+    found: session.Session, taken: list[tuple[RemoteTable, list[tuple[Any, Any]]]], average: bool
+) -> None:
     parts = 1.0
     if average and found.mode == "sync":
         parts = float(len(found.trainers))
     requests = []
-    for table, notes in _noted.take():
+    for table, notes in taken:
         ids, gradients = notes[0] if len(notes) == 1 else _joined(notes)
         requests.append((table, ids, gradients if parts == 1.0 else gradients / parts))
     remote.push(requests)

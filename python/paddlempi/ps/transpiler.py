@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from ..errors import ArgumentError, DtypeError, UnsupportedError
-from .distributed import CommonOptimizer, Vector, equal
+from .distributed import Access, CommonOptimizer, Vector, equal, rate_of_now
 from .layers import RemoteLayer
 from .optimizers import Optimizer
 from .plan import Placed, Plan
@@ -31,9 +31,11 @@ class SpreadOptimizer(CommonOptimizer):
         prefix: what the names of tables begin with.
         placement: how blocks are dealt.
         names: the parameters' names, by id().
-        rates: the layers of the whole plan, each with a function that returns its learning rate of
-            now: the step of any optimizer pushes what all layers have noted.
+        rows: the layers of its embeddings, each with a function that returns what servers do now.
+        rest: whether it also pushes what layers have noted that are none of the plan.
     """
+
+    ACCESS: ClassVar[Access]
 
     def __init__(
         self,
@@ -43,27 +45,24 @@ class SpreadOptimizer(CommonOptimizer):
         prefix: str,
         placement: str,
         names: Mapping[int, str],
-        rates: list[tuple[RemoteLayer, Callable[[], float]]],
+        rows: list[tuple[RemoteLayer, Callable[[], Optimizer]]],
+        rest: bool,
     ) -> None:
-        self._names, self._prefix, self._rates = names, prefix, rates
+        self._names, self._prefix, self._rows = names, prefix, rows
         super().__init__(  # type: ignore[call-arg]  # that of the front's DistributedOptimizer
-            optimizer, dense="server", average=average, name=own_name, placement=placement
+            optimizer,
+            dense="server",
+            average=average,
+            name=own_name,
+            placement=placement,
+            tables=[layer for layer, _ in rows],
         )
+        self._owner.rest = rest
 
     # What the framework knows
 
     def _with_servers(self) -> Iterator[tuple[Any, Callable[[], Optimizer]]]:
         """The parameters that are trained and have elements, each with what servers do now."""
-        raise NotImplementedError
-
-    @staticmethod
-    def _read(tensor: Any) -> Any:
-        """Return a parameter or a gradient as an array of float32, [elements]."""
-        raise NotImplementedError
-
-    @staticmethod
-    def _write(parameter: Any, values: Any) -> None:
-        """Set a parameter to an array of float32, [elements]."""
         raise NotImplementedError
 
     def _vectors(self, name: str, placement: str) -> list[Vector]:
@@ -73,8 +72,7 @@ class SpreadOptimizer(CommonOptimizer):
                 [parameter],
                 does,
                 placement,
-                self._read,
-                self._write,
+                self.ACCESS,
             )
             for parameter, does in self._with_servers()
         ]
@@ -92,10 +90,13 @@ class SpreadOptimizer(CommonOptimizer):
                 blocks.first,
             )
 
-    def _step_of_all(self) -> None:
-        for layer, rate in self._rates:
-            layer.table.learning_rate = rate()
-        super()._step_of_all()
+    def _note(self) -> None:
+        for layer, does in self._rows:
+            layer.table.learning_rate = rate_of_now(layer.table.optimizer, does())
+        super()._note()
+
+    def _called(self, parameter: Any) -> str:
+        return repr(self._names[id(parameter)])
 
 
 class Transpiler:
@@ -135,6 +136,13 @@ class Transpiler:
             for path, module in self._modules(model)
             if self._is_sparse(module) and self._is_trained(module.weight)
         }
+        # All names of these weights in a state dict: a module may be at several places.
+        first = {id(module): name for name, module in self._tables.items()}
+        self._places = {
+            f"{path}.weight" if path else "weight": first[id(module)]
+            for path, module in self._everywhere(model, "")
+            if id(module) in first
+        }
         self._check()
 
     # What the framework knows
@@ -154,8 +162,12 @@ class Transpiler:
         raise NotImplementedError
 
     @staticmethod
-    def _frozen(model: Any) -> list[Any]:
-        """The parameters that are not trained, and the buffers, as tensors to write to."""
+    def _frozen(model: Any) -> list[tuple[str, Any]]:
+        """The parameters that are not trained, and the buffers, as tensors to write to.
+
+        Raises:
+            UnsupportedError: one cannot be sent to other trainers.
+        """
         raise NotImplementedError
 
     @staticmethod
@@ -182,8 +194,8 @@ class Transpiler:
         raise NotImplementedError
 
     @staticmethod
-    def _rate(optimizer: Any, group: Any) -> float:
-        """The learning rate of a group, now."""
+    def _states_of(optimizer: Any, group: Any, parameter: Any) -> list[str]:
+        """What an optimizer calls the states that it has of a parameter, and not from the start."""
         raise NotImplementedError
 
     @staticmethod
@@ -198,6 +210,11 @@ class Transpiler:
         Raises:
             UnsupportedError: the embedding wants what a table does not have.
         """
+        raise NotImplementedError
+
+    @staticmethod
+    def _has_max_norm(module: Any) -> bool:
+        """Whether a module is an embedding whose forward changes its rows."""
         raise NotImplementedError
 
     @staticmethod
@@ -230,18 +247,26 @@ class Transpiler:
         pairs: Iterable[tuple[str, Any]] = self._model.named_parameters()
         return pairs
 
+    def _everywhere(self, module: Any, path: str) -> Iterator[tuple[str, Any]]:
+        """A module and those in it with their paths, each as often as it is there."""
+        yield path, module
+        for name, child in self._children(module).items():
+            if child is not None:
+                yield from self._everywhere(child, f"{path}.{name}" if path else name)
+
     # Before ranks talk to each other
 
-    def _owners(self) -> dict[int, tuple[Any, Any]]:
-        """Return the optimizer and the group of each trained parameter, by id().
+    def _owners(self) -> dict[int, tuple[Any, int]]:
+        """Return the optimizer and the number of the group of each trained parameter, by id().
 
         Raises:
             ArgumentError: a parameter has none, or two; or one is not the model's.
         """
-        found: dict[int, tuple[Any, Any]] = {}
+        found: dict[int, tuple[Any, int]] = {}
         by: dict[int, int] = {}
         for number, one in enumerate(self._optimizers):
-            own = [(group, p) for group, parameters in self._groups_of(one) for p in parameters]
+            groups = enumerate(self._groups_of(one))
+            own = [(group, p) for group, (_, parameters) in groups for p in parameters]
             for place, (group, parameter) in enumerate(own):
                 if not self._is_trained(parameter):
                     continue
@@ -280,8 +305,34 @@ class Transpiler:
                         f"ps.transpile: embedding {name!r}: its rows are a parameter of {path!r} "
                         "too: they are tied"
                     )
-        for parameter, (one, group) in self._groups.items():
-            self._for_servers(one, group, rows=parameter in rows)
+        for path, module in self._modules(self._model):
+            if self._has_max_norm(module) and self._is_trained(module.weight):
+                raise UnsupportedError(
+                    f"ps.transpile: embedding {path or 'weight'!r}: its max_norm changes rows in "
+                    "forward, and not on the servers: take a norm of the rows it returns"
+                )
+        for name, parameter in self._named_parameters():
+            if not self._is_trained(parameter):
+                continue
+            one, number = self._groups[id(parameter)]
+            self._now(one, number, rows=id(parameter) in rows)
+            states = self._states_of(one, self._group(one, number), parameter)
+            if states:
+                raise UnsupportedError(
+                    f"ps.transpile: the optimizer has {', '.join(states)} of parameter {name!r} "
+                    "from earlier steps, which servers cannot take: transpile before the first "
+                    "step, or make a new optimizer, which begins anew"
+                )
+        self._frozen(self._model)
+
+    @classmethod
+    def _now(cls, optimizer: Any, number: int, *, rows: bool) -> Optimizer:
+        """Return what servers do for a group now. Loading a state puts others in their places."""
+        return cls._for_servers(optimizer, cls._group(optimizer, number), rows=rows)
+
+    @classmethod
+    def _group(cls, optimizer: Any, number: int) -> Any:
+        return list(cls._groups_of(optimizer))[number][0]
 
     # With all other trainers
 
@@ -289,19 +340,27 @@ class Transpiler:
         """Make the plan. The arguments are those of :func:`paddlempi.ps.transpile`."""
         plan = self.PLAN()
         plan.order = list(self._model.state_dict())
-        layers, rates = self._make_layers(prefix)
+        layers = self._make_layers(prefix)
         rows = {id(module.weight) for module in self._tables.values()}
         for one in self._optimizers:
             self._without(one, rows)
         plan.model = self._put_in({id(self._tables[name]): layer for name, layer in layers.items()})
-        plan.layers = layers
-        equal(self._frozen(plan.model))
-        made = [
-            self.OPTIMIZER(
-                one, average, f"{prefix}.{number}", prefix, placement, self._names, rates
+        plan.layers, plan.places = layers, self._places
+        plan.frozen = partial(self._frozen, plan.model)
+        equal(tensor for _, tensor in plan.frozen())
+        made = []
+        for number, one in enumerate(self._optimizers):
+            mine: list[tuple[RemoteLayer, Callable[[], Optimizer]]] = []
+            for name, layer in layers.items():
+                owner, group = self._groups[id(self._tables[name].weight)]
+                if owner is one:
+                    mine.append((layer, partial(self._now, one, group, rows=True)))
+            own_name, first = f"{prefix}.{number}", number == 0
+            made.append(
+                self.OPTIMIZER(
+                    one, average, own_name, prefix, placement, self._names, mine, first
+                )
             )
-            for number, one in enumerate(self._optimizers)
-        ]
         plan.optimizer = made if self._listed else made[0]
         where = {name: Placed(name, shape) for name, shape in self._shapes.items()}
         for name, layer in layers.items():
@@ -311,25 +370,20 @@ class Transpiler:
         plan.parameters = list(where.values())
         return plan
 
-    def _make_layers(
-        self, prefix: str
-    ) -> tuple[dict[str, RemoteLayer], list[tuple[RemoteLayer, Callable[[], float]]]]:
+    def _make_layers(self, prefix: str) -> dict[str, RemoteLayer]:
         layers: dict[str, RemoteLayer] = {}
-        rates: list[tuple[RemoteLayer, Callable[[], float]]] = []
         for name, module in self._tables.items():
-            one, group = self._groups[id(module.weight)]
             kind, arguments = self._layer(module)
             layer = kind.from_pretrained(
                 module.weight,
                 freeze=False,
                 name=f"{prefix}.{name}",
-                optimizer=self._for_servers(one, group, rows=True),
+                optimizer=self._now(*self._groups[id(module.weight)], rows=True),
                 **arguments,
             )
             self._set_mode(layer, module)
             layers[name] = layer
-            rates.append((layer, partial(self._rate, one, group)))
-        return layers, rates
+        return layers
 
     def _put_in(self, layers: Mapping[int, RemoteLayer]) -> Any:
         """Put layers into the places of their embeddings, by id(); return the model."""

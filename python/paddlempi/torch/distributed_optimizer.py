@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 
-from .. import ps
+from .. import memory, ps
 from ..errors import DtypeError, UnsupportedError
-from ..ps.distributed import CommonOptimizer, Vector
+from ..ps.distributed import Access, CommonOptimizer, Vector
+from ..ps.layers import RemoteLayer
+from ..ps.stepping import discard_of
 
-__all__ = ["DistributedOptimizer", "for_servers", "read", "write"]
+__all__ = ["ACCESS", "DistributedOptimizer", "distinct", "for_group", "for_servers", "states_of"]
 
 
 class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ignore[misc]
     """An optimizer whose step is one step of all trainers.
 
-    ``step`` pushes the gradients of all layers of ``paddlempi.ps`` in one request, averages the
+    ``step`` pushes the gradients of its layers of ``paddlempi.ps`` in one request, averages the
     dense gradients over the trainers, and has the wrapped optimizer update the dense parameters.
-    So all trainers call it equally often. Of several such optimizers in a program, each pushes what
-    all layers have noted.
+    So all trainers call it equally often. ``zero_grad`` drops the gradients of its layers.
 
     Args:
         optimizer: the optimizer of the dense parameters. An optimizer that calls its closure
@@ -41,13 +42,17 @@ class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ign
         placement: with "server", how their blocks of 8192 elements are dealt to the servers:
             "round_robin", in turn over all such optimizers of the program, which all trainers make
             in the same order; or "hash_name", by a hash of the table's name and the block's number.
+        tables: the layers or tables whose rows it pushes. None: all that no other optimizer was
+            given. Several optimizers that share such tables step together, and else raise
+            ArgumentError.
 
     Raises:
         NotInitializedError: before :func:`paddlempi.ps.init`.
         ArgumentError: this rank does not train, ``dense`` or ``placement`` is another word,
-            ``name`` is taken, or ``optimizer`` is a DistributedOptimizer.
+            ``name`` is taken, ``optimizer`` is a DistributedOptimizer, or another one has a table.
         DtypeError: ``optimizer`` is none of torch.
-        UnsupportedError: ``optimizer`` is LBFGS; with "server", servers do not have it.
+        UnsupportedError: ``optimizer`` is LBFGS; with "server", servers do not have it, or it has
+            states from earlier steps.
     """
 
     def __init__(
@@ -58,6 +63,7 @@ class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ign
         average: bool = True,
         name: str = "dense",
         placement: str = "round_robin",
+        tables: Iterable[RemoteLayer | ps.RemoteTable] | None = None,
     ) -> None:
         if not hasattr(optimizer, "param_groups"):
             raise DtypeError(
@@ -67,7 +73,8 @@ class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ign
         if isinstance(optimizer, torch.optim.LBFGS):
             raise UnsupportedError("ps.DistributedOptimizer: LBFGS calls its closure several times")
         # Not the constructor of Optimizer: the parameters, states and hooks are the wrapped one's.
-        self._attach(optimizer, dense, average, name, placement)
+        self._loaded: Any = None  # the states that were looked at
+        self._attach(optimizer, dense, average, name, placement, tables)
 
     @property
     def param_groups(self) -> Any:
@@ -103,18 +110,27 @@ class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ign
             Vector(
                 f"{name}.{number}",
                 _trained(group),
-                partial(for_servers, self.optim, group),
+                partial(for_group, self.optim, number),
                 placement,
-                read,
-                write,
+                ACCESS,
             )
             for number, group in enumerate(self.param_groups)
             if sum(p.numel() for p in _trained(group))
         ]
 
+    def _states(self) -> Iterator[tuple[torch.Tensor, list[str]]]:
+        if self.state is self._loaded:  # loading puts another one in its place
+            return
+        for group in self.param_groups:
+            for parameter in _trained(group):
+                names = states_of(self.state.get(parameter, {}), group)
+                if names:
+                    yield parameter, names
+        self._loaded = self.state
+
     @staticmethod
     def _detached(parameter: torch.Tensor) -> torch.Tensor:
-        return parameter.detach()
+        return distinct(parameter)
 
     @staticmethod
     def _is_sparse(gradient: torch.Tensor) -> bool:
@@ -139,8 +155,10 @@ class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ign
             What the closure returned.
 
         Raises:
-            UnsupportedError: a dense parameter has a sparse gradient; with "server", anything but
-                the learning rate has changed.
+            ArgumentError: it is not to be seen whose gradients of rows these are: see ``tables``.
+            UnsupportedError: a dense parameter has a sparse gradient; with "server", a number of
+                the optimizer other than the learning rate has changed, or a parameter or a state
+                was set by something else than the servers.
             RefusedError: in sync mode, another trainer raised such an error; ``ranks`` has it.
             Error: as :func:`paddlempi.ps.push` and :func:`paddlempi.all_reduce_coalesced`.
         """
@@ -152,8 +170,8 @@ class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ign
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients: of the dense parameters, and those that layers have noted."""
-        ps.discard()
+        """Drop the gradients: of the dense parameters, and those that its layers have noted."""
+        discard_of(self._owner)
         self.optim.zero_grad(set_to_none)
 
     def state_dict(self) -> Any:
@@ -161,7 +179,21 @@ class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ign
         return self.optim.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what :meth:`state_dict` returned."""
+        """Load what :meth:`state_dict` returned.
+
+        Raises:
+            UnsupportedError: with ``dense="server"``, it has states: those are on the servers.
+        """
+        if self._served:
+            groups = [(group, p) for group in self.param_groups for p in group["params"]]
+            for place, (group, parameter) in enumerate(groups):
+                names = states_of(state_dict.get("state", {}).get(place, {}), group)
+                if names and parameter.requires_grad:
+                    raise UnsupportedError(
+                        f"DistributedOptimizer: the state dict has {', '.join(names)} of parameter "
+                        f"{place}: with dense='server' servers have the states, which ps.restore "
+                        "brings back: load its param_groups alone, with state={}"
+                    )
         self.optim.load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -170,7 +202,7 @@ class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ign
         Raises:
             UnsupportedError: with ``dense="server"``.
         """
-        if self._on_servers:
+        if self._served:
             raise UnsupportedError("DistributedOptimizer: with dense='server' groups cannot grow")
         self.optim.add_param_group(param_group)
 
@@ -187,7 +219,7 @@ class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ign
         return self._hooked().register_step_post_hook(hook)
 
     def _hooked(self) -> Any:
-        if self._on_servers:
+        if self._served:
             raise UnsupportedError("DistributedOptimizer: with dense='server' no hook is called")
         return self.optim
 
@@ -199,19 +231,75 @@ def _trained(group: dict[str, Any]) -> list[torch.Tensor]:
     return [p for p in group["params"] if p.requires_grad]
 
 
-def read(tensor: torch.Tensor) -> Any:
-    """Return a parameter or a gradient as an array of float32, [elements]."""
+def _read(tensor: torch.Tensor) -> Any:
     return tensor.detach().reshape(-1).to("cpu", torch.float32).numpy()
 
 
-def write(parameter: torch.Tensor, values: Any) -> None:
-    """Set a parameter to an array of float32, [elements]."""
+def _write(parameter: torch.Tensor, values: Any) -> None:
     with torch.no_grad():
         parameter.copy_(torch.from_numpy(values).view_as(parameter))
 
 
+def _same(parameter: torch.Tensor, values: Any) -> bool:
+    here = parameter.detach().cpu()
+    there = torch.from_numpy(values).view_as(here).to(here.dtype)
+    # Seldom is one not a number, which equals nothing.
+    return torch.equal(here, there) or torch.allclose(here, there, 0, 0, equal_nan=True)
+
+
+ACCESS = Access(_read, _write, _same)
+
+
+def distinct(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the elements of a tensor that may be set: of an expanded one, each once.
+
+    Raises:
+        UnsupportedError: they share memory in another way, or cannot be sent.
+    """
+    found = tensor.detach()
+    if found.layout is torch.strided:
+        for dim, stride in enumerate(found.stride()):
+            if stride == 0 and found.shape[dim] > 1:
+                found = found.narrow(dim, 0, 1)
+    try:
+        memory.describer("torch").KINDS[torch.Tensor].describe(found)
+    except DtypeError as error:
+        raise UnsupportedError(str(error)) from None
+    end = 0  # of what the dimensions before take
+    dims = sorted((stride, size) for stride, size in zip(found.stride(), found.shape, strict=True) if size > 1)
+    for stride, size in dims if found.numel() else ():
+        if stride <= end:
+            raise UnsupportedError(
+                f"a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()}, whose "
+                "elements share memory: give the model a copy of it (contiguous())"
+            )
+        end += stride * (size - 1)
+    return found
+
+
+def states_of(state: Mapping[str, Any], group: Mapping[str, Any]) -> list[str]:
+    """Return the names of an optimizer's states of a parameter, but those that it begins with."""
+    first = {"sum": group.get("initial_accumulator_value", 0)}
+    return [
+        name
+        for name, value in state.items()
+        if value is not None and _differs(value, first.get(name, 0))
+    ]
+
+
+def _differs(value: Any, first: float) -> bool:
+    if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
+        return True
+    return bool((value != first).any()) if isinstance(value, torch.Tensor) else value != first
+
+
 _PLAIN = {"dampening": 0, "maximize": False, "amsgrad": False, "lr_decay": 0}
 """Numbers of torch's optimizers that servers know with these values only."""
+
+
+def for_group(optimizer: Any, number: int) -> ps.Optimizer:
+    """Return what servers have for a group of now: loading a state puts others in their places."""
+    return for_servers(optimizer, optimizer.param_groups[number])
 
 
 def for_servers(optimizer: Any, group: dict[str, Any]) -> ps.Optimizer:

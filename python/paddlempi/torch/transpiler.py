@@ -13,21 +13,27 @@ from ..errors import UnsupportedError
 from ..ps import Optimizer, Plan
 from ..ps.layers import RemoteLayer
 from ..ps.transpiler import SpreadOptimizer, Transpiler
-from .distributed_optimizer import DistributedOptimizer, for_servers, read, write
+from .distributed_optimizer import (
+    ACCESS,
+    DistributedOptimizer,
+    distinct,
+    for_group,
+    for_servers,
+    states_of,
+)
 from .embedding import Embedding, EmbeddingBag
 
 __all__ = ["TorchTranspiler", "transpiler"]
 
 
 class _Optimizer(SpreadOptimizer, DistributedOptimizer):
-    _read = staticmethod(read)
-    _write = staticmethod(write)
+    ACCESS = ACCESS
 
     def _with_servers(self) -> Iterator[tuple[torch.Tensor, Callable[[], Optimizer]]]:
-        for group in self.param_groups:
+        for number, group in enumerate(self.param_groups):
             for parameter in group["params"]:
                 if parameter.requires_grad and parameter.numel():
-                    yield parameter, partial(for_servers, self.optim, group)
+                    yield parameter, partial(for_group, self.optim, number)
 
     def _step_of_all(self) -> None:
         super()._step_of_all()
@@ -40,6 +46,17 @@ class _Plan(Plan):
         for begin, rows in self._rows(layer.table, layer.num_embeddings or 0):
             weight[begin : begin + len(rows)] = torch.as_tensor(rows)
         return weight
+
+    def _load(self, state: dict[str, Any]) -> None:
+        tensors = {
+            name: torch.as_tensor(value) if hasattr(value, "__array__") else value
+            for name, value in state.items()
+        }
+        self.model.load_state_dict(tensors, strict=False)
+
+    @staticmethod
+    def _rows_of(value: Any) -> torch.Tensor:
+        return torch.as_tensor(value).detach().to("cpu", torch.float32)
 
 
 class TorchTranspiler(Transpiler):
@@ -63,9 +80,17 @@ class TorchTranspiler(Transpiler):
         return children
 
     @staticmethod
-    def _frozen(model: Any) -> list[Any]:
-        frozen = [p.detach() for p in model.parameters() if not p.requires_grad]
-        return [*frozen, *(b for b in model.buffers() if b.numel())]
+    def _frozen(model: Any) -> list[tuple[str, Any]]:
+        frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
+        found = []
+        for name, tensor in [*frozen, *model.named_buffers()]:
+            try:
+                whole = distinct(tensor)
+            except UnsupportedError as error:
+                raise UnsupportedError(f"ps.transpile: {name!r}: {error}") from None
+            if whole.numel():
+                found.append((name, whole))
+        return found
 
     @staticmethod
     def _is_trained(parameter: Any) -> bool:
@@ -85,12 +110,15 @@ class TorchTranspiler(Transpiler):
         return _rows_for_servers(optimizer, group) if rows else for_servers(optimizer, group)
 
     @staticmethod
-    def _rate(optimizer: Any, group: Any) -> float:
-        return float(group["lr"])
+    def _states_of(optimizer: Any, group: Any, parameter: Any) -> list[str]:
+        return states_of(optimizer.state.get(parameter, {}), group)
 
     @staticmethod
     def _without(optimizer: Any, rows: set[int]) -> None:
         for group in optimizer.param_groups:  # the same dicts: schedules have them
+            for parameter in group["params"]:
+                if id(parameter) in rows:  # else state_dict() finds a state of no parameter
+                    optimizer.state.pop(parameter, None)
             group["params"] = [p for p in group["params"] if id(p) not in rows]
 
     @staticmethod
@@ -101,6 +129,11 @@ class TorchTranspiler(Transpiler):
             return Embedding, {"padding_idx": padding}
         more = {"mode": module.mode, "include_last_offset": module.include_last_offset}
         return EmbeddingBag, {"padding_idx": padding, **more}
+
+    @staticmethod
+    def _has_max_norm(module: Any) -> bool:
+        kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+        return isinstance(module, kinds) and module.max_norm is not None
 
     @staticmethod
     def _set_mode(layer: Any, module: Any) -> None:

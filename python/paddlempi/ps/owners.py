@@ -1,0 +1,128 @@
+"""Which optimizer pushes what layers have noted.
+
+A table belongs to the optimizer that was given it. The others belong to the optimizer that was
+given none. Several of these share them, and whichever steps first pushes all: that is right only if
+they step together. So they must: after a step of one, all others step before more is noted, and
+what was noted is dropped when all of them drop it. Else nobody can tell whose step it is.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterable, Mapping
+
+from ..errors import ArgumentError
+
+__all__ = ["Owner", "Owners"]
+
+
+class Owner:
+    """The tables of an optimizer.
+
+    Attributes:
+        names: those of its own tables.
+        rest: whether it also has the tables that belong to nobody.
+    """
+
+    def __init__(self, names: Iterable[str], rest: bool) -> None:
+        self.names = set(names)
+        self.rest = rest
+
+
+class Owners:
+    """The optimizers of a program. One that nobody has any more is forgotten.
+
+    Methods take what was noted: the tables' names, with the number of the latest note of each.
+    """
+
+    def __init__(self) -> None:
+        self._all: weakref.WeakSet[Owner] = weakref.WeakSet()
+        # Of the optimizers that share: who has stepped since all had, and up to which note; and who
+        # wants to drop what is noted.
+        self._stepped: weakref.WeakSet[Owner] = weakref.WeakSet()
+        self._dropped: weakref.WeakSet[Owner] = weakref.WeakSet()
+        self._until = 0
+
+    def add(self, what: str, owner: Owner) -> None:
+        """Take an optimizer.
+
+        Raises:
+            ArgumentError: another one has one of its tables.
+        """
+        if any(owner.names & one.names for one in self._all):
+            gc.collect()  # an optimizer that nobody has may be in a cycle with its schedule
+        for one in self._all:
+            both = sorted(owner.names & one.names)
+            if both:
+                raise ArgumentError(
+                    f"{what}: tables={both} are those of another optimizer: a table has one"
+                )
+        self._all.add(owner)
+
+    def agree(self) -> None:
+        """Forget what optimizers have done with tables they share: nothing is noted any more."""
+        self._stepped.clear()
+        self._dropped.clear()
+
+    def to_push(self, owner: Owner, noted: Mapping[str, int], until: int) -> set[str]:
+        """Return the tables that a step of an optimizer pushes.
+
+        Args:
+            until: the number of the latest note of all.
+
+        Raises:
+            ArgumentError: nobody has a table, or several do that do not step together.
+        """
+        mine, rest = self._of(owner, noted)
+        if rest and owner.rest and self._apart(rest, noted):
+            gc.collect()
+            if self._apart(rest, noted):
+                self.agree()
+                raise ArgumentError(
+                    f"ps.DistributedOptimizer: the gradients of table {min(rest)!r} may belong to "
+                    f"any of {len(self._sharing())} optimizers that do not step together: say "
+                    "which tables each has: DistributedOptimizer(..., tables=[layer, ...])"
+                )
+        if rest and not self._sharing():
+            raise ArgumentError(
+                f"ps.DistributedOptimizer: table {min(rest)!r} has gradients and no optimizer: "
+                "name it in tables= of one, or make one without tables="
+            )
+        if owner.rest:
+            self._until = self._until if self._stepped else until
+            self._stepped.add(owner)
+            self._dropped.clear()
+            if self._stepped >= self._sharing():
+                self._stepped.clear()
+        return mine | rest if owner.rest else mine
+
+    def to_drop(self, owner: Owner, noted: Mapping[str, int]) -> set[str]:
+        """Return the tables whose gradients an optimizer drops."""
+        mine, rest = self._of(owner, noted)
+        if rest and owner.rest:
+            self._dropped.add(owner)
+            if self._dropped >= self._sharing():
+                self._dropped.clear()
+                return mine | rest
+        return mine
+
+    def to_forget(self, owner: Owner, noted: Mapping[str, int]) -> set[str]:
+        """Return the tables whose gradients are lost with a step that an optimizer cannot make."""
+        mine, rest = self._of(owner, noted)
+        return mine | rest if owner.rest else mine
+
+    def _of(self, owner: Owner, noted: Mapping[str, int]) -> tuple[set[str], set[str]]:
+        """Return an optimizer's own tables of those that were noted, and those of nobody."""
+        owned = {name for one in self._all for name in one.names}
+        return owner.names & set(noted), set(noted) - owned
+
+    def _sharing(self) -> set[Owner]:
+        return {one for one in self._all if one.rest}
+
+    def _apart(self, rest: set[str], noted: Mapping[str, int]) -> bool:
+        """Whether the optimizers that share tables have done different things with them."""
+        if len(self._sharing()) < 2:
+            return False
+        later = any(noted[name] > self._until for name in rest)
+        return bool(self._dropped) or (bool(self._stepped) and later)
