@@ -85,13 +85,17 @@ def discard_of(owner: Owner) -> None:
         discard()
 
 
-def refuse(owner: Owner) -> None:
-    """Drop what an optimizer would push, for a trainer whose step is a mistake of its own.
+def refuse(owner: Owner | None = None) -> None:
+    """Drop what an optimizer would push, or all, for a trainer whose step is its own mistake.
 
     In sync mode the other trainers raise RefusedError instead of waiting for it.
     """
     found = session.as_trainer("ps.step")
-    _noted.take(lambda noted: found.owners.to_forget(owner, noted))
+    if owner is None:
+        discard()
+    else:
+        mine = owner
+        _noted.take(lambda noted: found.owners.to_forget(mine, noted))
     if found.mode == "sync":
         with contextlib.suppress(Error):  # it always ends with one
             _native.control("ps_refuse")

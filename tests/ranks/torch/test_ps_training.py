@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from paddlempi import errors, ps
+from paddlempi.ps import stepping
 from ps_roles import BOTH, ONE_SERVER, begin, layouts
 
 __all__ = ["begin"]
@@ -144,6 +145,40 @@ def test_a_mistake_of_one_trainer(
     rows(torch.tensor([3])).sum().backward()
     optimizer.step()
     assert (rows(ids)[3] == before[1][3] - 1).all() and (rows(ids)[2] == before[1][2]).all()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize(
+    "kind", [errors.OutOfMemoryError, errors.TimeoutError, KeyboardInterrupt]
+)
+def test_a_push_that_fails_at_one_trainer(
+    begin: Callable[..., bool], rank: int, mode: str, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No trainer averages dense gradients in that step, so that later they average the same."""
+    if not begin(BOTH, mode=mode):
+        return
+    weight = torch.nn.Parameter(torch.zeros(2))
+    optimizer = ps.DistributedOptimizer(torch.optim.SGD([weight], 1.0))
+    rows = ps.Embedding(4, 2, name="rows", optimizer=ps.SGD(1.0))
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        ((weight + rows(torch.tensor([0]))) * 10**number).sum().backward()
+        optimizer.step()
+
+    def fails(requests: Any) -> None:
+        pushed(requests)  # so that no trainer waits for it
+        raise kind("in a push")
+
+    step(0)
+    pushed = stepping.remote.push
+    with monkeypatch.context() as replaced:
+        if rank == 0:
+            replaced.setattr(stepping.remote, "push", fails)
+        with pytest.raises(kind if rank == 0 else errors.RefusedError):
+            step(1)
+    step(2)
+    assert weight.tolist() == [-101, -101]
 
 
 def test_optimizers_that_begin_later(begin: Callable[..., bool], rank: int, roles: str) -> None:
