@@ -16,6 +16,7 @@ from ..ps.distributed import Access, CommonOptimizer, Vector
 from ..ps.layers import RemoteLayer
 from ..ps.stepping import discard_of
 from .parameters import parameters_of
+from .private import check_object
 
 __all__ = ["ACCESS", "DistributedOptimizer", "for_servers", "states_of"]
 
@@ -167,10 +168,9 @@ ACCESS = Access(_read, _write, _same)
 
 def states_of(optimizer: Any, parameter: Any) -> list[str]:
     """Return the names of the states that an optimizer has of a parameter. At first it has none."""
-    name = parameter.name
-    there = [kind for kind, of in optimizer._accumulators.items() if name in of]
-    loaded = optimizer._accumulators_holder  # until the first step
-    return there or [key for key in loaded if key.startswith(f"{name}_")]
+    check_object(optimizer, ("_accumulators", "_accumulators_holder"))
+    there = [kind for kind, of in optimizer._accumulators.items() if parameter.name in of]
+    return there or list(optimizer._accumulators_holder)  # loaded, until the first step
 
 
 def for_servers(optimizer: Any) -> ps.Optimizer:

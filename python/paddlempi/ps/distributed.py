@@ -320,12 +320,16 @@ class Vector:
         self.taken()
 
     def note(self) -> None:
-        """Note the gradients for the next step; those of parameters that were not used are 0.
+        """Note the gradients for the next step. Without any there is no step of this vector.
+
+        If some parameters of it were not used, their gradients are 0.
 
         Raises:
             UnsupportedError: a number of the optimizer has changed.
         """
         rate = rate_of_now(self.blocks.table.optimizer, self._optimizer())
+        if all(parameter.grad is None for parameter, _ in self._places):
+            return
         for parameter, place in self._places:
             gradient = parameter.grad
             self.blocks.gradients[place] = 0 if gradient is None else self._access.read(gradient)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -224,6 +224,64 @@ def test_sgd_has_the_bits_of_one_process(rank: int) -> None:
     with pytest.raises(errors.ArgumentError, match="called before"):
         other = torch.nn.Linear(2, 2)
         ps.transpile(other, torch.optim.SGD(other.parameters(), 0.1), ONE_SERVER)
+
+
+def against(model: Any, a: Any, b: Any, ranks: Iterable[int]) -> None:
+    """Two that are trained in turn, one of them more often. A loss has gradients of both."""
+    for step in range(6):
+        for one, other in ((a, b), (b, a)) if step % 3 == 0 else ((b, a),):
+            a.zero_grad()
+            b.zero_grad()
+            for rank in ranks:
+                ids = torch.tensor([rank, 2, step % 4])
+                pair = model["a"](ids), model["b"](ids + 1)
+                torch.tanh((pair[0] * pair[1]) if one is a else (pair[0] - pair[1])).sum().backward()
+            other.zero_grad()
+            one.step()
+
+
+@pytest.mark.parametrize("mode", ["sync", "half_async"])
+def test_values_are_set_between_steps_of_several_optimizers(
+    rank: int, size: int, mode: str
+) -> None:
+    torch.manual_seed(3)
+    of = torch.nn
+    alone = of.ModuleDict(
+        {name: of.Sequential(of.Embedding(6, 3, sparse=True), of.Linear(3, 1)) for name in "ab"}
+    )
+    model = copy.deepcopy(alone)
+
+    def optimizers(one: Any) -> list[Any]:
+        rates = {"lr": 0.1, "initial_accumulator_value": 0.1}
+        return [
+            torch.optim.Adagrad(one["a"].parameters(), **rates),
+            torch.optim.SGD(one["b"].parameters(), 0.1),
+        ]
+
+    theirs = optimizers(alone)
+    roles = BOTH if mode == "sync" else ONE_TRAINER
+    try:
+        plan = ps.transpile(model, optimizers(model), roles, average=False, mode=mode, merge=1)
+    except SystemExit as ended:
+        assert ended.code == 0
+        return
+    mine = [ps.trainers().index(rank)]
+    for _ in range(2):
+        if mode == "sync":  # else rows are older ones
+            against(plan.model, *plan.optimizer, mine)
+            against(alone, *theirs, range(len(ps.trainers())))
+        state = {name: value.clone() for name, value in plan.state_dict().items()}
+        for name, value in alone.state_dict().items():
+            torch.testing.assert_close(state[name], value, **CLOSE, msg=name)
+        changed = {name: value * 1.5 for name, value in state.items()}
+        plan.set_state_dict(changed if rank == ps.trainers()[0] else state)
+        alone.load_state_dict(changed)
+        with torch.no_grad():
+            for one in (plan.model, alone):
+                one["a"][1].weight.mul_(0.5)
+        plan.optimizer[0].publish()
+    ps.barrier()
+    ps.shutdown()
 
 
 def refused(model: Any, optimizer: Any, kind: type[BaseException], text: str) -> None:

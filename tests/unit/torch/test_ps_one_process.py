@@ -258,6 +258,20 @@ def test_optimizers_that_share_tables_step_together(ps_core: PsCore) -> None:
         a.step()
 
 
+@pytest.mark.parametrize("kind", [Adam, partial(SGD, momentum=0.9, weight_decay=0.1)])
+def test_a_parameter_that_a_step_does_not_use_stays(ps_core: PsCore, kind: Any) -> None:
+    torch.manual_seed(2)
+    alone = torch.nn.ModuleList([torch.nn.Linear(2, 1) for _ in range(2)])
+    model = copy.deepcopy(alone)
+    plan = ps.transpile(model, kind(model.parameters(), lr=0.1))
+    for one, optimizer in ((alone, kind(alone.parameters(), lr=0.1)), (model, plan.optimizer)):
+        for used in (0, 1, 0, 0, 1):
+            optimizer.zero_grad()
+            one[used](torch.ones(2)).square().sum().backward()
+            optimizer.step()
+    equal(plan.state_dict(), alone.state_dict())
+
+
 CHANGES: dict[str, Callable[[Any], Any]] = {
     "load": lambda model: model.load_state_dict(
         {name: value + 1 for name, value in model.state_dict().items()}
