@@ -15,12 +15,13 @@ import paddle
 from paddle.base.framework import Program
 
 from .. import ps
-from ..errors import ArgumentError, DtypeError, NotInitializedError
+from ..errors import ArgumentError, DtypeError, NotInitializedError, UnsupportedError
 from ..ps import Placed, Plan, RemoteTable
 from ..ps.dense import Blocks, pull, spread
 from ..ps.distributed import equal
 from ..ps.role_map import RolesArgument
-from ..ps.session import as_trainer, is_begun
+from ..ps.session import as_trainer, barrier, flush, is_begun
+from ..ps.stepping import refuse
 from .static_operators import (
     FORWARD,
     OPTIMIZE,
@@ -85,16 +86,22 @@ class StaticPlan(Plan):
     def state_dict(self) -> dict[str, Any]:
         """Return the parameters of the single-machine program, and what it keeps between steps.
 
-        ``set_state_dict`` of that program takes it, for example to save it. The rows of tables are
-        pulled from the servers, all of them: they must fit in the memory of this trainer, who may
-        call it alone. Dense parameters are those of the last step.
+        ``set_state_dict`` of that program takes it, for example to save it. Parameters are those on
+        the servers, after all that this trainer has pushed; the scope gets the dense ones. The rows
+        of tables are pulled, all of them: they must fit in the memory of this trainer, who may
+        call it alone.
 
         Returns:
             NumPy arrays by name.
 
         Raises:
             NotInitializedError: the startup program has not run in this scope.
+            UnsupportedError: a dense parameter was changed by something else than the servers.
+            Error: as :func:`paddlempi.ps.flush` and :meth:`paddlempi.ps.RemoteTable.pull`.
         """
+        self.optimizer.check()
+        flush()
+        self.optimizer.refresh()
         state = {}
         for name in self.order:
             if name in self.tables:
@@ -127,6 +134,7 @@ class StaticPlan(Plan):
                     f"plan.set_state_dict: {name!r} of shape {array.shape} is none of the program, "
                     "or of another shape"
                 )
+        barrier("plan.set_state_dict")  # what was pushed before is applied before
         for name in [name for name in self._frozen if name in values]:
             set_array(_tensor(name), values[name].reshape(-1))
         self.optimizer.begin(values)
@@ -144,6 +152,7 @@ class _OnServers:
 
     def __init__(self, dense: Mapping[str, Blocks], tables: Mapping[str, RemoteTable]) -> None:
         self._dense, self._tables = dense, tables
+        self._shown = False  # whether the executor's tensors were set to what was pulled last
 
     def begin(self, values: Mapping[str, Any]) -> None:
         """Set parameters to values of the first trainer. All call it, with the same names.
@@ -173,9 +182,31 @@ class _OnServers:
 
     def receive(self, tensors: Sequence[Any]) -> None:
         """Set the dense parameters, as tensors of the executor, to those on the servers."""
+        self._shown = False
         pull(list(self._dense.values()))
         for tensor, vector in zip(tensors, self._dense.values(), strict=True):
             set_array(tensor, vector.values[: math.prod(tensor.shape())])
+        self._shown = True
+
+    def check(self, tensors: Sequence[Any] | None = None) -> None:
+        """Refuse dense parameters that something else than the servers has changed.
+
+        Args:
+            tensors: they, as tensors of the executor. None: those of the current scope.
+
+        Raises:
+            UnsupportedError: one has another value than the servers.
+        """
+        if tensors is None:
+            tensors = [_tensor(name) for name in self._dense]
+        for tensor, (name, vector) in zip(tensors, self._dense.items(), strict=True):
+            here = array_of(tensor)
+            if self._shown and not np.array_equal(here, vector.values[: here.size], equal_nan=True):
+                raise UnsupportedError(
+                    f"parameter {name!r} was changed since it came from the servers, which have "
+                    "its value: call plan.set_state_dict() on all trainers to set that of the "
+                    "servers, or plan.optimizer.refresh() to take theirs"
+                )
 
     def refresh(self) -> None:
         """Set the dense parameters to those on the servers, such as after ``ps.restore``.
@@ -304,7 +335,13 @@ def _rewrite_main(
     ]
 
     def push(*tensors: Any) -> Sequence[Any]:
-        given = iter([array_of(tensor) for tensor in tensors[len(groups) :]])
+        end = len(tensors) - len(dense)
+        try:
+            servers.check(tensors[end:])
+        except UnsupportedError:
+            refuse()
+            raise
+        given = iter([array_of(tensor) for tensor in tensors[len(groups) : end]])
         now = [float(next(given)[0]) for _ in rates]
         for table, number in rated:
             table.learning_rate = now[number]
@@ -324,7 +361,7 @@ def _rewrite_main(
     def insert(at: int) -> None:
         # Rows without a gradient are pulled before the step, too.
         reads = [group[0].rows for group in groups] + rates + gradients
-        reads += [name for one in sparse for name in (one.ids, one.rows)]
+        reads += [name for one in sparse for name in (one.ids, one.rows)] + list(dense)
         variables = [block.var(name) for name in reads]
         shown = [*dense, *tables]
         token = append(block, "mpi_send", push, variables, [], OPTIMIZE, shown, at)

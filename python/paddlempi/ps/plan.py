@@ -193,7 +193,9 @@ class Plan:
                     f"plan.set_state_dict: {name!r} has the shape {shape}; that of the model has "
                     f"{shapes[name]}"
                 )
-        rows = {self.places[n]: self._rows_of(value) for n, value in state.items() if n in self.places}
+        rows = {
+            self.places[n]: self._rows_of(value) for n, value in state.items() if n in self.places
+        }
         for name, given in rows.items():
             padding = self.layers[name].padding_idx
             if padding is not None and bool((given[padding] != 0).any()):

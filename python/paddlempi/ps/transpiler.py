@@ -357,9 +357,7 @@ class Transpiler:
                     mine.append((layer, partial(self._now, one, group, rows=True)))
             own_name, first = f"{prefix}.{number}", number == 0
             made.append(
-                self.OPTIMIZER(
-                    one, average, own_name, prefix, placement, self._names, mine, first
-                )
+                self.OPTIMIZER(one, average, own_name, prefix, placement, self._names, mine, first)
             )
         plan.optimizer = made if self._listed else made[0]
         where = {name: Placed(name, shape) for name, shape in self._shapes.items()}

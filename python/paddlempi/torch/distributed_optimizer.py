@@ -266,7 +266,9 @@ def distinct(tensor: torch.Tensor) -> torch.Tensor:
     except DtypeError as error:
         raise UnsupportedError(str(error)) from None
     end = 0  # of what the dimensions before take
-    dims = sorted((stride, size) for stride, size in zip(found.stride(), found.shape, strict=True) if size > 1)
+    dims = sorted(
+        (stride, size) for stride, size in zip(found.stride(), found.shape, strict=True) if size > 1
+    )
     for stride, size in dims if found.numel() else ():
         if stride <= end:
             raise UnsupportedError(
@@ -288,9 +290,9 @@ def states_of(state: Mapping[str, Any], group: Mapping[str, Any]) -> list[str]:
 
 
 def _differs(value: Any, first: float) -> bool:
-    if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
-        return True
-    return bool((value != first).any()) if isinstance(value, torch.Tensor) else value != first
+    if not isinstance(value, torch.Tensor):
+        return bool(value != first)
+    return value.layout is not torch.strided or bool((value != first).any())
 
 
 _PLAIN = {"dampening": 0, "maximize": False, "amsgrad": False, "lr_decay": 0}

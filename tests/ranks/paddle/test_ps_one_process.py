@@ -149,16 +149,49 @@ def test_states_of_earlier_steps_are_not_dropped(loaded: bool, sparse: bool) -> 
     if loaded:
         given = paddle.optimizer.Adagrad(0.1, parameters=model.parameters())
         given.set_state_dict(state)
-    with pytest.raises(errors.UnsupportedError, match="moment.* of parameter"):
+    with pytest.raises(errors.UnsupportedError, match=r"moment.* of parameter"):
         ps.transpile(model, given, BOTH)
     plan = ps.transpile(model, fresh, BOTH)
     fresh.set_state_dict(state)
-    with pytest.raises(errors.UnsupportedError, match="moment.* of parameter"):
+    with pytest.raises(errors.UnsupportedError, match=r"moment.* of parameter"):
         plan.optimizer.step()
 
 
 @pytest.mark.parametrize("sparse", [False, True])
 def test_rows_that_forward_changes(sparse: bool) -> None:
     model = paddle.nn.Sequential(paddle.nn.Embedding(ROWS, DIM, max_norm=1.0, sparse=sparse))
-    with pytest.raises(errors.UnsupportedError, match="'0.*max_norm"):
+    with pytest.raises(errors.UnsupportedError, match=r"'0.*max_norm"):
         ps.transpile(model, paddle.optimizer.SGD(0.1, parameters=model.parameters()), BOTH)
+
+
+def test_what_is_set_in_a_static_program_is_not_undone(rank: int) -> None:
+    with paddle.pir_utils.OldIrGuard(), paddle.static.scope_guard(paddle.static.Scope()):
+        main, startup = paddle.static.Program(), paddle.static.Program()
+        with paddle.static.program_guard(main, startup):
+            x = paddle.static.data("x", [None, 2], "float32")
+            loss = paddle.mean(paddle.static.nn.fc(x, 1, weight_attr=paddle.ParamAttr(name="up")))
+            paddle.optimizer.SGD(0.5).minimize(loss)
+        plan = ps.transpile(main, startup, BOTH)
+        executor = paddle.static.Executor()
+        executor.run(startup)
+        ones = np.ones((1, 2), np.float32)
+
+        def step() -> None:
+            executor.run(main, feed={"x": ones})
+
+        step()
+        up = paddle.static.global_scope().find_var("up").get_tensor()
+        for change in (
+            lambda: up.set(3 * np.ones((2, 1), np.float32), paddle.CPUPlace()),
+            lambda: main.set_state_dict({"up": 3 * np.ones((2, 1), np.float32)}),
+        ):
+            change()
+            for call in (step, plan.state_dict):
+                with pytest.raises(errors.UnsupportedError, match=r"'up' was changed"):
+                    call()
+            assert (np.array(up) == 3).all()
+            plan.optimizer.refresh()
+            assert (np.array(up) != 3).all()
+        plan.set_state_dict({"up": 3 * np.ones((2, 1))})
+        step()
+        assert (plan.state_dict()["up"] == 2.5).all()

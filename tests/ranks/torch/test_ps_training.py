@@ -148,9 +148,7 @@ def test_a_mistake_of_one_trainer(
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize(
-    "kind", [errors.OutOfMemoryError, errors.TimeoutError, KeyboardInterrupt]
-)
+@pytest.mark.parametrize("kind", [errors.OutOfMemoryError, errors.TimeoutError, KeyboardInterrupt])
 def test_a_push_that_fails_at_one_trainer(
     begin: Callable[..., bool], rank: int, mode: str, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -235,7 +235,9 @@ def against(model: Any, a: Any, b: Any, ranks: Iterable[int]) -> None:
             for rank in ranks:
                 ids = torch.tensor([rank, 2, step % 4])
                 pair = model["a"](ids), model["b"](ids + 1)
-                torch.tanh((pair[0] * pair[1]) if one is a else (pair[0] - pair[1])).sum().backward()
+                torch.tanh(
+                    (pair[0] * pair[1]) if one is a else (pair[0] - pair[1])
+                ).sum().backward()
             other.zero_grad()
             one.step()
 
