@@ -292,7 +292,7 @@ def states_of(state: Mapping[str, Any], group: Mapping[str, Any]) -> list[str]:
 def _differs(value: Any, first: float) -> bool:
     if not isinstance(value, torch.Tensor):
         return bool(value != first)
-    return value.layout is not torch.strided or bool((value != first).any())
+    return bool(value.layout is not torch.strided or (value != first).any())
 
 
 _PLAIN = {"dampening": 0, "maximize": False, "amsgrad": False, "lr_decay": 0}
