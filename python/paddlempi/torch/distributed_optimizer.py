@@ -244,7 +244,8 @@ def _same(parameter: torch.Tensor, values: Any) -> bool:
     here = parameter.detach().cpu()
     there = torch.from_numpy(values).view_as(here).to(here.dtype)
     # Seldom is one not a number, which equals nothing.
-    return torch.equal(here, there) or torch.allclose(here, there, 0, 0, equal_nan=True)
+    same = torch.equal(here, there) or torch.allclose(here, there, 0, 0, equal_nan=True)
+    return bool(same)
 
 
 ACCESS = Access(_read, _write, _same)
