@@ -126,7 +126,7 @@ def __getattr__(name: str) -> _Any:
 def DistributedOptimizer(optimizer: _Any, **settings: _Any) -> _Any:
     """Wrap an optimizer of torch or Paddle, so that its step is one of all trainers.
 
-    Its ``step`` also pushes the gradients of all layers of this package. See
+    Its ``step`` also pushes the gradients of its layers of this package. See
     ``paddlempi.torch.distributed_optimizer.DistributedOptimizer`` and
     ``paddlempi.paddle.distributed_optimizer.DistributedOptimizer``, one of which this returns.
 

@@ -226,6 +226,28 @@ def test_sgd_has_the_bits_of_one_process(rank: int) -> None:
         ps.transpile(other, torch.optim.SGD(other.parameters(), 0.1), ONE_SERVER)
 
 
+def test_buffers_are_those_of_the_first_trainer(rank: int) -> None:
+    """Also expanded ones, and those in another order of memory."""
+    made = torch.full((3,), rank + 1.0)
+    buffers = {
+        "expanded": made.expand(4, 3),
+        "in a column": (made * 2)[:, None].expand(3, 2),
+        "turned": (made.expand(2, 3) * 3).contiguous().t(),
+        "complex": made.to(torch.complex64),
+        "flags": made > 1,
+        "number": torch.tensor(rank + 1),
+    }
+    model = torch.nn.Linear(2, 2)
+    for name, buffer in buffers.items():
+        model.register_buffer(name, buffer)
+    model.frozen = torch.nn.Parameter((made * 5).expand(2, 3), requires_grad=False)
+    plan = ps.transpile(model, torch.optim.SGD([model.weight, model.bias], 0.1), BOTH)
+    for name, factor in {"expanded": 1, "in a column": 2, "turned": 3, "complex": 1}.items():
+        assert (model.get_buffer(name) == factor).all(), name
+    assert not model.get_buffer("flags").any() and model.get_buffer("number") == 1
+    assert (model.frozen == 5).all() and len(plan.frozen()) == len(buffers) + 1
+
+
 def against(model: Any, a: Any, b: Any, ranks: Iterable[int]) -> None:
     """Two that are trained in turn, one of them more often. A loss has gradients of both."""
     for step in range(6):
