@@ -52,6 +52,10 @@ class _Plan(Plan):
             name: torch.as_tensor(value) if hasattr(value, "__array__") else value
             for name, value in state.items()
         }
+        for name, there in self.frozen():
+            value = tensors.get(name)
+            if value is not None and value.shape != there.shape:  # torch loads no expanded ones
+                there.copy_(tensors.pop(name)[tuple(map(slice, there.shape))])
         self.model.load_state_dict(tensors, strict=False)
 
     @staticmethod

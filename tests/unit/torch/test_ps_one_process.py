@@ -432,4 +432,5 @@ def test_buffers_whose_elements_share_memory(ps_core: PsCore) -> None:
     plan = ps.transpile(one, SGD(one.parameters(), 0.1))
     ((name, tensor),) = plan.frozen()
     assert name == "it" and tensor.shape == (1, 3) and tensor.data_ptr() == one.it.data_ptr()
-    plan.set_state_dict({**plan.state_dict()})
+    plan.set_state_dict({name: value + 1 for name, value in plan.state_dict().items()})
+    assert (one.it == torch.arange(1.0, 4.0)).all()
