@@ -269,10 +269,11 @@ class StaticTranspiler:
                 vector = dense[name] = Blocks(own_name, math.prod(shape), does, placement)
                 placed[name] = Placed(name, shape, own_name, does, vector.count, vector.first)
         plan = StaticPlan()
-        plan.model, plan.startup, plan.layers = read.program, read.startup, {}
+        plan.model, plan.startup, plan.layers, plan.places = read.program, read.startup, {}, {}
         plan.tables, plan.parameters, plan.order = tables, list(placed.values()), list(placed)
         plan.optimizer = _OnServers(dense, tables)
         plan._frozen, plan._shapes = read.frozen, read.shapes
+        plan.frozen = lambda: [(name, _tensor(name)) for name in read.frozen]
         _rewrite_startup(read, plan.optimizer, dense, tables)
         _rewrite_main(read, plan.optimizer, dense, tables, average)
         return plan

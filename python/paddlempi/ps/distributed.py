@@ -87,7 +87,7 @@ class CommonOptimizer:
                 )
             self._check_states()
         self._owner = Owner(_names_of(tables), rest=tables is None)
-        found.owners.add("ps.DistributedOptimizer", self._owner)
+        found.owners.check("ps.DistributedOptimizer", self._owner)
         if dense != "local":
             on_servers = {id(p) for p in self._parameters()} if self._served else set()
             rest = [p for p in self._all_parameters() if id(p) not in on_servers]  # frozen ones too
@@ -101,6 +101,7 @@ class CommonOptimizer:
             self.refresh()
         elif dense == "all_reduce" and len(found.trainers) > 1:
             self._group = found.trainer_group
+        found.owners.add(self._owner)
 
     # What the framework knows
 

@@ -44,11 +44,11 @@ class Owners:
         self._dropped: weakref.WeakSet[Owner] = weakref.WeakSet()
         self._until = 0
 
-    def add(self, what: str, owner: Owner) -> None:
-        """Take an optimizer.
+    def check(self, what: str, owner: Owner) -> None:
+        """Look whether an optimizer can have its tables.
 
         Raises:
-            ArgumentError: another one has one of its tables.
+            ArgumentError: another one has one of them.
         """
         if any(owner.names & one.names for one in self._all):
             gc.collect()  # an optimizer that nobody has may be in a cycle with its schedule
@@ -58,6 +58,9 @@ class Owners:
                 raise ArgumentError(
                     f"{what}: tables={both} are those of another optimizer: a table has one"
                 )
+
+    def add(self, owner: Owner) -> None:
+        """Take an optimizer, which may step from now on."""
         self._all.add(owner)
 
     def agree(self) -> None:
