@@ -66,9 +66,6 @@ func (g *geo) free() {
 	g.of, g.open, g.steps = nil, nil, 0
 }
 
-// HasStates tells whether a table's optimizer keeps a state for each row.
-func (t *Table) HasStates() bool { return t.Config.Optimizer.Name != "sgd" }
-
 // SetGeo has pushes go to copies of this trainer, which are exchanged after so many pushes; 0: to
 // the servers. It is called between two pushes, after Flush.
 func (c *Client) SetGeo(every int64, trainers int) {
@@ -123,11 +120,11 @@ func (g *geo) exchanged(tables []*Table) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, t := range tables {
-		g.of[t.Name].forget(t)
+		g.of[t.Name].forget()
 	}
 	g.open = slices.DeleteFunc(g.open, func(t *Table) bool { return slices.Contains(tables, t) })
 	if len(g.open) == 0 {
-		g.steps = 0
+		g.dropLocked()
 	}
 }
 
@@ -135,17 +132,28 @@ func (g *geo) exchanged(tables []*Table) {
 func (g *geo) drop() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for _, t := range g.open {
-		g.of[t.Name].forget(t)
+	g.dropLocked()
+}
+
+// dropLocked forgets all copies, also of tables without a push: one that was refused may have
+// fetched rows. The caller holds mu.
+func (g *geo) dropLocked() {
+	for _, o := range g.of {
+		o.forget()
 	}
 	g.open, g.steps = nil, 0
 }
 
 // forget makes the rows of a copy be pulled again. The states stay where there are some.
-func (o *localCopy) forget(t *Table) {
-	_ = o.base.Clear() // without memory for an empty table the old one stays, and so do its rows
-	if !t.HasStates() {
-		_ = o.rows.Clear()
+func (o *localCopy) forget() {
+	all := []*table.Table{o.base}
+	if o.rows.Optimizer.Name == "sgd" {
+		all = append(all, o.rows)
+	}
+	for _, one := range all {
+		if info, err := one.Info(); err == nil && info.Rows > 0 {
+			_ = one.Clear() // without memory for an empty table the old one stays, and so do its rows
+		}
 	}
 }
 
@@ -305,7 +313,7 @@ func (c *Client) findLocal(one TableRows, r *room) (there []byte, held int64, er
 }
 
 // pushLocal is Push into the copies of this trainer, for a thread whose turn it is. It changes all
-// tables or none.
+// tables or none. Of a push that is refused the copies keep no row: pulls bring the servers'.
 func (c *Client) pushLocal(tables []TableRows) error {
 	if err := c.checkLocal(request.Push, tables); err != nil {
 		return err
@@ -316,16 +324,22 @@ func (c *Client) pushLocal(tables []TableRows) error {
 			err = c.trainLocal(tables)
 		}
 	}
+	steps, _ := c.geo.ahead()
 	if err != nil {
+		if steps == 0 { // what the copies have was fetched for this push alone
+			c.geo.drop()
+		}
 		return err
 	}
-	if steps, _ := c.geo.ahead(); steps < c.geo.every.Load() {
+	if steps < c.geo.every.Load() {
 		return nil
 	}
 	return c.exchange()
 }
 
-// trainLocal updates the copies: it fetches what they lack of the rows, and then is one step.
+// trainLocal updates the copies: it fetches what they lack of the rows, and then is one step. base
+// gets the rows when nothing can refuse the step any more but a machine without memory: a row of
+// base is this trainer's own until the next exchange.
 func (c *Client) trainLocal(tables []TableRows) error {
 	var r room
 	defer r.free()
@@ -348,13 +362,7 @@ func (c *Client) trainLocal(tables []TableRows) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, one := range fetched {
-		b := table.Batch{IDs: one.IDs, Values: one.Values}
-		// The row first: what base has must be a row as it came.
-		o := g.of[one.Table.Name]
-		if err := o.rows.Write(b); err != nil {
-			return one.Table.says(err)
-		}
-		if err := o.base.Write(b); err != nil {
+		if err := g.of[one.Table.Name].rows.Write(table.Batch{IDs: one.IDs, Values: one.Values}); err != nil {
 			return one.Table.says(err)
 		}
 	}
@@ -375,12 +383,19 @@ func (c *Client) trainLocal(tables []TableRows) error {
 		}
 		updates = append(updates, u)
 	}
+	for _, one := range tables { // now: the next exchange forgets also what has failed below
+		if !slices.ContainsFunc(g.open, func(t *Table) bool { return t.Name == one.Table.Name }) {
+			g.open = append(g.open, one.Table)
+		}
+	}
+	for _, one := range fetched {
+		if err := g.of[one.Table.Name].base.Write(table.Batch{IDs: one.IDs, Values: one.Values}); err != nil {
+			return one.Table.says(err)
+		}
+	}
 	for i, u := range updates {
 		if err := u.Apply(0); err != nil {
 			return tables[i].Table.says(err)
-		}
-		if !slices.ContainsFunc(g.open, func(t *Table) bool { return t.Name == tables[i].Table.Name }) {
-			g.open = append(g.open, tables[i].Table)
 		}
 	}
 	g.steps++

@@ -3,6 +3,7 @@ package client
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -247,6 +248,52 @@ func TestAnExchangeThatFails(t *testing.T) {
 	assert.ErrorContains(t, one.Push([]TableRows{one.rows(one.t, 1, 0), one.rows(one.t, 1, 0)}, 0), "named twice")
 	one.Complete()
 	assert.Error(t, one.push(1, 0))
+}
+
+// What a refused push has fetched is no copy: pulls bring what the servers have.
+func TestARefusedPushLeavesNoCopies(t *testing.T) {
+	for name, c := range map[string]table.Optimizer{"without states": plainSGD, "with states": {Name: "adagrad", LearningRate: 1}} {
+		t.Run(name, func(t *testing.T) {
+			all, _ := inGeo(t, 100, c, 4<<20, 0, 1)
+			one, other := all[0], all[1]
+			written := func(value float32, ids ...int64) {
+				t.Helper()
+				require.NoError(t, other.Write([]TableRows{other.rows(one.t, value, ids...)}))
+				one.pulled(slices.Repeat([]float32{value}, len(ids)), ids...)
+			}
+			bad := one.rows(one.t, 1, 0, 1)
+			floatsOf(bad.Values)[1] = float32(math.NaN())
+			refused := func(tables ...TableRows) {
+				t.Helper()
+				assert.Error(t, one.Push(tables, 0))
+			}
+			refused(bad)
+			written(5, 0, 1)
+			refused(one.rows(one.u, 1, 0), bad)
+			written(6, 0, 1)
+			require.NoError(t, one.push(0, 7)) // a push before, and one behind
+			refused(bad)
+			written(7, 0, 1)
+			refused(one.rows(one.t, 1, 2), one.rows(one.u, float32(math.Inf(1)), 3))
+			written(8, 0, 1, 2)
+			require.NoError(t, one.push(0, 1))
+			require.NoError(t, one.Flush(0))
+			written(9, 0, 1, 2, 7)
+
+			// Rows that do not fit into the limit, without a push before and behind one.
+			var many [100_000]int64
+			for i := range many {
+				many[i] = int64(i)
+			}
+			for range 2 {
+				assert.Equal(t, status.NoMemory, status.CodeOf(one.push(1, many[:]...)))
+				written(10, 0, 1, 2, 99_999)
+				require.NoError(t, one.push(0, 7))
+			}
+			one.Removed()
+			written(11, 0, 7)
+		})
+	}
 }
 
 // Other threads pull while a trainer pushes and exchanges: what they see is a row that there was.
