@@ -61,6 +61,7 @@ type Client struct {
 	Late func(what string, err error) error
 
 	pushing   *turn
+	changed   atomic.Bool // a server may have carried out a part of the newest push
 	completed atomic.Bool // Complete was called
 	mu        sync.Mutex
 	here      []atServer
@@ -175,9 +176,14 @@ func (c *Client) Push(tables []TableRows, thread int) error {
 	if c.geo.every.Load() > 0 {
 		return c.pushLocal(tables)
 	}
-	_, err := c.step(request.Push, tables)
+	sent, err := c.step(request.Push, tables)
+	c.changed.Store(sent)
 	return err
 }
+
+// Changed tells whether a server may have carried out a part of the newest Push to the servers. If
+// not, an error of that push can be answered by another one.
+func (c *Client) Changed() bool { return c.changed.Load() }
 
 // step is a Push or an Add, for a thread whose turn it is. sent says that a server may have got it.
 func (c *Client) step(what request.Op, tables []TableRows) (sent bool, err error) {

@@ -124,7 +124,7 @@ func TestAJob(t *testing.T) {
 		_, err := m.reply("ps_init", `{"roles":[["pserver"],["trainer"],["pserver"],["trainer"]],"mode":"sync"}`)
 		assert.Equal(m, status.AlreadyInitialized, status.CodeOf(err))
 		if !trains {
-			for _, name := range []string{"ps_barrier", "ps_refuse", "ps_learning_rate", "ps_save", "ps_restore", "ps_latest", "ps_declare", "ps_kv_declare", "ps_complete"} {
+			for _, name := range []string{"ps_barrier", "ps_last_push", "ps_refuse", "ps_learning_rate", "ps_save", "ps_restore", "ps_latest", "ps_declare", "ps_kv_declare", "ps_complete"} {
 				_, err := m.reply(name, "{}")
 				assert.ErrorContains(m, err, fmt.Sprintf("%s: rank %d is no trainer; trainers are ranks [1 3]", name, m.rank))
 			}

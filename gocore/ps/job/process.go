@@ -63,6 +63,7 @@ func (p *Process) Methods() map[string]method.Func {
 		"ps_serve":         p.serve,
 		"ps_set_mode":      p.setMode,
 		"ps_flush":         p.flush,
+		"ps_last_push":     p.lastPush,
 		"ps_complete":      p.complete,
 		"ps_refuse":        p.refuse,
 		"ps_tasks_open":    p.tasksOpen,

@@ -65,6 +65,15 @@ func (p *Process) flush([]byte, work.Interrupt) (any, error) {
 	return struct{}{}, j.client.Flush(thread())
 }
 
+// lastPush tells whether a server may have carried out a part of the newest push.
+func (p *Process) lastPush([]byte, work.Interrupt) (any, error) {
+	j, err := p.trainer("ps_last_push")
+	if err != nil {
+		return nil, err
+	}
+	return map[string]bool{"changed": j.client.Changed()}, nil
+}
+
 // refuse fails the step of all trainers.
 func (p *Process) refuse([]byte, work.Interrupt) (any, error) {
 	j, err := p.trainer("ps_refuse")

@@ -30,6 +30,7 @@ _NUMBERS = {
     "dc_asgd": {"backup_rows": 1},
 }
 """The numbers of a mode, each with the least that it may be."""
+_MERGES = ("sum", "mean")
 _OUT_OF_LIMITS = {
     "compensation": "is no finite number above 0: without compensation take mode='async'",
     "mean_square": "is not between 0 and 1: with a compensation that is constant it is None",
@@ -64,6 +65,7 @@ class Mode(NamedTuple):
     staleness: int
     send_queue: int
     merge: int
+    merge_by: str
     geo_step: int
     compensation: float
     mean_square: float | None
@@ -99,6 +101,13 @@ class Mode(NamedTuple):
             if not least <= from_zero(what, name, value) <= _MOST:
                 raise ArgumentError(f"{what}: {name}={value}; it is from {least} to {_MOST}")
             text += f", {name}={value}"
+        if self.name == "half_async":
+            if self.merge_by not in _MERGES:
+                raise ArgumentError(
+                    f"{what}: merge_by={self.merge_by!r} is none of "
+                    f"{', '.join(map(repr, _MERGES))}"
+                )
+            text += f", merge_by={self.merge_by!r}"
         return text
 
     def _between(self, what: str, name: str, most: float) -> float:

@@ -18,6 +18,7 @@ def set_mode(
     staleness: int = 3,
     send_queue: int = 20,
     merge: int = 20,
+    merge_by: str = "sum",
     geo_step: int = 100,
     compensation: float = 0.04,
     mean_square: float | None = None,
@@ -33,8 +34,8 @@ def set_mode(
     which :func:`tasks` deals shards stays that of :func:`init`.
 
     Args:
-        mode, staleness, send_queue, merge, geo_step, compensation, mean_square, backup_rows: as for
-            :func:`init`.
+        mode, staleness, send_queue, merge, merge_by, geo_step, compensation, mean_square,
+            backup_rows: as for :func:`init`.
 
     Raises:
         NotInitializedError: before :func:`init`.
@@ -52,7 +53,15 @@ def set_mode(
     """
     found = as_trainer("ps.set_mode")
     wanted = Mode(
-        mode, staleness, send_queue, merge, geo_step, compensation, mean_square, backup_rows
+        mode,
+        staleness,
+        send_queue,
+        merge,
+        merge_by,
+        geo_step,
+        compensation,
+        mean_square,
+        backup_rows,
     )
     try:
         text = wanted.checked("ps.set_mode")

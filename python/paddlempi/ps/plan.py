@@ -303,6 +303,7 @@ def transpile(
     staleness: int = 3,
     send_queue: int = 20,
     merge: int = 20,
+    merge_by: str = "sum",
     geo_step: int = 100,
     compensation: float = 0.04,
     mean_square: float | None = None,
@@ -344,7 +345,7 @@ def transpile(
         optimizer: the optimizer of all its parameters, or a list of optimizers. For a static
             program, whose optimizer is in it, its startup program; None, or the optimizer: that is
             Paddle's default one.
-        roles, mode, staleness, send_queue, merge, geo_step, compensation, mean_square,
+        roles, mode, staleness, send_queue, merge, merge_by, geo_step, compensation, mean_square,
             backup_rows, timeout, tls: of :func:`init`, if it was not called.
         average: whether gradients are divided by the number of trainers in sync mode.
         placement: how blocks are dealt to servers: "round_robin" or "hash_name".
@@ -384,6 +385,7 @@ def transpile(
             staleness=staleness,
             send_queue=send_queue,
             merge=merge,
+            merge_by=merge_by,
             geo_step=geo_step,
             compensation=compensation,
             mean_square=mean_square,

@@ -8,10 +8,14 @@ what the servers have.
 
 Formula: of the merged pushes *1..m* of a table the servers get one gradient, *g = g1 + ... + gm* in
 the order of the pushes, and take one step of the optimizer with it. With SGD this is the same as
-*m* steps but for rounding; optimizers with states take one step instead of *m*.
+*m* steps but for rounding; optimizers with states take one step instead of *m*. With
+``merge_by="mean"`` it is *g / m*, where *m* counts the pushes that have rows of the table.
 
-Source: the design of Fluid's ``AsyncCommunicator`` (its ``send_queue_size`` and
-``max_merge_var_num``).
+What is refused together, and has changed nothing, is sent one by one: of twelve pushes one of which
+is bad, eleven are applied.
+
+Source: the design of Fluid's ``AsyncCommunicator`` (its ``send_queue_size``,
+``max_merge_var_num``, and ``MergeAverage``).
 """
 
 from __future__ import annotations
@@ -39,16 +43,18 @@ class Sender:
     Args:
         send_queue: how many pushes wait at most.
         merge: how many pushes are sent as one, at most.
+        merge_by: "sum" or "mean" of their gradients.
     """
 
-    def __init__(self, send_queue: int, merge: int) -> None:
-        self._size, self._merge = send_queue, merge
+    def __init__(self, send_queue: int, merge: int, merge_by: str = "sum") -> None:
+        self._size, self._merge, self._mean = send_queue, merge, merge_by == "mean"
         self._waiting: deque[list[Entry]] = deque()
         # A signal handler may push while the thread that it interrupts holds the lock.
         self._changed = threading.Condition(threading.RLock())
         self._sending = False
         self._ended = False
-        self._failed: BaseException | None = None
+        self._failed: BaseException | None = None  # the first failure that no call has raised
+        self._more = 0  # failures after it
         self._pid = os.getpid()
         _daemons.Daemon(self._work, "paddlempi-sender").start()
 
@@ -56,7 +62,8 @@ class Sender:
         """Put a push into the queue, with copies of its tensors. It waits while the queue is full.
 
         Raises:
-            Error: what an earlier push has failed with. That push is lost, and this one too.
+            Error: what an earlier push has failed with. That push is lost; this one is in the
+                queue all the same.
         """
         if self._pid != os.getpid():  # the core refuses it
             _native.load().tables(_PUSH, tuple(entries))
@@ -66,10 +73,10 @@ class Sender:
             for number, ids, gradients, rate in entries
         ]
         with self._changed:
-            self._changed.wait_for(lambda: len(self._waiting) < self._size or self._failed)
-            self._raise()
+            self._changed.wait_for(lambda: len(self._waiting) < self._size)
             self._waiting.append(copies)
             self._changed.notify_all()
+            self._raise()
 
     def flush(self) -> None:
         """Wait until all pushes have been applied.
@@ -90,27 +97,43 @@ class Sender:
             self._changed.notify_all()
 
     def _raise(self) -> None:
-        failed, self._failed = self._failed, None
-        if failed is not None:
-            raise failed
+        failed, more = self._failed, self._more
+        self._failed, self._more = None, 0
+        if failed is None:
+            return
+        if isinstance(failed, Error):
+            ranks, also = failed.ranks, f" (and {more} later ones)" if more else ""
+            failed = type(failed)(f"a push that was queued has failed{also}: {failed}")
+            failed.ranks = ranks
+        raise failed
 
     def _work(self) -> None:
         while True:
             taken = _daemons.idle(self._take)
             if taken is None:
                 return
-            try:
-                _native.load().tables(_PUSH, tuple(merged(taken)))
-            except BaseException as error:  # for the next call of the program
-                failed = error
-                if isinstance(error, Error):
-                    ranks = error.ranks
-                    failed = type(error)(f"a push that was queued has failed: {error}")
-                    failed.ranks = ranks
-                self._failed = failed
+            self._send(taken)
             with self._changed:
                 self._sending = False
                 self._changed.notify_all()
+
+    def _send(self, pushes: list[list[Entry]]) -> None:
+        """Send pushes as one. If all are refused, and nothing has changed, send them one by one."""
+        apart = True
+        try:
+            entries = merged(pushes, mean=self._mean)
+            apart = False
+            _native.load().tables(_PUSH, tuple(entries))
+        except BaseException as error:  # for the next call of the program
+            if len(pushes) > 1 and (apart or _unchanged()):
+                for one in pushes:
+                    self._send([one])
+                return
+            with self._changed:
+                if self._failed is None:
+                    self._failed, self._more = error, len(pushes) - 1
+                else:
+                    self._more += len(pushes)
 
     def _take(self) -> list[list[Entry]] | None:
         """Wait for pushes, and take what there is; None at the end."""
@@ -124,17 +147,35 @@ class Sender:
             return taken
 
 
-def merged(pushes: list[list[Entry]]) -> list[Entry]:
+def _unchanged() -> bool:
+    """Whether the last push has changed nothing on any server."""
+    try:
+        return not _native.control("ps_last_push")["changed"]
+    except Exception:  # the job has ended
+        return False
+
+
+def merged(pushes: list[list[Entry]], *, mean: bool = False) -> list[Entry]:
     """Return one push in the place of several: of each table the ids and gradients in their order.
 
     The latest learning rate of a table counts.
+
+    Args:
+        pushes: what is merged.
+        mean: divide the gradients of a table by the number of pushes that have rows of it.
     """
     of: dict[int, tuple[list[Any], list[Any], Any]] = {}
     for push in pushes:
         for number, ids, gradients, rate in push:
             all_ids, all_gradients, _ = of.get(number, ([], [], None))
             of[number] = ([*all_ids, ids], [*all_gradients, gradients], rate)
-    return [(number, _behind(ids), _behind(rows), rate) for number, (ids, rows, rate) in of.items()]
+    entries: list[Entry] = []
+    for number, (ids, gradients, rate) in of.items():
+        together, parts = _behind(gradients), sum(len(one) > 0 for one in ids)
+        if mean and parts > 1:
+            together = together / parts
+        entries.append((number, _behind(ids), together, rate))
+    return entries
 
 
 def _behind(tensors: list[Any]) -> Any:

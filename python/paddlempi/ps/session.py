@@ -111,7 +111,7 @@ class Session:
             self.sender.end()
             self.sender = None
         if mode.name == "half_async":
-            self.sender = Sender(int(mode.send_queue), int(mode.merge))
+            self.sender = Sender(int(mode.send_queue), int(mode.merge), mode.merge_by)
         self.mode = mode.name
         self.geo_step = int(mode.geo_step) if mode.name == "geo" else None
 
@@ -142,6 +142,7 @@ def init(
     staleness: int = 3,
     send_queue: int = 20,
     merge: int = 20,
+    merge_by: str = "sum",
     geo_step: int = 100,
     compensation: float = 0.04,
     mean_square: float | None = None,
@@ -184,6 +185,9 @@ def init(
         send_queue: of mode "half_async": how many pushes wait in a trainer at most, from 1.
         merge: of mode "half_async": how many of them are sent as one at most, from 1. The gradients
             of a row are added up.
+        merge_by: of mode "half_async": "sum": the servers get the sum of what is merged. "mean":
+            divided by the number of merged pushes that have rows of the table (Fluid's
+            ``MergeAverage``), so that an Adam or Adagrad sees gradients as large as one push's.
         geo_step: of mode "geo": how many pushes a trainer makes between two exchanges, from 1.
         compensation: of mode "dc_asgd": the factor of its formula, above 0.
         mean_square: of mode "dc_asgd": None: ``compensation`` is constant. A number between 0 and
@@ -218,7 +222,15 @@ def init(
     _state.beginning = threading.get_ident()
     try:
         how = Mode(
-            mode, staleness, send_queue, merge, geo_step, compensation, mean_square, backup_rows
+            mode,
+            staleness,
+            send_queue,
+            merge,
+            merge_by,
+            geo_step,
+            compensation,
+            mean_square,
+            backup_rows,
         )
         _begin(roles, how, timeout, tls)
     finally:
