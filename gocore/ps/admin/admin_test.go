@@ -301,7 +301,7 @@ func TestArgumentsAreCheckedOnBothSides(t *testing.T) {
 		"dim=0 is not": func(m *Meta) { m.Dim = 0 }, "dim=16777217": func(m *Meta) { m.Dim = maxDim + 1 },
 		"config is no JSON": func(m *Meta) { m.Config = []byte("{") }, "config has 65537": func(m *Meta) { m.Config = make([]byte, maxConfig+1) },
 		"count=-1":          func(m *Meta) { m.Count = -1 },
-		"dims has 17":       func(m *Meta) { m.Dims = make([]int64, maxDims+1) },
+		"dims has 65":       func(m *Meta) { m.Dims = make([]int64, maxDims+1) },
 		"dims=[-1] is not":  func(m *Meta) { m.Dims = []int64{-1} },
 		"up to 281":         func(m *Meta) { m.Dims = []int64{1 << 40, 1 << 40} },
 		"count=6442450944,": func(m *Meta) { m.Dims = []int64{2} },

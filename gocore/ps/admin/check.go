@@ -17,7 +17,7 @@ const (
 	maxName   = 255
 	maxDim    = 1 << 24
 	maxCount  = 1 << 48
-	maxDims   = 16
+	maxDims   = 64 // as tensors have at most
 	maxConfig = 64 << 10
 	maxPath   = 4095
 )

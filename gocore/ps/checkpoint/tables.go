@@ -2,6 +2,7 @@ package checkpoint
 
 import (
 	"encoding/json"
+	"fmt"
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/mem"
@@ -87,17 +88,54 @@ func batch(ids []int64, rows []byte, states []float32, dtype op.DType) table.Bat
 	}
 }
 
+// Into is a table that takes rows of a cut. Config is what FromTable was given for it, or would be.
+type Into struct {
+	*table.Table
+	Config []byte
+}
+
+// declared is what a config says of a table.
+type declared struct {
+	table.Config
+	Kind string  `json:"kind"` // "": sparse
+	Dims []int64 `json:"dims"` // of a dense parameter
+	// Layout has the shapes of what lies in a dense parameter, as a text; "": a version of
+	// paddlempi wrote it that did not note them, and its dims are a number of elements.
+	Layout string `json:"layout"`
+}
+
+// shapesOf returns what two tables hold in their rows. It is the same text if one may be restored
+// into the other.
+func shapesOf(a, b *declared) (ofA, ofB string) {
+	with := a.Layout != "" && b.Layout != "" || a.Kind != b.Kind
+	return a.shape(with), b.shape(with)
+}
+
+func (d *declared) shape(withLayout bool) string {
+	if d.Kind != "dense" {
+		return "rows by id"
+	}
+	if withLayout && d.Layout != "" {
+		return "a dense parameter of shape " + d.Layout
+	}
+	elements := int64(1)
+	for _, n := range d.Dims {
+		elements *= n
+	}
+	return fmt.Sprintf("a dense parameter of %d elements", elements)
+}
+
 // IntoTables puts the rows of a cut into those of the tables that are named; nil: all. With strict
 // they must be those of the cut: the same names. Without it a table that is only in the cut is left
 // out, and one that the cut does not have stays as it is. Rows of tables that are left out must not
-// be given. Tables of both must have the same dim, dtype, optimizer, initializer and seed; learning
-// rate and limits may differ. What they held before is removed.
-func IntoTables(tables map[string]*table.Table, named []string, strict bool) Sink {
+// be given. Tables of both must have the same dim, dtype, optimizer, initializer and seed, and be of
+// the same kind and shape; learning rate and limits may differ. What they held before is removed.
+func IntoTables(tables map[string]Into, named []string, strict bool) Sink {
 	return &tableSink{of: tables, named: named, strict: strict}
 }
 
 type tableSink struct {
-	of     map[string]*table.Table
+	of     map[string]Into
 	named  []string
 	strict bool
 	order  []*table.Table // that of the cut; nil: it is left out
@@ -107,26 +145,31 @@ type tableSink struct {
 func (s *tableSink) Begin(tables []Table) error {
 	for i := range tables {
 		c := &tables[i]
-		t := s.of[c.Name]
-		if t == nil {
+		t, taken := s.of[c.Name]
+		if !taken {
 			if s.strict && s.named == nil {
 				return argument("the cut has a table %q, which is not there now: declare it, restore another cut, or leave the table out (strict=False, or the names of the others as tables)", c.Name)
 			}
 			s.order, s.dtype = append(s.order, nil), append(s.dtype, 0)
 			continue
 		}
-		dtype, stateLen, err := shape(t)
+		dtype, stateLen, err := shape(t.Table)
 		if err != nil {
 			return err
 		}
-		var was table.Config
+		var was, is declared
 		if err := json.Unmarshal(c.Config, &was); err != nil {
 			return argument("the config of table %q in the cut is not that of a table: %v", c.Name, err)
 		}
+		if err := json.Unmarshal(t.Config, &is); err != nil {
+			return status.New(status.Panic, "checkpoint: the config of table %q now is not that of a table: %v", c.Name, err)
+		}
+		holds, takes := shapesOf(&was, &is)
 		for _, now := range []struct {
 			what     string
 			cut, now any
 		}{
+			{"it", holds, takes},
 			{"dim", c.Dim, t.Dim},
 			{"dtype", c.DType, t.DType},
 			{"optimizer", was.Optimizer.Name, t.Optimizer.Name},
@@ -138,7 +181,7 @@ func (s *tableSink) Begin(tables []Table) error {
 				return argument("table %q: %s is %v in the cut and %v now", c.Name, now.what, now.cut, now.now)
 			}
 		}
-		s.order, s.dtype = append(s.order, t), append(s.dtype, dtype)
+		s.order, s.dtype = append(s.order, t.Table), append(s.dtype, dtype)
 	}
 	for name := range s.of {
 		if s.strict && !has(tables, name) {

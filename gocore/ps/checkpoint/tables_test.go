@@ -48,6 +48,16 @@ func train(t testing.TB, of *table.Table, ids []int64, step int64) {
 	require.NoError(t, of.Push(b, math.NaN(), step))
 }
 
+// into says that tables take rows, each with its own config.
+func into(tables map[string]*table.Table) map[string]Into {
+	all := map[string]Into{}
+	for name, one := range tables {
+		config, _ := json.Marshal(one.Config)
+		all[name] = Into{one, config}
+	}
+	return all
+}
+
 type contents struct {
 	rows   map[int64][]byte
 	states map[int64][]float32
@@ -120,7 +130,7 @@ func TestTables(t *testing.T) {
 			for _, table := range tables {
 				train(t, table, []int64{-1 << 40, ids[1]}, 9) // neither row stays as it is now
 			}
-			require.NoError(t, m.Restore(context.Background(), of(server, servers), IntoTables(tables, nil, true)))
+			require.NoError(t, m.Restore(context.Background(), of(server, servers), IntoTables(into(tables), nil, true)))
 			for name, table := range tables {
 				whole := holds(t, one[name])
 				now := holds(t, table)
@@ -139,10 +149,10 @@ func TestTables(t *testing.T) {
 
 	tables := make2()
 	delete(tables, "bf16")
-	require.ErrorContains(t, m.Restore(context.Background(), nil, IntoTables(tables, nil, true)), `the cut has a table "bf16", which is not there now`)
+	require.ErrorContains(t, m.Restore(context.Background(), nil, IntoTables(into(tables), nil, true)), `the cut has a table "bf16", which is not there now`)
 	tables = make2()
 	tables["new"] = tables["bf16"]
-	require.ErrorContains(t, m.Restore(context.Background(), nil, IntoTables(tables, nil, true)), `the cut has no table "new"`)
+	require.ErrorContains(t, m.Restore(context.Background(), nil, IntoTables(into(tables), nil, true)), `the cut has no table "new"`)
 	for want, change := range map[string]func(c *table.Config){
 		"dim is 6 in the cut and 7 now":                                    func(c *table.Config) { c.Dim = 7 },
 		"dtype is float32 in the cut and float16 now":                      func(c *table.Config) { c.DType = "float16" },
@@ -154,15 +164,62 @@ func TestTables(t *testing.T) {
 		change(&changed)
 		tables = make2()
 		tables["adam"] = newTable(t, changed)
-		require.ErrorContains(t, m.Restore(context.Background(), nil, IntoTables(tables, nil, true)), `table "adam": `+want)
+		require.ErrorContains(t, m.Restore(context.Background(), nil, IntoTables(into(tables), nil, true)), `table "adam": `+want)
 	}
 	limited := adam
 	limited.MemoryLimit = 1 << 20
 	tables["adam"] = newTable(t, limited)
-	require.ErrorContains(t, m.Restore(context.Background(), nil, IntoTables(tables, nil, true)), "memory_limit")
+	require.ErrorContains(t, m.Restore(context.Background(), nil, IntoTables(into(tables), nil, true)), "memory_limit")
 
 	closed := newTable(t, adam)
 	closed.Free()
 	_, err = FromTable("closed", nil, closed, nil)
 	require.ErrorContains(t, err, "closed")
+}
+
+// A cut holds the kind of a table and the shape of a dense parameter: rows of another one, whose
+// dim is the same, are refused before anything has changed.
+func TestTablesOfAnotherShape(t *testing.T) {
+	c := table.Config{Dim: 8, DType: "float32", Initializer: table.Initializer{Name: "zeros"}, Optimizer: table.Optimizer{Name: "sgd"}}
+	config := func(more string) []byte {
+		text, err := json.Marshal(c)
+		require.NoError(t, err)
+		return append(append(text[:len(text)-1:len(text)-1], more...), '}')
+	}
+	sparse := []string{"", `,"kind":"sparse"`, `,"kind":"sparse","dims":null`}
+	of100x100 := []string{`,"kind":"dense","dims":[100,100],"layout":"100x100"`}
+	of10000 := []string{`,"kind":"dense","dims":[10000],"layout":"10000"`, `,"kind":"dense","dims":[10000],"layout":"100x50, 100x50"`}
+	of150x150 := []string{`,"kind":"dense","dims":[150,150],"layout":"150x150"`}
+	old, other := `,"kind":"dense","dims":[10000]`, `,"kind":"dense","dims":[22500]` // of 0.2.0
+	all := slices.Concat(sparse[:1], of100x100, of10000, of150x150, []string{other})
+	for _, was := range slices.Concat(all, sparse[1:], []string{old}) {
+		saved := newTable(t, c)
+		train(t, saved, []int64{0, 1}, 1)
+		source, err := FromTable("w", config(was), saved, nil)
+		require.NoError(t, err)
+		dir := t.TempDir()
+		part, err := WritePart(context.Background(), dir, 1, 0, 1, []Source{source}, nil)
+		require.NoError(t, err)
+		require.NoError(t, Commit(context.Background(), dir, 1, []ServerPart{part}, nil))
+		m, err := newest(dir)
+		require.NoError(t, err)
+		for _, now := range all {
+			same := was == now || slices.Contains(sparse, was) && slices.Contains(sparse, now) ||
+				was == old && slices.Contains(slices.Concat(of100x100, of10000), now) || was == other && slices.Contains(of150x150, now) ||
+				now == other && slices.Contains(of150x150, was)
+			for _, strict := range []bool{true, false} {
+				to := newTable(t, c)
+				train(t, to, []int64{5}, 1)
+				err := m.Restore(context.Background(), nil, IntoTables(map[string]Into{"w": {to, config(now)}}, nil, strict))
+				rows := len(holds(t, to).rows)
+				if same {
+					require.NoError(t, err, "%s into %s", was, now)
+					assert.Equal(t, 2, rows)
+				} else {
+					require.ErrorContains(t, err, `table "w": it is `, "%s into %s", was, now)
+					assert.Equal(t, 1, rows, "nothing has changed")
+				}
+			}
+		}
+	}
 }

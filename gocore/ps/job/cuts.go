@@ -321,11 +321,18 @@ func (j *job) leads() (bool, error) {
 	return false, err
 }
 
-// described is what a part says of a table.
-type described struct {
-	table.Config
-	Kind string  `json:"kind"`
-	Dims []int64 `json:"dims,omitempty"`
+// describe returns what a part says of a table, in JSON: package checkpoint reads it.
+func describe(m server.Meta) ([]byte, error) {
+	var dims *[]int64 // of a scalar parameter they are [], and of a table they are not there
+	if m.Kind == admin.Dense {
+		dims = &m.Dims
+	}
+	return json.Marshal(struct {
+		table.Config
+		Kind   string   `json:"kind"`
+		Dims   *[]int64 `json:"dims,omitempty"`
+		Layout string   `json:"layout,omitempty"`
+	}{m.Config, m.Kind, dims, m.Layout})
 }
 
 // restored is what a restore tells.

@@ -33,7 +33,7 @@ func (p *Process) declare(request []byte, _ work.Interrupt) (any, error) {
 	rows, _ := op.ParseDType(m.Config.DType)
 	m.Kind = admin.Sparse
 	count := int64(0)
-	if len(m.Dims) > 0 {
+	if m.Dims != nil {
 		m.Kind, count = admin.Dense, 1
 		for _, n := range m.Dims {
 			count *= n // the service checks both

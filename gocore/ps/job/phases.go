@@ -10,7 +10,6 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/ps/master"
 	"github.com/paddlempi/paddlempi/gocore/ps/route"
 	"github.com/paddlempi/paddlempi/gocore/ps/server"
-	"github.com/paddlempi/paddlempi/gocore/ps/table"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
@@ -77,7 +76,7 @@ func (j *job) write(ctx context.Context, dir string, step int64, copied func()) 
 	w.Version = j.server.Version()
 	sources := make([]checkpoint.Source, 0)
 	for _, t := range j.server.Tables() {
-		config, err := json.Marshal(described{t.Config, t.Kind, t.Dims})
+		config, err := describe(t.Meta)
 		if err != nil {
 			return w, err
 		}
@@ -146,14 +145,18 @@ func (j *job) restore(ctx context.Context, dir string, step int64, take *taking)
 	if err := json.Unmarshal(m.Extra, &e); err != nil {
 		return told, status.New(status.Argument, "checkpoint: the manifest of step %d in %s was not written by ps.save: %v", step, dir, err)
 	}
-	into, metas := map[string]*table.Table{}, map[string]server.Meta{}
+	into, metas := map[string]checkpoint.Into{}, map[string]server.Meta{}
 	for _, t := range j.server.Tables() {
 		if take.Tables == nil || slices.Contains(take.Tables, t.Name) {
-			into[t.Name], metas[t.Name] = t.Table, t.Meta
+			config, err := describe(t.Meta)
+			if err != nil {
+				return told, err
+			}
+			into[t.Name], metas[t.Name] = checkpoint.Into{Table: t.Table, Config: config}, t.Meta
 		}
 	}
 	for _, name := range take.Tables {
-		if take.Strict && into[name] == nil {
+		if _, there := into[name]; take.Strict && !there {
 			return told, status.New(status.Argument, "ps_restore: tables names %q, which is not there now: declare it before", name)
 		}
 	}
@@ -172,7 +175,8 @@ func (j *job) restore(ctx context.Context, dir string, step int64, take *taking)
 		told.Queues = e.Queues
 	}
 	for i := range m.Tables {
-		if name := m.Tables[i].Name; into[name] != nil {
+		name := m.Tables[i].Name
+		if _, taken := into[name]; taken {
 			j.server.RestoreLearningRate(name, m.Tables[i].LearningRate)
 			told.Tables = append(told.Tables, name)
 		}

@@ -119,7 +119,7 @@ func (s *Server) keepBackups(u *update, rule *Rule) {
 			r.backups[u.from] = b
 		}
 		most := rule.Backups
-		if len(r.meta.Dims) > 0 {
+		if r.meta.Dims != nil {
 			most = 1 << 62 // a dense parameter has no more rows than these
 		}
 		if err := b.keep(r, most); err != nil { // some may be older than the pull

@@ -225,7 +225,8 @@ type Meta struct {
 	Kind   string       `json:"kind"`   // sparse or dense; for statistics
 	By     string       `json:"by"`     // how ids are dealt to servers: hash, modulo
 	Offset int          `json:"offset"` // is added to an id before its server is found
-	Dims   []int64      `json:"dims"`   // of a dense parameter whose blocks the rows are
+	Dims   []int64      `json:"dims"`   // of a dense parameter whose blocks the rows are; nil: they are none
+	Layout string       `json:"layout"` // the shapes of what lies in a dense parameter; a cut has it
 	Config table.Config `json:"config"`
 }
 

@@ -18,6 +18,7 @@ BLOCK = 8192
 """Elements of a block, the fewest that Fluid makes. It does not depend on the number of servers, so
 that another number of servers can read a cut."""
 
+_MOST_LAYOUT = 1000  # characters
 
 PLACEMENTS = ("round_robin", "hash_name")
 """How blocks are dealt to the servers, with Fluid's names."""
@@ -26,8 +27,15 @@ PLACEMENTS = ("round_robin", "hash_name")
 class _BlockTable(RemoteTable):
     """A table whose rows are blocks, each on the server that the placement says."""
 
-    def __init__(self, name: str, elements: int, optimizer: Optimizer, placement: str) -> None:
-        self._elements, self._placement = elements, placement
+    def __init__(
+        self,
+        name: str,
+        elements: int,
+        optimizer: Optimizer,
+        placement: str,
+        shapes: Sequence[Sequence[int]],
+    ) -> None:
+        self._elements, self._placement, self._shapes = elements, placement, shapes
         super().__init__(name, min(elements, BLOCK), optimizer)
 
     def _declare(self) -> int:
@@ -44,7 +52,8 @@ class _BlockTable(RemoteTable):
             name=self._name,
             by=by,
             offset=offset,
-            dims=[self._elements],
+            dims=list(self._shapes[0]) if len(self._shapes) == 1 else [self._elements],
+            layout=layout(self._shapes),
             **self._config.request(),
         )["table"]
         return number
@@ -65,6 +74,8 @@ class Blocks:
               more than another.
             * "hash_name": a hash of the name and the block's number says it, whatever other
               vectors there are.
+        shapes: those of the parameters that lie in the vector, one behind the other. A cut notes
+            them, and is restored into the same ones only. None: it is one of ``elements``.
 
     Raises:
         Error: as :class:`paddlempi.ps.RemoteTable`.
@@ -79,9 +90,14 @@ class Blocks:
     """
 
     def __init__(
-        self, name: str, elements: int, optimizer: Optimizer, placement: str = "round_robin"
+        self,
+        name: str,
+        elements: int,
+        optimizer: Optimizer,
+        placement: str = "round_robin",
+        shapes: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        self.table = _BlockTable(name, elements, optimizer, placement)
+        self.table = _BlockTable(name, elements, optimizer, placement, shapes or [[elements]])
         self.count, self.first = -(-elements // self.table.dim), self.table.first
         shape = (self.count, self.table.dim)
         self._ids = memory.empty(shape[0], "int64")
@@ -102,6 +118,16 @@ class Blocks:
     def entry(self) -> tuple[int, Any, Any, None]:
         """Return what the core takes to set ``values``."""
         return self.table._number, self._ids, self._rows, None
+
+
+def layout(shapes: Sequence[Sequence[int]]) -> str:
+    """Return shapes as a text, which is short also where there are many."""
+    words = ["x".join(map(str, shape)) or "scalar" for shape in shapes]
+    text = ", ".join(words)
+    if len(text) <= _MOST_LAYOUT:
+        return text
+    digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return f"{', '.join(words[:3])} and {len(words) - 3} more (digest {digest})"
 
 
 def pull(vectors: Sequence[Blocks]) -> None:

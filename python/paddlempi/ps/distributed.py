@@ -312,11 +312,12 @@ class Vector:
         access: Access,
     ) -> None:
         self._optimizer, self._access = optimizer, access
-        sizes = [math.prod(parameter.shape) for parameter in parameters]
+        shapes = [[int(n) for n in parameter.shape] for parameter in parameters]
+        sizes = [math.prod(shape) for shape in shapes]
         ends = list(accumulate(sizes))
         places = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
         self._places = list(zip(parameters, places, strict=True))
-        self.blocks = Blocks(name, ends[-1], optimizer(), placement)
+        self.blocks = Blocks(name, ends[-1], optimizer(), placement, shapes)
         self.shown = False
         self.taken()
 

@@ -55,7 +55,8 @@ def export(
 
     A table ``user`` becomes ``user.ids``, int64, ascending, [rows], and ``user.rows``, in the same
     order, [rows, dim]; with ``states`` also ``user.states``, float32, [rows, floats of a state]. A
-    dense parameter becomes one tensor with its name and its shape; its states are those of its
+    dense parameter becomes one tensor with its name and its shape (several that lie in one vector,
+    as with ``DistributedOptimizer(dense="server")``: one long tensor); its states are those of its
     blocks.
 
     Args:
