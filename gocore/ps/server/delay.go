@@ -183,32 +183,45 @@ func (s *Server) updateAlone(u *update) error {
 	}
 	s.delay.mu.Lock()
 	defer s.delay.mu.Unlock()
+	made := make([]compensated, len(u.tables))
 	for i := range u.tables {
 		r := &u.tables[i]
-		room, err := s.compensate(r, u.from, rule)
-		defer mem.Free(room)
+		err := s.compensate(r, u.from, rule, &made[i])
+		defer mem.Free(made[i].room)
 		if err != nil {
 			return r.says(s, err)
 		}
 	}
 	err := s.update([]*update{u})
-	for _, r := range u.tables {
+	for i, r := range u.tables {
+		if m := &made[i]; err == nil && m.means.IDs != nil {
+			if wrong := r.means.Write(m.means); wrong != nil { // its rows are there: it needs no memory
+				return r.says(s, wrong)
+			}
+		}
 		r.fit()
 	}
 	return err
 }
 
-// compensate makes the gradients of a trainer what they are now, in memory that the caller frees.
-// The caller holds delay.mu.
-func (s *Server) compensate(r *tableRows, from int, rule *Rule) (room unsafe.Pointer, err error) {
+// compensated is what the gradients of a table have become.
+type compensated struct {
+	room  unsafe.Pointer // has the gradients and the means; the caller frees it
+	means table.Batch    // what the means are if the update is not refused; without IDs: as they were
+}
+
+// compensate makes the gradients of a trainer what they are now. The caller holds delay.mu.
+func (s *Server) compensate(r *tableRows, from int, rule *Rule, made *compensated) error {
 	b, n := r.backups[from], int64(len(r.ids))
 	if n == 0 || b == nil && rule.Decay == 0 {
-		return nil, nil
+		return nil
 	}
 	row := n * r.Dim
-	if room, err = mem.Alloc(4*4*row + 2*n); err != nil {
-		return nil, err
+	room, err := mem.Alloc(4*4*row + 2*n)
+	if err != nil {
+		return err
 	}
+	made.room = room
 	floats := unsafe.Slice((*float32)(room), 4*row)
 	flags := unsafe.Slice((*byte)(unsafe.Add(room, 4*4*row)), 2*n)
 	clear(flags)
@@ -219,29 +232,30 @@ func (s *Server) compensate(r *tableRows, from int, rule *Rule) (room unsafe.Poi
 	gradients, now, before, means := floats[:row], floats[row:2*row], floats[2*row:3*row], floats[3*row:]
 	if b != nil {
 		if err := b.find(of(before), flags[:n], flags[n:]); err != nil {
-			return room, err
+			return err
 		}
 	}
 	if err := r.Pull(of(now)); err != nil {
-		return room, err
+		return err
 	}
 	bytes := unsafe.Slice((*byte)(room), 4*row)
 	copy(bytes, r.values)
 	r.values = bytes
 	if rule.Decay == 0 {
 		table.Compensate(gradients, now, before, nil, flags[:n], float32(rule.Lambda), 0, r.Dim)
-		return room, nil
+		return nil
 	}
 	if r.means == nil {
 		if r.means, err = newMeans(r.served); err != nil {
-			return room, err
+			return err
 		}
 	}
 	if err := r.means.Pull(of(means)); err != nil {
-		return room, err
+		return err
 	}
 	table.Compensate(gradients, now, before, means, flags[:n], float32(rule.Lambda), float32(rule.Decay), r.Dim)
-	return room, r.means.Write(of(means))
+	made.means = of(means)
+	return nil
 }
 
 // ForgetBackups drops the backups of all trainers: their rows were restored.

@@ -143,6 +143,34 @@ func TestBackupsCountInTheLimit(t *testing.T) {
 	assert.Greater(t, s.Statistics().Tables[0].Rows, int64(100_000))
 }
 
+// A push that is refused leaves the means of squares as they were, of all its tables: the next push
+// is what it would have been without it.
+func TestARefusedPushLeavesTheMeans(t *testing.T) {
+	var rows [2][]float32
+	for i := range rows {
+		s := compensating(t, 1, 0.5, 8, 0, 0, 1)
+		other := meta("u")
+		other.Config.Refuse = true
+		_, err := s.Declare(0, other)
+		require.NoError(t, err)
+		ids, ones := outside[int64](1), outside(slices.Repeat([]float32{1}, dim)...)
+		require.NoError(t, (<-push(s, 0, 0, ids, ones)).err)
+		pull(t, s, 0, 1)
+		require.NoError(t, (<-push(s, 1, 0, ids, ones)).err)
+		if i == 1 {
+			gradients := outside(slices.Repeat([]float32{100}, 2*dim)...)
+			gradients[dim] = float32(math.NaN())
+			head := request.Head{Op: request.Push, Seen: -1, Tables: []request.TableRows{{Table: 0, Count: 1, Rate: math.NaN()}, {Table: 1, Count: 1, Rate: math.NaN()}}}
+			refused := make(chan error, 1)
+			s.Handle(&Incoming{From: 0, Header: head.Encode(), IDs: outside[int64](1, 1), Values: bytesOf(gradients), Reply: func(_ []byte, err error) { refused <- err }})
+			require.ErrorContains(t, <-refused, "not finite")
+		}
+		require.NoError(t, (<-push(s, 0, 0, ids, ones)).err)
+		rows[i] = pull(t, s, 1, 1)
+	}
+	assert.Equal(t, rows[0], rows[1])
+}
+
 // Trainers push at the same time: each update is of a row that is not changed meanwhile. With a
 // gradient of 1 and lambda 1 the compensated one is 1 + w - backup.
 func TestCompensatedPushesAtTheSameTime(t *testing.T) {
