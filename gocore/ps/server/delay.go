@@ -89,12 +89,12 @@ func (b *backup) find(into table.Batch, there, room []byte) error {
 	return nil
 }
 
-func newBackup(of *served) (*table.Table, error) { return ofZeros(of.Dim, of.DType) }
+func newBackup(of *served) (*table.Table, error) { return ofZeros(of, of.DType) }
 
-func newMeans(of *served) (*table.Table, error) { return ofZeros(of.Dim, op.Float32.String()) }
+func newMeans(of *served) (*table.Table, error) { return ofZeros(of, op.Float32.String()) }
 
-func ofZeros(dim int64, dtype string) (*table.Table, error) {
-	return table.New(table.Config{Dim: dim, DType: dtype, Initializer: table.Initializer{Name: "zeros"}, Optimizer: table.Optimizer{Name: "sgd"}})
+func ofZeros(of *served, dtype string) (*table.Table, error) {
+	return table.New(table.Config{Dim: of.Dim, DType: dtype, IDs: of.Config.IDs, Initializer: table.Initializer{Name: "zeros"}, Optimizer: table.Optimizer{Name: "sgd"}})
 }
 
 // keepBackups keeps what a pull has read. Without memory for it there is no backup.

@@ -8,10 +8,8 @@
 
 enum {
 	HUGE = 2 << 20,
-	LEAST_BLOCK = 256 << 10,
 	MOST_BLOCK = 64 << 20,
 	SLAB = 32 << 10, /* the aim for the bytes of a slab */
-	LEAST_SLAB_ROWS = 8,
 	FIRST_BINS = 4
 };
 
@@ -55,11 +53,11 @@ static void *map_block(size_t size) {
 	return at;
 }
 
-/* new_block maps the next block: an eighth of all blocks so far, within bounds, and less if the
- * limit leaves less. The caller holds the lock of the blocks. */
+/* new_block maps the next block: an eighth of all blocks so far, and a slab at least, so that a
+ * small table is small; less if the limit leaves less. The caller holds the lock of the blocks. */
 static int new_block(pt_table *t, int reserved) {
 	int64_t least = t->slab_bytes + 64, want = t->block_bytes / 8;
-	want = want < LEAST_BLOCK ? LEAST_BLOCK : want > MOST_BLOCK ? MOST_BLOCK : want;
+	want = want > MOST_BLOCK ? MOST_BLOCK : want;
 	if (want < least)
 		want = least;
 	int rc;
@@ -207,9 +205,10 @@ pt_table *pt_new(const pt_config *c) {
 	int64_t element = c->dtype == PT_FLOAT32 ? 4 : 2;
 	t->row_bytes = (c->dim * element + 3) / 4 * 4;
 	t->state_bytes = pt_state_bytes(c->optimizer, c->dim);
-	int64_t rows = LEAST_SLAB_ROWS;
-	t->slab_shift = 3;
-	while (rows * 2 * (t->row_bytes + t->state_bytes) <= SLAB) {
+	/* As many as fit, and where the ids are few no more than a quarter of a shard's share of them: a
+	 * slab of each shard is filled in part. */
+	int64_t rows = 1, share = c->ids ? c->ids / (4 * PT_SHARDS) : SLAB;
+	while (rows * 2 * (t->row_bytes + t->state_bytes) <= SLAB && rows * 2 <= share) {
 		rows *= 2;
 		t->slab_shift++;
 	}

@@ -262,3 +262,27 @@ func TestFindAndAdd(t *testing.T) {
 	assert.InDeltaSlice(t, []float32{2 + 0.5/float32(math.Sqrt(6))*4, 4}, g, 1e-6)
 	assert.InDeltaSlice(t, []float32{6, 14}, squares, 1e-6)
 }
+
+// What few rows take of the machine is little more than rows and states: a shard with one row of
+// 32 KiB has no room for more, and a table of one small row takes a page. Each table also has locks
+// and lists of some 30 KiB at most.
+func TestMemoryOfFewRows(t *testing.T) {
+	for _, optimizer := range []string{"sgd", "row_wise_adagrad", "momentum", "adam"} {
+		for _, of := range []struct{ dim, rows, ids int64 }{{8192, 1, 1}, {8192, 7, 14}, {8192, 100, 100}, {8192, 300, 0}, {1, 1, 1}, {600, 1, 1},
+			{16, 1000, 1000}, {64, 5000, 5000}, {1024, 640, 640}, {1 << 16, 40, 0}} {
+			c := config(optimizer, of.dim)
+			c.IDs, c.Initializer = of.ids, Initializer{Name: "zeros"}
+			table := newTable(t, best(), c)
+			ids, each := tensor(t, op.Int64, make([]int64, of.rows))
+			for i := range each {
+				each[i] = int64(i)
+			}
+			require.NoError(t, table.Make(ids))
+			info, err := table.Info()
+			require.NoError(t, err)
+			needed := of.rows * (info.RowBytes + info.StateBytes)
+			shards := 64 * min(64, of.rows) * 8 // an index of four bins and a list of slabs, of each that has rows
+			assert.LessOrEqual(t, info.Bytes, needed*4/3+shards+of.rows*40+(16<<10), "%s, %+v: %d bytes of rows and states", optimizer, of, needed)
+		}
+	}
+}

@@ -36,7 +36,8 @@ class _BlockTable(RemoteTable):
         shapes: Sequence[Sequence[int]],
     ) -> None:
         self._elements, self._placement, self._shapes = elements, placement, shapes
-        super().__init__(name, min(elements, BLOCK), optimizer)
+        dim = min(elements, BLOCK)
+        super().__init__(name, dim, optimizer, num_ids=-(-elements // dim))
 
     def _declare(self) -> int:
         self.first: int | None = None

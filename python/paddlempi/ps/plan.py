@@ -61,7 +61,11 @@ class Placed:
         return "all" if len(owners) == count > 1 else ",".join(map(str, owners))
 
     def memory(self) -> int:
-        """How many bytes all servers need for it, when each row of a table is there."""
+        """How many bytes rows and states take, when each row of a table is there.
+
+        What ``ps.stats`` and ``memory_limit`` count is an eighth to a third more, with indexes, and
+        some 13 KiB at least for each table on each server.
+        """
         if self.optimizer is None:
             return 0
         if self.blocks is None:

@@ -77,6 +77,23 @@ def test_a_cut_of_another_shape_is_refused(folder: Path) -> None:
     ps.restore(folder)
 
 
+def test_servers_hold_what_the_plan_says() -> None:
+    """But for indexes, locks and begun slabs."""
+    layers = [torch.nn.Linear(300, 300), torch.nn.Linear(1000, 1000, bias=False)]
+    rows = torch.nn.Embedding(1000, 16, sparse=True)
+    model = torch.nn.ModuleList([*layers, rows, *(torch.nn.LayerNorm(50) for _ in range(9))])
+    plan = ps.transpile(model, torch.optim.Adagrad(model.parameters(), 0.1), BOTH, timeout=30)
+    rows_now = next(iter(plan.layers.values()))
+    rows_now.table.pull(torch.arange(1000))
+    ps.barrier()
+    told = [table for at in ps.stats()["servers"] for table in at["tables"]]
+    for one in plan.parameters:
+        held = sum(table["bytes"] for table in told if table["name"] == one.table)
+        count = sum(table["rows"] for table in told if table["name"] == one.table)
+        assert one.memory() <= held <= 1.4 * one.memory() + 400 * min(count, 128) + (16 << 10) * 2
+    ps.barrier("told")
+
+
 def test_a_layout_of_many_shapes_is_short() -> None:
     many = [[20, 30 + n] for n in range(5000)]
     assert layout(many).startswith("20x30, 20x31, 20x32 and 4997 more (digest ")
