@@ -51,11 +51,12 @@ func WriteJobFile(e JobFile) (path string, err error) {
 	if err := e.check(); err != nil {
 		return "", status.New(status.Argument, "endpoints of the parameter server: %v", err)
 	}
-	folder, err := runtimeFolder()
+	folders, err := runtimeFolders()
 	if err != nil {
 		return "", err
 	}
-	_, ended := filesIn(folder)
+	folder := folders[0]
+	_, ended := filesIn(folders)
 	for _, old := range ended {
 		_ = os.Remove(old)
 	}
@@ -90,15 +91,15 @@ func RemoveJobFile(path string) { _ = os.Remove(path) }
 // user that runs on this host.
 func ReadJobFile(path string) (JobFile, string, error) {
 	if path == "" {
-		folder, err := runtimeFolder()
+		folders, err := runtimeFolders()
 		if err != nil {
 			return JobFile{}, "", err
 		}
-		running, _ := filesIn(folder)
+		running, _ := filesIn(folders)
 		switch len(running) {
 		case 0:
 			return JobFile{}, "", status.New(status.Argument, "no process of this user on this host has told where the servers of its job are: %s has no file %sPID%s of a living process; "+
-				"if the job runs on other hosts, ask there", folder, prefix, suffix)
+				"if the job runs on other hosts, ask there", strings.Join(folders, ", "), prefix, suffix)
 		case 1:
 			path = running[0]
 		default:
@@ -189,19 +190,52 @@ func (s ServerAddress) check(who string) error {
 	return nil
 }
 
-// runtimeFolder returns this user's folder for such files. It makes the folder if need be: in
-// XDG_RUNTIME_DIR if that is as it should be, else in the folder for temporary files.
-func runtimeFolder() (string, error) {
+// runtimeFolders returns this user's folders for such files, at least one: new files go into the
+// first. It makes a folder if need be: in XDG_RUNTIME_DIR if that is as it should be, else in the
+// folder for temporary files.
+func runtimeFolders() ([]string, error) {
 	if parent, _ := dl.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(parent) {
 		if info, err := os.Stat(parent); err == nil && private(info, os.ModeDir) == nil {
-			return privateFolder(filepath.Join(parent, "paddlempi"))
+			folder, err := privateFolder(filepath.Join(parent, "paddlempi"))
+			return []string{folder}, err
 		}
 	}
 	parent, _ := dl.Getenv("TMPDIR")
 	if parent == "" {
 		parent = "/tmp"
 	}
-	return privateFolder(filepath.Join(parent, fmt.Sprintf("paddlempi-%d", os.Geteuid())))
+	name := fmt.Sprintf("paddlempi-%d", os.Geteuid())
+	path := filepath.Join(parent, name)
+	if info, err := os.Lstat(path); err == nil && int(info.Sys().(*syscall.Stat_t).Uid) != os.Geteuid() {
+		return spareFolders(parent, name+"-")
+	}
+	folder, err := privateFolder(path)
+	return []string{folder}, err
+}
+
+// spareFolders returns the folders of this user whose names begin with begin, and makes one if there
+// is none. Where everybody makes folders, another user may have taken the usual name.
+func spareFolders(parent, begin string) (folders []string, err error) {
+	found, err := os.ReadDir(parent) // in the order of the names
+	for _, entry := range found {
+		path := filepath.Join(parent, entry.Name())
+		if !strings.HasPrefix(entry.Name(), begin) {
+			continue
+		}
+		if info, err := os.Lstat(path); err == nil && private(info, os.ModeDir) == nil {
+			folders = append(folders, path)
+		}
+	}
+	if len(folders) == 0 && err == nil {
+		var made string
+		made, err = os.MkdirTemp(parent, begin+"*")
+		folders = []string{made}
+	}
+	if err != nil {
+		return nil, status.New(status.Unsupported, "a folder for the endpoints of parameter servers, %s*, cannot be made: %v; set XDG_RUNTIME_DIR to a folder of your own with mode 0700",
+			filepath.Join(parent, begin), err)
+	}
+	return folders, nil
 }
 
 // privateFolder makes a folder. What lies at its place already may be of another user.
@@ -233,15 +267,19 @@ func private(info os.FileInfo, kind os.FileMode) error {
 	return nil
 }
 
-// filesIn returns the files of a folder whose processes run, and those whose processes have ended.
+// filesIn returns the files of folders whose processes run, and those whose processes have ended.
 // Of processes in other containers nobody knows.
-func filesIn(folder string) (running, ended []string) {
-	found, _ := os.ReadDir(folder) // in the order of the names
-	for _, entry := range found {
-		if !strings.HasPrefix(entry.Name(), prefix) || !strings.HasSuffix(entry.Name(), suffix) {
-			continue
+func filesIn(folders []string) (running, ended []string) {
+	var paths []string
+	for _, folder := range folders {
+		found, _ := os.ReadDir(folder) // in the order of the names
+		for _, entry := range found {
+			if strings.HasPrefix(entry.Name(), prefix) && strings.HasSuffix(entry.Name(), suffix) {
+				paths = append(paths, filepath.Join(folder, entry.Name()))
+			}
 		}
-		path := filepath.Join(folder, entry.Name())
+	}
+	for _, path := range paths {
 		e, err := readJobFile(path)
 		if err != nil || e.Namespace != namespace() {
 			continue

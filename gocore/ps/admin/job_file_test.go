@@ -131,6 +131,47 @@ func TestAFolderThatIsNotTheUsersAlone(t *testing.T) {
 	assert.ErrorContains(t, err, "another type")
 }
 
+// Another user may have taken the usual name in /tmp, with whatever: this one takes another name,
+// and finds its jobs there.
+func TestAFolderOfAnotherUser(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can give a file to another user")
+	}
+	for what, take := range map[string]func(path string) error{
+		"folder": func(path string) error { return os.Mkdir(path, 0o777) },
+		"file":   func(path string) error { return os.WriteFile(path, nil, 0o666) },
+		"link":   func(path string) error { return os.Symlink("/", path) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			runtime(t, 0o755)
+			temporary, _ := dl.Getenv("TMPDIR")
+			taken := filepath.Join(temporary, "paddlempi-0")
+			for _, path := range []string{taken, taken + "-0", taken + "-zzz"} {
+				require.NoError(t, take(path))
+				require.NoError(t, os.Lchown(path, 4321, 4321))
+			}
+			path, err := WriteJobFile(sample())
+			require.NoError(t, err)
+			assert.True(t, strings.HasPrefix(path, taken+"-"), path)
+			info, err := os.Lstat(filepath.Dir(path))
+			require.NoError(t, err)
+			assert.NoError(t, private(info, os.ModeDir))
+			_, found, err := ReadJobFile("")
+			require.NoError(t, err)
+			assert.Equal(t, path, found)
+			again, err := WriteJobFile(sample())
+			require.NoError(t, err)
+			assert.Equal(t, path, again, "it takes the same folder again")
+			other := filepath.Join(temporary, "paddlempi-0-other") // two jobs that began at the same time
+			require.NoError(t, os.Mkdir(other, 0o700))
+			require.NoError(t, os.Rename(path, filepath.Join(other, filepath.Base(path))))
+			_, found, err = ReadJobFile("")
+			require.NoError(t, err)
+			assert.Equal(t, other, filepath.Dir(found))
+		})
+	}
+}
+
 func TestFilesThatAreNotTheUsersAlone(t *testing.T) {
 	folder := runtime(t, 0o700)
 	path := variant(t, filepath.Join(folder, "f"), func(*JobFile) {})
