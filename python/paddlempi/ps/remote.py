@@ -78,7 +78,8 @@ class RemoteTable(Configured):
         self.learning_rate: float | None = None
         """That of the pushes, such as the value of a schedule. None: the optimizer's, or what
         :func:`paddlempi.ps.set_learning_rate` has set. In sync mode it is the same on all
-        trainers."""
+        trainers. RemoteTables of one name that are in the same step have the same one, or the step
+        is an ArgumentError."""
 
     def _declare(self) -> int:
         number: int = _native.control(

@@ -9,13 +9,15 @@ from importlib import import_module
 from typing import Any
 
 from .. import _native, memory
-from ..errors import DtypeError, Error
+from ..errors import ArgumentError, DtypeError, Error
 from . import remote, session
 from .config import checked_ids
 from .owners import Owner
 from .remote import RemoteTable
 
 __all__ = ["discard", "discard_of", "note", "refuse", "step", "step_of"]
+
+_Note = tuple[RemoteTable, Any, Any]  # a table, ids and gradients
 
 
 class _Noted:
@@ -25,19 +27,19 @@ class _Noted:
         # Backward may run in threads of the framework, and a signal handler may interrupt who holds
         # the lock.
         self.lock = threading.RLock()
-        self.of: dict[str, tuple[RemoteTable, list[tuple[Any, Any]]]] = {}
+        self.of: dict[str, tuple[RemoteTable, list[_Note]]] = {}
         self.count = 0
         self.latest: dict[str, int] = {}  # the number of the latest note of each table
 
     def add(self, table: RemoteTable, ids: Any, gradients: Any) -> None:
         with self.lock:
-            self.of.setdefault(table.name, (table, []))[1].append((ids, gradients))
+            self.of.setdefault(table.name, (table, []))[1].append((table, ids, gradients))
             self.count += 1
             self.latest[table.name] = self.count
 
     def take(
         self, which: Callable[[Mapping[str, int]], Iterable[str]] = list
-    ) -> list[tuple[RemoteTable, list[tuple[Any, Any]]]]:
+    ) -> list[tuple[RemoteTable, list[_Note]]]:
         """Return what was noted of the tables that ``which`` says, or of all; forget it."""
         with self.lock:
             names = sorted(which(self.latest))
@@ -115,6 +117,8 @@ def step(*, average: bool = True) -> None:
 
     Raises:
         NotInitializedError: before :func:`paddlempi.ps.init`.
+        ArgumentError: also if RemoteTables of one name, of which gradients were noted, have
+            different learning rates: they are one table.
         Error: as :func:`paddlempi.ps.push`.
     """
     found = session.as_trainer("ps.step")
@@ -135,22 +139,30 @@ def step_of(owner: Owner, *, average: bool) -> None:
 
 
 def _push(
-    found: session.Session, taken: list[tuple[RemoteTable, list[tuple[Any, Any]]]], average: bool
+    found: session.Session, taken: list[tuple[RemoteTable, list[_Note]]], average: bool
 ) -> None:
     parts = 1.0
     if average and found.mode == "sync":
         parts = float(len(found.trainers))
     requests = []
     for table, notes in taken:
-        ids, gradients = notes[0] if len(notes) == 1 else _joined(notes)
+        _, ids, gradients = notes[0] if len(notes) == 1 else _joined(notes)
         requests.append((table, ids, gradients if parts == 1.0 else gradients / parts))
     remote.push(requests)
 
 
-def _joined(notes: list[tuple[Any, Any]]) -> tuple[Any, Any]:
-    framework = import_module(f"..tensors.{memory.framework_of(notes[0][1])}", __package__)
-    ids, gradients = zip(*notes, strict=True)
-    return framework.joined(ids), framework.joined(gradients)
+def _joined(notes: list[_Note]) -> _Note:
+    framework = import_module(f"..tensors.{memory.framework_of(notes[0][2])}", __package__)
+    tables, ids, gradients = zip(*notes, strict=True)
+    table, rate = tables[0], tables[0].learning_rate
+    for other in tables:
+        if other.learning_rate != rate:
+            raise ArgumentError(
+                f"ps.step: two RemoteTables of the name {table.name!r} have learning_rate={rate} "
+                f"and learning_rate={other.learning_rate}: they are one table, whose rows a step "
+                "updates once: give both the same"
+            )
+    return table, framework.joined(ids), framework.joined(gradients)
 
 
 session.before_complete(discard)

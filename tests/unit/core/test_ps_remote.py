@@ -218,6 +218,29 @@ def test_prefetch_in_a_fork(table: ps.RemoteTable) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
 
 
+def test_two_tables_of_one_name(ps_core: PsCore, table: ps.RemoteTable) -> None:
+    """They are one table: a step has the rate of both, or is refused."""
+    other = ps.RemoteTable("t", DIM, ps.SGD(0.5), ps.Uniform(-1, 1), seed=4)
+    before = table.pull(IDS)
+    for first, second in ((0.25, 0.5), (None, 0.25), (0.25, None)):
+        table.learning_rate, other.learning_rate = first, second
+        ps.note(table, IDS[:1], ONES[:1])
+        ps.note(other, IDS[:1], ONES[:1])
+        with pytest.raises(errors.ArgumentError, match=f"'t'.*rate={first} and .*rate={second}"):
+            ps.step()
+    assert (table.pull(IDS) == before).all() and ps_core.steps == 0
+    for mine in (table, other):  # each alone has its own
+        mine.learning_rate = 1.0 if mine is other else 0.25
+        ps.note(mine, IDS[:1], ONES[:1])
+        ps.step()
+    assert np.allclose(table.pull(IDS[:1]), before[:1] - 1.25)
+    table.learning_rate = other.learning_rate
+    ps.note(table, IDS[:1], ONES[:1])
+    ps.note(other, IDS[:1], ONES[:1])
+    ps.step()
+    assert np.allclose(table.pull(IDS[:1]), before[:1] - 3.25)
+
+
 def test_notes_of_many_threads(table: ps.RemoteTable) -> None:
     def many() -> None:
         for _ in range(200):
