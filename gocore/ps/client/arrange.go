@@ -11,25 +11,27 @@ import (
 // several tables go to several servers: in the memory of a travel they lie by tables.
 type arranged struct {
 	ids, values *link.Memory
-	firsts      []int64 // where the ids of each server begin, and the end
+	firsts      []int64 // where the ids of each server begin; before them is room to name the tables
+	lasts       []int64 // and where they end
 	ats, ends   []int64 // where the rows of each server begin and end, in bytes
 }
 
 func (c *Client) arrange(t *travel) (a *arranged, err error) {
-	a = &arranged{firsts: make([]int64, c.servers+1), ats: make([]int64, c.servers), ends: make([]int64, c.servers)}
-	var at int64
+	a = &arranged{firsts: make([]int64, c.servers), lasts: make([]int64, c.servers), ats: make([]int64, c.servers), ends: make([]int64, c.servers)}
+	var at, end int64
 	for s := range c.servers {
 		at = request.Align(at)
-		a.ats[s], a.firsts[s+1] = at, a.firsts[s]
+		a.ats[s], a.firsts[s] = at, end+t.list
+		end += t.list
 		for _, r := range t.tables {
 			if n := int64(r.plan.Starts[s+1] - r.plan.Starts[s]); n > 0 {
-				a.firsts[s+1] += n
+				end += n
 				at = request.Align(at) + n*r.rowBytes
 			}
 		}
-		a.ends[s] = at
+		a.ends[s], a.lasts[s] = at, end
 	}
-	if a.ids, err = c.links.Memory(max(1, a.firsts[c.servers]) * 8); err != nil {
+	if a.ids, err = c.links.Memory(max(1, end) * 8); err != nil {
 		return nil, err
 	}
 	if a.values, err = c.links.Memory(max(1, at)); err != nil {
@@ -47,7 +49,7 @@ func (a *arranged) free() {
 // blocks calls f for what every server has of every table: the ids by tables and by servers, and
 // the rows.
 func (a *arranged) blocks(t *travel, f func(ids, idsHere []int64, rows, rowsHere []byte)) {
-	all := unsafe.Slice((*int64)(unsafe.Pointer(unsafe.SliceData(a.ids.Bytes()))), a.firsts[len(a.firsts)-1])
+	all := unsafe.Slice((*int64)(unsafe.Pointer(unsafe.SliceData(a.ids.Bytes()))), a.lasts[len(a.lasts)-1])
 	for s := range a.ats {
 		first, at := a.firsts[s], a.ats[s]
 		for i := range t.tables {

@@ -4,6 +4,7 @@ package client
 
 import (
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -345,6 +346,7 @@ type travel struct {
 	tables      []onTheWay
 	ids, values *link.Memory
 	byServer    *arranged // nil if a server's ids and rows lie together as it is
+	list        int64     // words of room before the ids of a server, to name many tables
 }
 
 // onTheWay is the rows of one table in a travel.
@@ -389,21 +391,22 @@ func (c *Client) plan(what request.Op, tables []TableRows) (t *travel, err error
 		if err := check(what.String(), &tables[i]); err != nil {
 			return nil, err
 		}
-		if err := once(what, tables[:i+1]); err != nil {
-			return nil, err
-		}
 		n += tables[i].IDs.Count
 	}
+	if err := once(what, tables); err != nil {
+		return nil, err
+	}
 	t = &travel{tables: make([]onTheWay, len(tables))}
+	t.list = (&request.Head{Tables: make([]request.TableRows, len(tables))}).ListLen()
 	defer func() {
 		if err != nil {
 			t.free()
 		}
 	}()
-	if t.ids, err = c.links.Memory(max(1, n) * 8); err != nil {
+	if t.ids, err = c.links.Memory(max(1, t.list+n) * 8); err != nil {
 		return t, err
 	}
-	room := unsafe.Slice((*int64)(unsafe.Pointer(unsafe.SliceData(t.ids.Bytes()))), n)
+	room := wordsOf(t.ids, t.list, n)
 	var first, bytes int64
 	for i := range tables {
 		b, r := &tables[i], &t.tables[i]
@@ -442,12 +445,22 @@ func (c *Client) plan(what request.Op, tables []TableRows) (t *travel, err error
 	return t, err
 }
 
-// once returns an error if the last of some tables is another one of them, too.
+// once returns an error if a table is named twice.
 func once(what request.Op, tables []TableRows) error {
-	last := tables[len(tables)-1].Table
-	for _, before := range tables[:len(tables)-1] {
-		if before.Table == last {
-			return status.New(status.Argument, "%v: table %q is named twice; put all its ids into one tensor", what, last.Name)
+	const few = 32 // of fewer tables each is compared with all before it
+	var seen map[*Table]bool
+	if len(tables) > few {
+		seen = make(map[*Table]bool, len(tables))
+	}
+	for i, r := range tables {
+		there := seen[r.Table]
+		if seen != nil {
+			seen[r.Table] = true
+		} else {
+			there = slices.ContainsFunc(tables[:i], func(before TableRows) bool { return before.Table == r.Table })
+		}
+		if there {
+			return status.New(status.Argument, "%v: table %q is named twice; put all its ids into one tensor", what, r.Table.Name)
 		}
 	}
 	return nil
@@ -517,9 +530,13 @@ func (c *Client) ask(what request.Op, t *travel, seen []int64) (results []result
 			head.Step = request.AfterPush
 		}
 		r := &link.Request{Header: head.Encode(), Deadline: deadline, Interrupt: c.interrupt}
-		if ids > 0 {
-			ids, rows := t.regions(s)
-			r.IDs = ids
+		if words := head.ListLen(); ids > 0 || words > 0 {
+			at, rows := t.regions(s)
+			if words > 0 {
+				at.Offset, at.Bytes = at.Offset-8*words, at.Bytes+8*words
+				head.PutList(wordsOf(at.M, at.Offset/8, words))
+			}
+			r.IDs = at
 			switch what {
 			case request.Pull:
 				r.Answer = rows
@@ -588,10 +605,15 @@ func (c *Client) send(requests []*link.Request, update bool) (sent []pending, er
 	return sent, err
 }
 
+// wordsOf returns n words of memory, from one on.
+func wordsOf(m *link.Memory, from, n int64) []int64 {
+	return unsafe.Slice((*int64)(unsafe.Pointer(unsafe.SliceData(m.Bytes()))), from+n)[from:]
+}
+
 // regions returns where the ids and the rows of a server lie.
 func (t *travel) regions(s int) (ids, rows link.Region) {
 	if a := t.byServer; a != nil {
-		return link.Region{M: a.ids, Offset: 8 * a.firsts[s], Bytes: 8 * (a.firsts[s+1] - a.firsts[s])},
+		return link.Region{M: a.ids, Offset: 8 * a.firsts[s], Bytes: 8 * (a.lasts[s] - a.firsts[s])},
 			link.Region{M: a.values, Offset: a.ats[s], Bytes: a.ends[s] - a.ats[s]}
 	}
 	if len(t.tables) == 1 {
@@ -601,5 +623,5 @@ func (t *travel) regions(s int) (ids, rows link.Region) {
 	}
 	last := &t.tables[len(t.tables)-1] // there is one server
 	n := int64(len(last.plan.Unique))
-	return link.Region{M: t.ids, Bytes: 8 * (last.first + n)}, link.Region{M: t.values, Bytes: last.at + n*last.rowBytes}
+	return link.Region{M: t.ids, Offset: 8 * t.list, Bytes: 8 * (last.first + n)}, link.Region{M: t.values, Bytes: last.at + n*last.rowBytes}
 }

@@ -2,7 +2,9 @@ package client
 
 import (
 	"errors"
+	"fmt"
 	"math"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"unsafe"
@@ -12,6 +14,9 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/ps/request"
+	"github.com/paddlempi/paddlempi/gocore/ps/route"
+	"github.com/paddlempi/paddlempi/gocore/ps/server"
+	"github.com/paddlempi/paddlempi/gocore/ps/table"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
@@ -294,7 +299,7 @@ func TestNothingIsSentOfWrongArguments(t *testing.T) {
 		"ids of table \"t\" are of float32":               {floating},
 		"a tensor of table \"t\" is not contiguous":       {strided},
 		"table \"t\" is named twice":                      {one.rows(one.t, 1, 0), one.rows(one.t, 1, 1)},
-		"1025 tables are more than one request takes":     make([]TableRows, request.MostTables+1),
+		"65537 tables are more than one request takes":    make([]TableRows, request.MostTables+1),
 	} {
 		err := one.Push(rows, 0)
 		assert.ErrorContains(t, err, "push: "+text)
@@ -337,6 +342,56 @@ func TestRowsAreMadeBeforeAPushOfTablesWithALimit(t *testing.T) {
 	assert.Equal(t, []request.Op{request.Push, request.Push, request.Reserve}, ops(0)[1:], "restored: they may be gone")
 	assert.Empty(t, ops(1))
 	assert.Empty(t, one.unsure(), "the push was not sent")
+}
+
+// A request may name more tables than a header has room for: they are named before the ids.
+func TestManyTablesInOneRequest(t *testing.T) {
+	const n = request.MostInHeader + 1
+	for _, mode := range []string{"one server", "two servers", "geo"} {
+		servers := newServers(t, false, 0)
+		if mode == "one server" {
+			servers = servers[:1]
+			servers[0].Servers = 1
+		}
+		one := newTrainer(t, 0, servers, nil)
+		var push, pull []TableRows
+		for i := range n {
+			name := fmt.Sprintf("many %d", i)
+			c := table.Config{Dim: dim, DType: "float32", Initializer: table.Initializer{Name: "zeros"}, Optimizer: plainSGD}
+			on := &Table{Client: one.Client, Name: name, Dim: dim, Rows: op.Float32, By: route.ByModulo, Config: c}
+			for _, s := range servers {
+				number, err := s.Declare(0, server.Meta{Name: name, By: "modulo", Config: c})
+				require.NoError(t, err)
+				on.IDs = append(on.IDs, number)
+			}
+			t.Cleanup(on.Forget)
+			ids := []int64{int64(i)}
+			if i%3 == 0 {
+				ids = []int64{0, 1, 0}
+			}
+			push = append(push, one.rows(on, float32(i), ids...))
+			pull = append(pull, one.rows(on, -99, ids...))
+		}
+		if mode == "geo" {
+			one.SetGeo(1, 1)
+		}
+		require.NoError(t, one.Push(push, 0))
+		require.NoError(t, one.Pull(pull))
+		for i, r := range pull {
+			want := []float32{-float32(i), -float32(i)}
+			if i%3 == 0 {
+				want = []float32{-2 * float32(i), -2 * float32(i), -float32(i), -float32(i), -2 * float32(i), -2 * float32(i)}
+			}
+			if got := valuesOf(r.Values); !slices.Equal(got, want) {
+				t.Fatalf("%s, table %d: %v instead of %v", mode, i, got, want)
+			}
+		}
+		if mode != "geo" {
+			assert.EqualValues(t, 1, servers[0].Statistics().Pushes, "a push is one request")
+			require.NoError(t, one.Push([]TableRows{}, 0))
+			assert.ErrorContains(t, one.Push(append(push, push[7]), 0), `table "many 7" is named twice`)
+		}
+	}
 }
 
 // In a step of all trainers the others learn that one cannot push.

@@ -112,7 +112,7 @@ func (c *Client) Copies() (rows, bytes int64) {
 func (g *geo) ahead() (steps int64, next []*Table) {
 	g.mu.RLock()
 	defer g.mu.RUnlock()
-	return g.steps, slices.Clone(g.open[:min(len(g.open), request.MostTables)])
+	return g.steps, slices.Clone(g.open[:min(len(g.open), request.MostInHeader)])
 }
 
 // exchanged forgets what was pushed of some tables.
@@ -271,14 +271,11 @@ func (c *Client) checkLocal(what request.Op, tables []TableRows) error {
 		if err := check(what.String(), &tables[i]); err != nil {
 			return err
 		}
-		if err := once(what, tables[:i+1]); err != nil {
-			return err
-		}
 		if what == request.Pull && tables[i].Values.DType != op.Float32 {
 			return status.New(status.Type, "pull: out of table %q is of %v; it must be of float32", tables[i].Table.Name, tables[i].Values.DType)
 		}
 	}
-	return nil
+	return once(what, tables)
 }
 
 // findLocal copies those rows of a pull that this trainer has of its own, and says which.

@@ -76,8 +76,13 @@ func (o Op) RowType(rows op.DType) op.DType {
 // Align returns where the rows of the next table with ids begin, after so many bytes.
 func Align(bytes int64) int64 { return (bytes + 3) &^ 3 }
 
-// MostTables is how many tables a request may name. So many fit into a header of package link.
-const MostTables = 1024
+// Limits of how many tables a request may name. Up to MostInHeader are named in its header, for
+// which package link has room. More are named before the ids, in listWords words each.
+const (
+	MostInHeader = 1024
+	MostTables   = 1 << 16
+	listWords    = 2
+)
 
 // TableRows says which table a request is for, and how many of its rows.
 type TableRows struct {
@@ -95,6 +100,38 @@ type Head struct {
 	Seen   int64 // of a Push: the version that the trainer's last pull had; -1: it has not pulled
 	Number int64 // of a request that Updates: SetNumber sets it. Else 0
 	Tables []TableRows
+	listed int // Decode: so many tables are named before the ids; TakeList reads them
+}
+
+// ListLen returns how many words before the ids name the tables; 0: the header does.
+func (h *Head) ListLen() int64 {
+	if len(h.Tables) <= MostInHeader {
+		return 0
+	}
+	return listWords * int64(len(h.Tables))
+}
+
+// PutList writes these words.
+func (h *Head) PutList(words []int64) {
+	for i, r := range h.Tables {
+		words[listWords*i], words[listWords*i+1] = int64(r.Table)|int64(r.Count)<<32, int64(math.Float64bits(r.Rate))
+	}
+}
+
+// TakeList reads them, if there are some, and returns the ids behind them.
+func (h *Head) TakeList(words []int64) (ids []int64, err error) {
+	if h.listed == 0 {
+		return words, nil
+	}
+	if len(words) < listWords*h.listed {
+		return nil, status.New(status.Argument, "a request names %d tables before its ids, in %d words; it takes %d", h.listed, len(words), listWords*h.listed)
+	}
+	h.Tables = make([]TableRows, h.listed)
+	for i := range h.Tables {
+		word, rate := words[listWords*i], words[listWords*i+1]
+		h.Tables[i] = TableRows{uint32(word), uint32(word >> 32), math.Float64frombits(uint64(rate))}
+	}
+	return words[listWords*h.listed:], nil
 }
 
 // SetNumber gives an encoded request the number of its update. A trainer numbers its updates from
@@ -117,13 +154,17 @@ const (
 
 // Encode returns the bytes of h.
 func (h *Head) Encode() []byte {
-	b := make([]byte, 0, headBytes+tableBytes*len(h.Tables))
-	b = append(b, byte(h.Op), 0, 0, 0)
+	in, listed := h.Tables, byte(0)
+	if len(in) > MostInHeader {
+		in, listed = nil, 1
+	}
+	b := make([]byte, 0, headBytes+tableBytes*len(in))
+	b = append(b, byte(h.Op), listed, 0, 0)
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(h.Tables)))
 	b = binary.LittleEndian.AppendUint64(b, uint64(h.Step))
 	b = binary.LittleEndian.AppendUint64(b, uint64(h.Seen))
 	b = binary.LittleEndian.AppendUint64(b, uint64(h.Number))
-	for _, r := range h.Tables {
+	for _, r := range in {
 		b = binary.LittleEndian.AppendUint32(b, r.Table)
 		b = binary.LittleEndian.AppendUint32(b, r.Count)
 		b = binary.LittleEndian.AppendUint64(b, math.Float64bits(r.Rate))
@@ -141,16 +182,21 @@ func Decode(b []byte) (Head, error) {
 	n := binary.LittleEndian.Uint32(b[4:])
 	h.Step, h.Seen = int64(binary.LittleEndian.Uint64(b[8:])), int64(binary.LittleEndian.Uint64(b[16:]))
 	h.Number = int64(binary.LittleEndian.Uint64(b[numberAt:]))
-	if h.Op.String() == "unknown" || b[1] != 0 || b[2] != 0 || b[3] != 0 {
+	if h.Op.String() == "unknown" || b[1] > 1 || b[2] != 0 || b[3] != 0 {
 		return h, status.New(status.Argument, "a request has the code %d; codes are %d to %d", b[0], Pull, Add)
 	}
-	if n > MostTables || len(b) != headBytes+tableBytes*int(n) {
-		return h, status.New(status.Argument, "a request of %d bytes says that it has %d parts; it may have %d, of %d bytes each", len(b), n, MostTables, tableBytes)
+	least, most, inHeader := uint32(0), uint32(MostInHeader), int(n)
+	if b[1] == 1 {
+		least, most, inHeader = MostInHeader+1, MostTables, 0
+	}
+	if n < least || n > most || len(b) != headBytes+tableBytes*inHeader {
+		return h, status.New(status.Argument, "a request of %d bytes says that it has %d parts; it may have %d to %d, of %d bytes each in its header", len(b), n, least, most, tableBytes)
 	}
 	if h.Step < 0 || h.Seen < -1 || h.Number < 0 {
 		return h, status.New(status.Argument, "a %v has step %d after version %d, and number %d; none is negative", h.Op, h.Step, h.Seen, h.Number)
 	}
-	h.Tables = make([]TableRows, n)
+	h.listed = int(n) - inHeader
+	h.Tables = make([]TableRows, inHeader)
 	for i := range h.Tables {
 		p := b[headBytes+tableBytes*i:]
 		h.Tables[i] = TableRows{binary.LittleEndian.Uint32(p), binary.LittleEndian.Uint32(p[4:]), math.Float64frombits(binary.LittleEndian.Uint64(p[8:]))}

@@ -14,7 +14,7 @@ func TestHeadsAreReadAsWritten(t *testing.T) {
 		{Op: Push, Step: 7, Seen: 3, Tables: []TableRows{{1, 5, 0.25}, {2, 0, math.Inf(1)}}},
 		{Op: Push, Seen: -1, Tables: []TableRows{}},
 		{Op: Refuse, Step: 2, Tables: []TableRows{}},
-		{Op: Write, Step: 1, Number: math.MaxInt64, Tables: make([]TableRows, MostTables)},
+		{Op: Write, Step: 1, Number: math.MaxInt64, Tables: make([]TableRows, MostInHeader)},
 		{Op: Reserve, Tables: []TableRows{{3, 2, 0}}},
 		{Op: Add, Step: 3, Tables: []TableRows{{3, 2, 0}}},
 	} {
@@ -31,6 +31,40 @@ func TestHeadsAreReadAsWritten(t *testing.T) {
 	answer, err := DecodeAnswer(a.Encode())
 	require.NoError(t, err)
 	assert.Equal(t, a, answer)
+}
+
+func TestMoreTablesThanAHeaderHas(t *testing.T) {
+	for _, n := range []int{MostInHeader + 1, MostTables} {
+		h := Head{Op: Push, Step: 1, Tables: make([]TableRows, n)}
+		for i := range h.Tables {
+			h.Tables[i] = TableRows{uint32(i) << 15, math.MaxUint32 - uint32(i), float64(i) - 0.5}
+		}
+		words := make([]int64, h.ListLen()+3)
+		h.PutList(words)
+		words[h.ListLen()] = 7
+		header := h.Encode()
+		assert.Len(t, header, headBytes)
+		read, err := Decode(header)
+		require.NoError(t, err)
+		ids, err := read.TakeList(words)
+		require.NoError(t, err)
+		assert.Equal(t, []int64{7, 0, 0}, ids)
+		assert.Equal(t, h.Tables, read.Tables)
+		_, err = read.TakeList(words[:h.ListLen()-1])
+		assert.Error(t, err)
+		for _, damaged := range [][]byte{append(header, make([]byte, tableBytes)...), append([]byte{2, 1, 0, 0, 0, 4, 0, 0}, header[8:]...), append([]byte{2, 1, 0, 0, 1, 0, 1, 0}, header[8:]...)} {
+			_, err := Decode(damaged)
+			assert.ErrorContains(t, err, "it may have 1025 to 65536, of 16 bytes")
+		}
+	}
+	ids := []int64{1}
+	few := Head{Op: Push, Tables: make([]TableRows, MostInHeader)}
+	assert.Zero(t, few.ListLen())
+	read, err := Decode(few.Encode())
+	require.NoError(t, err)
+	rest, err := read.TakeList(ids)
+	require.NoError(t, err)
+	assert.Equal(t, ids, rest)
 }
 
 func TestDamagedHeadsAreRefused(t *testing.T) {
@@ -60,7 +94,9 @@ func FuzzHead(f *testing.F) {
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if h, err := Decode(b); err == nil {
-			assert.Equal(t, b, h.Encode())
+			if _, err := h.TakeList(make([]int64, listWords*MostTables)); err == nil {
+				assert.Equal(t, b, h.Encode())
+			}
 		}
 	})
 }

@@ -190,6 +190,10 @@ func (s *Server) read(in *Incoming) (head request.Head, u *update, err error) {
 	if err != nil {
 		return head, u, err
 	}
+	given, err := head.TakeList(in.IDs)
+	if err != nil {
+		return head, u, err
+	}
 	values, what := in.Values, "gradients"
 	if head.Op == request.Pull {
 		values, what = in.Answer, "room"
@@ -210,16 +214,16 @@ func (s *Server) read(in *Incoming) (head request.Head, u *update, err error) {
 		total += int64(r.Count)
 		bytes += int64(r.Count) * head.Op.RowBytes(t.Dim, t.RowType())
 	}
-	if total != int64(len(in.IDs)) || bytes != int64(len(values)) || !aligned {
+	if total != int64(len(given)) || bytes != int64(len(values)) || !aligned {
 		return head, u, status.New(status.Argument, "a %v of rank %d has %d ids and %d bytes of %s; its header has %d ids, whose rows take %d bytes, aligned to their elements",
-			head.Op, in.From, len(in.IDs), len(values), what, total, bytes).WithRanks(in.From)
+			head.Op, in.From, len(given), len(values), what, total, bytes).WithRanks(in.From)
 	}
 	room, err := mem.Alloc(max(8, 8*total))
 	if err != nil {
 		return head, u, err
 	}
 	ids := unsafe.Slice((*int64)(room), total)
-	copy(ids, in.IDs)
+	copy(ids, given)
 	var at int64
 	for i := range rows {
 		r, n := &rows[i], int64(head.Tables[i].Count)
