@@ -36,6 +36,7 @@ const (
 	phaseRefill  = "refill"  // the master takes a piece of queues
 	phaseDeal    = "deal"    // the master begins with the queues that came
 	phaseEnding  = "ending"  // the first server keeps, or tells, the last ending
+	phasePiece   = "piece"   // every server, or the master, keeps a piece of what will travel with a phase
 	phaseMay     = "may"     // every server says whether the mode may change now
 	phaseChange  = "change"  // every server changes it
 )
@@ -54,6 +55,8 @@ type detail struct {
 	Ending  *ending                 `json:"ending,omitempty"`  // ending; nil: tell it
 	Taking  *taking                 `json:"taking,omitempty"`  // restore
 	Mode    *mode                   `json:"mode,omitempty"`    // change
+	For     string                  `json:"for,omitempty"`     // piece: of which phase; At and Extra have it
+	Pieces  int                     `json:"pieces,omitempty"`  // the detail has come in pieces, of so many bytes
 }
 
 // written is what a server tells of its part.
@@ -99,6 +102,9 @@ func (k checkpoints) ask(ctx context.Context, i int, phase string, step int64, d
 func (k checkpoints) askOf(ctx context.Context, of *admin.Client, phase string, step int64, d detail, into any) error {
 	text, err := json.Marshal(d)
 	if err != nil {
+		return err
+	}
+	if text, err = k.sendPieces(ctx, of, phase, step, text); err != nil {
 		return err
 	}
 	report, err := of.Checkpoint(ctx, k.group.Rank, phase, k.dir, step, text)

@@ -40,6 +40,7 @@ type job struct {
 	given   []byte         // what the cut had besides rows that was restored last; guarded by cuts
 
 	verifier checkpoint.Verifier
+	pieces   pieces
 
 	mode atomic.Pointer[mode]
 

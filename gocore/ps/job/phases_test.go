@@ -2,6 +2,8 @@ package job
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -83,4 +85,39 @@ func TestACutThatIsGivenUp(t *testing.T) {
 	_, err = at(context.Background(), phaseRestore, 1)
 	require.NoError(t, err)
 	assert.EqualValues(t, 1, b.server.Tables()[0].Table.Steps())
+}
+
+// A detail that is too long for a call comes in pieces, and is the same as in one.
+func TestADetailInPieces(t *testing.T) {
+	b, train := oneRow(t)
+	train()
+	dir := t.TempDir()
+	point, err := b.Checkpoint(context.Background(), 0, phaseHold, dir, 1, nil)
+	require.NoError(t, err)
+	report, err := b.Checkpoint(context.Background(), 0, phaseWrite, dir, 1, []byte(`{"to":`+string(point)+`}`))
+	require.NoError(t, err)
+	whole := []byte(`{"parts":[` + string(report) + `]}`)
+	send := func(of string, at int, piece []byte) error {
+		text, err := json.Marshal(detail{For: of, At: at, Extra: piece})
+		require.NoError(t, err)
+		_, err = b.Checkpoint(context.Background(), 0, phasePiece, dir, 1, text)
+		return err
+	}
+	commit := func(n int) error {
+		_, err := b.Checkpoint(context.Background(), 0, phaseCommit, dir, 1, fmt.Appendf(nil, `{"pieces":%d}`, n))
+		return err
+	}
+	require.NoError(t, send(phaseCommit, 0, []byte("of one that was given up")))
+	require.NoError(t, send(phaseCommit, 0, whole[:7]))
+	assert.ErrorContains(t, send(phaseCommit, 8, whole[8:]), `bytes of phase "commit" at 8; 7 have come, of at most 67108864`)
+	require.NoError(t, send(phaseCommit, 7, whole[7:]))
+	require.NoError(t, send(phaseRestore, 0, whole)) // of another phase
+	require.NoError(t, commit(len(whole)))
+	list, err := checkpoint.List(dir)
+	require.NoError(t, err)
+	assert.Equal(t, []checkpoint.Listed{{Step: 1}}, list)
+	assert.ErrorContains(t, commit(len(whole)), "0 bytes of phase \"commit\" of rank 0 have come")
+	require.NoError(t, b.pieces.add(0, detail{For: phaseCommit, Extra: make([]byte, mostPieces)}))
+	assert.ErrorContains(t, send(phaseCommit, mostPieces, []byte{1}), "of at most")
+	assert.ErrorContains(t, commit(mostPieces), "cannot be read")
 }

@@ -107,10 +107,19 @@ func (b backend) Statistics() []byte {
 // Checkpoint carries out a phase on a server, until ctx is done: the trainer that asked has given
 // up.
 func (b backend) Checkpoint(ctx context.Context, from int, phase, dir string, step int64, text []byte) (report []byte, err error) {
-	var d detail
-	if len(text) > 0 {
-		if err := json.Unmarshal(text, &d); err != nil {
-			return nil, status.New(status.Argument, "checkpoint: what rank %d tells for phase %q cannot be read: %v", from, phase, err).WithRanks(from)
+	d, err := detailOf(from, phase, text)
+	if err != nil {
+		return nil, err
+	}
+	if phase == phasePiece {
+		return []byte("{}"), b.pieces.add(from, d)
+	}
+	if d.Pieces > 0 {
+		if text, err = b.pieces.take(from, phase, d.Pieces); err != nil {
+			return nil, err
+		}
+		if d, err = detailOf(from, phase, text); err != nil {
+			return nil, err
 		}
 	}
 	answer, err := b.phaseHere(ctx, from, phase, dir, step, d)
@@ -118,6 +127,16 @@ func (b backend) Checkpoint(ctx context.Context, from int, phase, dir string, st
 		return nil, err
 	}
 	return json.Marshal(answer)
+}
+
+func detailOf(from int, phase string, text []byte) (d detail, err error) {
+	if len(text) == 0 {
+		return d, nil
+	}
+	if err := json.Unmarshal(text, &d); err != nil {
+		return d, status.New(status.Argument, "checkpoint: what rank %d tells for phase %q cannot be read: %v", from, phase, err).WithRanks(from)
+	}
+	return d, nil
 }
 
 // phaseHere carries out a phase of the master or of the server.
