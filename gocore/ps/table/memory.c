@@ -205,8 +205,8 @@ pt_table *pt_new(const pt_config *c) {
 	int64_t element = c->dtype == PT_FLOAT32 ? 4 : 2;
 	t->row_bytes = (c->dim * element + 3) / 4 * 4;
 	t->state_bytes = pt_state_bytes(c->optimizer, c->dim);
-	/* As many as fit, and where the ids are few no more than a quarter of a shard's share of them: a
-	 * slab of each shard is filled in part. */
+	/* As many as fit, and where the ids are few no more than a quarter of a shard's share of them:
+	 * a slab of each shard is filled in part. */
 	int64_t rows = 1, share = c->ids ? c->ids / (4 * PT_SHARDS) : SLAB;
 	while (rows * 2 * (t->row_bytes + t->state_bytes) <= SLAB && rows * 2 <= share) {
 		rows *= 2;

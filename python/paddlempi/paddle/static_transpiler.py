@@ -266,9 +266,7 @@ class StaticTranspiler:
                 tables[name] = RemoteTable(own_name, shape[1], does, num_ids=shape[0])
                 placed[name] = Placed(name, shape, own_name, does)
             else:
-                vector = dense[name] = Blocks(
-                    own_name, math.prod(shape), does, placement, [shape]
-                )
+                vector = dense[name] = Blocks(own_name, math.prod(shape), does, placement, [shape])
                 placed[name] = Placed(name, shape, own_name, does, vector.count, vector.first)
         plan = StaticPlan()
         plan.model, plan.startup, plan.layers, plan.places = read.program, read.startup, {}, {}

@@ -104,8 +104,7 @@ class Mode(NamedTuple):
         if self.name == "half_async":
             if self.merge_by not in _MERGES:
                 raise ArgumentError(
-                    f"{what}: merge_by={self.merge_by!r} is none of "
-                    f"{', '.join(map(repr, _MERGES))}"
+                    f"{what}: merge_by={self.merge_by!r} is none of {', '.join(map(repr, _MERGES))}"
                 )
             text += f", merge_by={self.merge_by!r}"
         return text
