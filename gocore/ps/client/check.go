@@ -1,0 +1,59 @@
+package client
+
+import (
+	"math"
+	"slices"
+
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/ps/request"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// This file refuses calls before anything is sent.
+
+// once returns an error if a table is named twice.
+func once(what request.Op, tables []TableRows) error {
+	const few = 32 // of fewer tables each is compared with all before it
+	var seen map[*Table]bool
+	if len(tables) > few {
+		seen = make(map[*Table]bool, len(tables))
+	}
+	for i, r := range tables {
+		there := seen[r.Table]
+		if seen != nil {
+			seen[r.Table] = true
+		} else {
+			there = slices.ContainsFunc(tables[:i], func(before TableRows) bool { return before.Table == r.Table })
+		}
+		if there {
+			return status.New(status.Argument, "%v: table %q is named twice; put all its ids into one tensor", what, r.Table.Name)
+		}
+	}
+	return nil
+}
+
+// check returns an error about a tensor of a call.
+func check(what string, r *TableRows) error {
+	ids, values, name := r.IDs, r.Values, r.Table.Name
+	switch {
+	case ids.DType != op.Int64 && ids.DType != op.Int32:
+		return status.New(status.Type, "%s: ids of table %q are of %v; they must be of int64 or int32", what, name, ids.DType)
+	case values.DType != op.Float32 && values.DType != op.Float16 && values.DType != op.BFloat16:
+		return status.New(status.Type, "%s: gradients or rows of table %q are of %v; they must be of float32, and gradients may be of float16 or bfloat16", what, name, values.DType)
+	case values.Count != ids.Count*r.Table.Dim:
+		return status.New(status.Argument, "%s: %d ids of table %q, of dim %d, need %d elements, and there are %d", what, ids.Count, name, r.Table.Dim, ids.Count*r.Table.Dim, values.Count)
+	case ids.Count > math.MaxInt32:
+		return status.New(status.Argument, "%s: %d ids of table %q are more than one call takes, %d", what, ids.Count, name, math.MaxInt32)
+	case !(r.Rate >= 0 || math.IsNaN(r.Rate)) || math.IsInf(r.Rate, 0):
+		return status.New(status.Argument, "%s: learning_rate=%v of table %q is not a finite number of at least 0", what, r.Rate, name)
+	}
+	for _, b := range []*op.Buf{ids, values} {
+		if !b.Contiguous() {
+			return status.New(status.Argument, "%s: a tensor of table %q is not contiguous; pass a contiguous copy", what, name)
+		}
+		if !b.OnHost() {
+			return status.New(status.Unsupported, "%s: a tensor of table %q is in device memory; tables take host memory: move it to the CPU", what, name)
+		}
+	}
+	return nil
+}
