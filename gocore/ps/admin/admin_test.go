@@ -86,7 +86,7 @@ func (b *backend) Open(from int, d master.Data) (int64, error) {
 func (b *backend) Ask(ctx context.Context, from int, name string, request uint64, epoch int64) (master.Grant, error) {
 	deadline, _ := ctx.Deadline()
 	err := b.note("ask", from, name, request, epoch, time.Until(deadline) < mostWait)
-	return master.Grant{Verdict: master.Leased, Shard: 1 << 23, Fence: 1<<64 - 1, Lease: time.Minute}, err
+	return master.Grant{Verdict: master.Leased, Epoch: 1 << 30, Shard: 1 << 23, Fence: 1<<64 - 1, Lease: time.Minute}, err
 }
 func (b *backend) Renew(from int, l master.Lease) (bool, error) {
 	return true, b.note("renew", from, l)
@@ -167,7 +167,7 @@ func TestCallsArriveAsTheyWereMade(t *testing.T) {
 	epoch, err := c.Open(within(t), 0, shards)
 	assert.True(t, epoch == 1<<30 && err == nil)
 	grant, err := c.Ask(within(t), 0, "d", 1<<64-1, 0, 0)
-	assert.True(t, grant == master.Grant{Verdict: master.Leased, Shard: 1 << 23, Fence: 1<<64 - 1, Lease: time.Minute} && err == nil)
+	assert.True(t, grant == master.Grant{Verdict: master.Leased, Epoch: 1 << 30, Shard: 1 << 23, Fence: 1<<64 - 1, Lease: time.Minute} && err == nil)
 	renewed, err := c.Renew(within(t), 0, lease)
 	assert.True(t, renewed && err == nil)
 	done, err := c.Done(within(t), 0, lease)

@@ -54,7 +54,7 @@ func (s *taskService) Ask(ctx context.Context, r *pspb.AskRequest) (*pspb.AskRep
 	waits, stop := context.WithTimeout(ctx, max(0, min(mostWait, time.Duration(r.WaitNs))))
 	defer stop()
 	g, err := s.master.Ask(waits, int(r.From), r.Name, r.Request, r.Epoch)
-	return &pspb.AskReply{Verdict: int32(g.Verdict), Shard: g.Shard, Fence: g.Fence, LeaseNs: int64(g.Lease)}, toGRPC(err)
+	return &pspb.AskReply{Verdict: int32(g.Verdict), Epoch: g.Epoch, Shard: g.Shard, Fence: g.Fence, LeaseNs: int64(g.Lease)}, toGRPC(err)
 }
 
 // answer answers what a trainer says of a lease.
@@ -96,7 +96,7 @@ func (c *Client) Ask(ctx context.Context, from int, name string, request uint64,
 		return master.Grant{}, err
 	}
 	r, err := c.tasks.Ask(ctx, &pspb.AskRequest{From: int64(from), Name: name, Request: request, Epoch: epoch, WaitNs: int64(wait)})
-	g := master.Grant{Verdict: master.Verdict(r.GetVerdict()), Shard: r.GetShard(), Fence: r.GetFence(), Lease: time.Duration(r.GetLeaseNs())}
+	g := master.Grant{Verdict: master.Verdict(r.GetVerdict()), Epoch: r.GetEpoch(), Shard: r.GetShard(), Fence: r.GetFence(), Lease: time.Duration(r.GetLeaseNs())}
 	if err = fromGRPC("tasks", c.address, err); err == nil && (g.Verdict < master.Leased || g.Verdict > master.Over) {
 		err = status.New(status.Unsupported, "tasks: the master at %s answers with verdict %d: another version of paddlempi?", c.address, g.Verdict)
 	}

@@ -81,7 +81,7 @@ func (p *Process) tasksNext(request []byte, _ work.Interrupt) (any, error) {
 	if g.Verdict == master.Over {
 		return map[string]any{"over": true}, nil
 	}
-	return map[string]any{"over": false, "shard": g.Shard, "fence": g.Fence, "lease": g.Lease.Seconds()}, nil
+	return map[string]any{"over": false, "epoch": g.Epoch, "shard": g.Shard, "fence": g.Fence, "lease": g.Lease.Seconds()}, nil
 }
 
 // tasksSay tells the master of a shard: that this trainer makes progress with it, has done it, or

@@ -29,6 +29,7 @@ type Master struct {
 	failed   error
 	lost     error // the first trainer that ended without Complete
 	clock    Clock
+	now      func() time.Time
 	done     chan struct{} // closed when no trainer is active, or after Fail
 	ended    bool
 }
@@ -47,7 +48,7 @@ func (s standing) String() string { return [...]string{"active", "completed", "l
 // NewMaster returns a master without queues. dealt says that shards are dealt to trainers by rank
 // and round.
 func NewMaster(trainers []int, dealt bool) *Master {
-	m := &Master{dealt: dealt, order: slices.Clone(trainers), trainers: map[int]standing{}, queues: map[string]*Queue{}, done: make(chan struct{})}
+	m := &Master{dealt: dealt, order: slices.Clone(trainers), trainers: map[int]standing{}, queues: map[string]*Queue{}, now: time.Now, done: make(chan struct{})}
 	for _, rank := range trainers {
 		m.trainers[rank] = active
 	}
@@ -130,7 +131,7 @@ func (m *Master) Ask(ctx context.Context, from int, name string, request uint64,
 			return Grant{}, err
 		}
 		change := q.Change()
-		g, err := q.Ask(time.Now(), from, request, epoch)
+		g, err := q.Ask(m.now(), from, request, epoch)
 		if err != nil || g.Verdict != Waiting {
 			return g, err
 		}
@@ -149,7 +150,7 @@ func (m *Master) Renew(from int, l Lease) (counts bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	return q.Renew(time.Now(), from, l.Shard, l.Fence), nil
+	return q.Renew(m.now(), from, l.Shard, l.Fence), nil
 }
 
 // Done notes that a shard was done (see Queue.Done).
@@ -348,7 +349,7 @@ func (m *Master) Report() Report {
 	defer m.mu.Unlock()
 	r := Report{Queues: []Status{}, Trainers: []TrainerReport{}}
 	for _, name := range slices.Sorted(maps.Keys(m.queues)) {
-		r.Queues = append(r.Queues, m.queues[name].Status(time.Now()))
+		r.Queues = append(r.Queues, m.queues[name].Status(m.now()))
 	}
 	for _, rank := range m.order {
 		r.Trainers = append(r.Trainers, TrainerReport{rank, m.trainers[rank].String()})

@@ -6,7 +6,9 @@
 // once if no trainer dies, or makes no progress for longer than a lease.
 //
 // A lease has a number, which fences it: what a trainer says of a shard counts as long as the shard
-// was not leased again, also when the lease has run out (M. Kleppmann, "How to do distributed
+// was not leased again, also when the lease has run out; progress makes that lease last again. What
+// does not count once never counts again, so a trainer that has stopped in the middle of a shard
+// cannot end it (M. Kleppmann, "How to do distributed
 // locking", 2016; the idea of leases is of Gray and Cheriton, "Leases: An Efficient Fault-Tolerant
 // Mechanism for Distributed File Cache Consistency", SOSP 1989).
 //
@@ -16,6 +18,7 @@ package master
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -52,6 +55,8 @@ type Data struct {
 	Dealt bool          `json:"dealt"`
 	Lease time.Duration `json:"lease_ns"` // how long a trainer may be without progress
 	// Retries is how often a shard is leased again after a failure, or after a lease that has run out.
+	// A dealt shard is not, unless its trainer has died: trainers that take their steps together
+	// are given as many shards as was dealt to them.
 	Retries int `json:"retries"`
 }
 
@@ -88,9 +93,12 @@ func (d *Data) differs(other *Data) string {
 // Grant is the answer to a trainer that asks for a shard.
 type Grant struct {
 	Verdict Verdict
-	Shard   int64         // of Leased
-	Fence   uint64        // of Leased: the number of the lease
-	Lease   time.Duration // of Leased
+	// Epoch of Leased: that which was asked for, or the one before, if another trainer has completed
+	// and has left shards of it.
+	Epoch int64
+	Shard int64         // of Leased
+	Fence uint64        // of Leased: the number of the lease
+	Lease time.Duration // of Leased
 }
 
 // Lease is a lease of a shard, as its trainer names it.
@@ -129,6 +137,7 @@ type Queue struct {
 	hands    []hand
 	shards   []shard
 	leases   map[int64]*lease // by shard
+	late     map[int64]*lease // those that have run out, of shards that nobody has since
 	left     int64            // shards of the epoch that are neither done nor failed
 	failed   []Failure        // all of this epoch, and the latest of those before
 	lost     int              // how many have failed in all
@@ -188,7 +197,7 @@ func New(data Data, trainers []int) (*Queue, error) {
 	if err := data.Check(); err != nil {
 		return nil, err
 	}
-	q := &Queue{data: data, turns: []int{-1}, leases: map[int64]*lease{}, gone: map[int]bool{}, last: map[int]asked{}, said: map[int]said{}, change: make(chan struct{})}
+	q := &Queue{data: data, turns: []int{-1}, leases: map[int64]*lease{}, late: map[int64]*lease{}, gone: map[int]bool{}, last: map[int]asked{}, said: map[int]said{}, change: make(chan struct{})}
 	if data.Dealt {
 		q.turns = slices.Clone(trainers)
 	}
@@ -287,12 +296,11 @@ func (q *Queue) Ask(now time.Time, from int, request uint64, epoch int64) (Grant
 }
 
 func (q *Queue) grant(now time.Time, from int, epoch int64) Grant {
-	switch {
-	case epoch < q.epoch:
+	if epoch < q.epoch {
 		return Grant{Verdict: Over}
-	case epoch > q.epoch:
-		return Grant{Verdict: Waiting}
 	}
+	// Also to a trainer that is done with this epoch and asks for the next one: it waits until the
+	// epoch is over, and nobody else can do what was dealt to it meanwhile.
 	h := q.handOf(from)
 	for h.next < len(h.list) {
 		s := h.list[h.next]
@@ -303,9 +311,10 @@ func (q *Queue) grant(now time.Time, from int, epoch int64) Grant {
 		q.fence++
 		q.shards[s].state, q.shards[s].fence = leased, q.fence
 		q.leases[s] = &lease{owner: from, fence: q.fence, until: now.Add(q.data.Lease), since: now}
-		return Grant{Leased, s, q.fence, q.data.Lease}
+		delete(q.late, s)
+		return Grant{Leased, q.epoch, s, q.fence, q.data.Lease}
 	}
-	if q.left == 0 || q.data.Dealt {
+	if epoch == q.epoch && (q.left == 0 || q.data.Dealt) {
 		return Grant{Verdict: Over} // dealt shards do not move, unless their trainer leaves
 	}
 	return Grant{Verdict: Waiting}
@@ -316,17 +325,41 @@ func (q *Queue) handOf(rank int) *hand {
 	return &q.hands[max(0, slices.Index(q.turns, rank))]
 }
 
-// Renew notes that a trainer has made progress with a shard. It returns false if the lease counts
-// no more.
+// Renew notes that a trainer has made progress with a shard. A lease that has run out lasts again, if
+// nobody else has had the shard since. It returns false if the lease counts no more: then Done of it
+// does not count either.
 func (q *Queue) Renew(now time.Time, from int, number int64, fence uint64) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	l := q.leases[number]
+	if l == nil {
+		l = q.late[number]
+	}
 	if l == nil || l.fence != fence || l.owner != from {
 		return false
 	}
+	if q.late[number] == l {
+		q.revive(number)
+	}
 	l.until = later(l.until, now.Add(q.data.Lease))
 	return true
+}
+
+// revive gives a shard back to the trainer whose lease of it has run out: it was slow, which is no
+// try.
+func (q *Queue) revive(number int64) {
+	l, s := q.late[number], &q.shards[number]
+	delete(q.late, number)
+	q.leases[number] = l
+	s.state = leased
+	if !q.data.Dealt {
+		s.tries--
+	}
+	h := q.handOf(l.owner)
+	at := h.next + slices.Index(h.list[h.next:], number)
+	copy(h.list[h.next+1:at+1], h.list[h.next:at])
+	h.list[h.next] = number
+	h.next++
 }
 
 func later(a, b time.Time) time.Time {
@@ -348,6 +381,7 @@ func (q *Queue) Done(from int, epoch, number int64, fence uint64) bool {
 	counts := s != nil && (s.state == queued || s.state == leased)
 	if counts {
 		delete(q.leases, number)
+		delete(q.late, number)
 		s.state = done
 		q.end()
 	}
@@ -357,7 +391,9 @@ func (q *Queue) Done(from int, epoch, number int64, fence uint64) bool {
 
 // Return takes a shard back that a trainer has not done: another trainer gets it. A reason counts
 // as a failure; "" says that the trainer could not go on with it for reasons that are not the
-// shard's. It returns whether that counts.
+// shard's. A dealt shard that has failed is left out of its epoch: its trainer alone would get it
+// again, and would take more steps than the others, which wait for each of them. It returns whether
+// that counts.
 func (q *Queue) Return(epoch, number int64, fence uint64, reason string) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -365,7 +401,7 @@ func (q *Queue) Return(epoch, number int64, fence uint64, reason string) bool {
 	if s == nil || s.state != leased {
 		return false
 	}
-	q.takeBack(number, reason)
+	q.takeBack(number, reason, !q.data.Dealt)
 	return true
 }
 
@@ -377,14 +413,15 @@ func (q *Queue) find(epoch, number int64, fence uint64) *shard {
 	return &q.shards[number]
 }
 
-// takeBack ends a lease whose shard was not done.
-func (q *Queue) takeBack(number int64, reason string) {
+// takeBack ends a lease whose shard was not done. A reason counts as a try; after one that is not
+// tried again the shard has failed.
+func (q *Queue) takeBack(number int64, reason string, again bool) {
 	l, s := q.leases[number], &q.shards[number]
 	delete(q.leases, number)
 	if reason != "" {
 		s.tries++
 	}
-	if int(s.tries) > q.data.Retries {
+	if reason != "" && (!again || int(s.tries) > q.data.Retries) {
 		s.state = failed
 		q.failed = append(q.failed, Failure{q.epoch, number, l.owner, clip(reason)})
 		q.lost++
@@ -432,8 +469,9 @@ func (q *Queue) Leave(rank int, died bool) {
 		reason = fmt.Sprintf("rank %d died with it", rank)
 	}
 	for _, number := range q.ofOwner(rank) {
-		q.takeBack(number, reason)
+		q.takeBack(number, reason, true)
 	}
+	maps.DeleteFunc(q.late, func(_ int64, l *lease) bool { return l.owner == rank })
 	if i := slices.Index(q.turns, rank); i >= 0 {
 		q.dealOut(i)
 	}
@@ -474,7 +512,7 @@ func (q *Queue) dealOut(from int) {
 	h.list = h.list[:h.next]
 }
 
-// expire ends the leases that have run out.
+// expire ends the leases that have run out. Of a dealt shard that is no try: nobody else can have it.
 func (q *Queue) expire(now time.Time) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -486,8 +524,14 @@ func (q *Queue) expire(now time.Time) {
 	}
 	slices.Sort(late)
 	for _, number := range late {
-		l := q.leases[number]
-		q.takeBack(number, fmt.Sprintf("rank %d made no progress with it for %v", l.owner, q.data.Lease))
+		l, reason := q.leases[number], ""
+		if !q.data.Dealt {
+			reason = fmt.Sprintf("rank %d made no progress with it for %v", l.owner, q.data.Lease)
+		}
+		q.takeBack(number, reason, true)
+		if q.shards[number].state == queued {
+			q.late[number] = l
+		}
 	}
 }
 

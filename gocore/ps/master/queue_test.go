@@ -2,7 +2,6 @@ package master
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -117,9 +116,50 @@ func TestALateCompletionCounts(t *testing.T) {
 	one := ask(t, q, start, 0, 0)
 	q.expire(start.Add(time.Hour))
 	assert.True(t, q.Done(0, 0, one.Shard, one.Fence))
+	assert.False(t, q.Renew(start.Add(time.Hour), 0, one.Shard, one.Fence), "it has ended")
 	list, last := rest(t, q, 1, 0)
 	assert.Equal(t, []int64{1}, list)
 	assert.Equal(t, Over, last)
+}
+
+// A trainer that was busy for longer than its lease goes on, if nobody has taken its shard: else it
+// would stop in the middle, and would be told that the shard is done.
+func TestALateLeaseLastsAgain(t *testing.T) {
+	for _, dealt := range []bool{false, true} {
+		d := data(2)
+		d.Dealt = dealt
+		q, now := made(t, d, 0, 1), start
+		one := ask(t, q, now, 0, 0)
+		for range 2 * (d.Retries + 2) { // it is no try
+			now = now.Add(3 * d.Lease)
+			q.expire(now)
+			assert.False(t, q.Renew(now, 1, one.Shard, one.Fence), "it is not rank 1's")
+			assert.False(t, q.Renew(now, 0, one.Shard, one.Fence+1))
+			assert.True(t, q.Renew(now, 0, one.Shard, one.Fence))
+			q.expire(now.Add(d.Lease))
+			assert.EqualValues(t, 1, q.Status(now).Queued, "nobody else gets it")
+		}
+		assert.Zero(t, q.shards[one.Shard].tries)
+		two := ask(t, q, now, 0, 0)
+		assert.Equal(t, dealt, two.Verdict == Over)
+		assert.True(t, q.Done(0, 0, one.Shard, one.Fence))
+		assert.False(t, q.Renew(now, 0, one.Shard, one.Fence))
+
+		if dealt { // its trainer alone may have the other one
+			continue
+		}
+		q.expire(now.Add(2 * d.Lease))
+		three := ask(t, q, now, 1, 0)
+		assert.Equal(t, two.Shard, three.Shard)
+		assert.False(t, q.Renew(now, 0, two.Shard, two.Fence), "rank 1 has it")
+		assert.False(t, q.Done(0, 0, two.Shard, two.Fence))
+		q.expire(now.Add(4 * d.Lease))
+		assert.False(t, q.Renew(now, 0, two.Shard, two.Fence), "rank 1 had it last")
+		assert.True(t, q.Renew(now, 1, two.Shard, three.Fence))
+		q.expire(now.Add(8 * d.Lease))
+		q.Leave(1, false)
+		assert.False(t, q.Renew(now, 1, two.Shard, three.Fence), "it has left")
+	}
 }
 
 func TestAMasterThatWasStoppedGivesTime(t *testing.T) {
@@ -217,6 +257,57 @@ func TestShardsAreDealt(t *testing.T) {
 	assert.Len(t, three, 4)
 }
 
+// A trainer that completes early leaves shards to others that wait for the next epoch already. They
+// get them, and the next epoch begins behind them.
+func TestWhoWaitsGetsWhatIsLeftOfTheEpochBefore(t *testing.T) {
+	for _, has := range []bool{false, true} {
+		d := data(6)
+		d.Dealt = true
+		q := made(t, d, 0, 1, 2)
+		for _, rank := range []int{1, 2} {
+			list, last := rest(t, q, rank, 0)
+			assert.Equal(t, Over, last)
+			assert.Len(t, list, 2)
+			assert.Equal(t, Waiting, ask(t, q, start, rank, 1).Verdict)
+		}
+		if has {
+			ask(t, q, start, 0, 0)
+		}
+		change := q.Change()
+		q.Leave(0, false)
+		<-change
+		for rank, shard := range map[int]int64{1: 0, 2: 3} {
+			g := ask(t, q, start, rank, 1)
+			assert.Equal(t, Grant{Leased, 0, shard, g.Fence, d.Lease}, g)
+			assert.Equal(t, Waiting, ask(t, q, start, rank, 1).Verdict)
+			assert.True(t, q.Done(rank, 0, shard, g.Fence))
+		}
+		g := ask(t, q, start, 2, 1)
+		assert.Equal(t, Grant{Leased, 1, 2, g.Fence, d.Lease}, g)
+	}
+}
+
+// Trainers in sync mode take as many steps as each other: one that has failed with a shard, before
+// a step or in the middle of one, gets no more shards than if it had not.
+func TestADealtShardThatFailsIsLeftOut(t *testing.T) {
+	d := data(4)
+	d.Dealt = true
+	q := made(t, d, 0, 1)
+	g := ask(t, q, start, 0, 0)
+	assert.True(t, q.Return(0, g.Shard, g.Fence, "no such file"))
+	assert.False(t, q.Done(0, 0, g.Shard, g.Fence))
+	mine, _ := rest(t, q, 0, 0)
+	assert.Equal(t, []int64{2}, mine)
+	assert.Equal(t, []Failure{{0, 0, 0, "no such file"}}, q.Status(start).Failed)
+	// What is given back comes again: the loop was left, and goes on.
+	g = ask(t, q, start, 1, 0)
+	assert.True(t, q.Return(0, g.Shard, g.Fence, ""))
+	theirs, _ := rest(t, q, 1, 0)
+	assert.Equal(t, []int64{1, 3}, theirs)
+	mine, _ = rest(t, q, 0, 1)
+	assert.Equal(t, []int64{0, 2}, mine, "the next epoch tries again")
+}
+
 func TestTheOrderOfAnEpoch(t *testing.T) {
 	d := data(1000)
 	assert.True(t, slices.IsSorted(d.order(3)))
@@ -303,91 +394,5 @@ func TestAllTrainersDescribeTheSame(t *testing.T) {
 		change(&other)
 		_, err := New(other, nil)
 		assert.Equal(t, status.Argument, status.CodeOf(err))
-	}
-}
-
-// TestAnyHistory lets trainers ask, work, fail, stop for long, say things twice, leave and die at
-// random, and saves and restores the queue. Each shard of each epoch is done or has failed at the
-// end, and is done once unless somebody died, stopped, or the queue was restored.
-func TestAnyHistory(t *testing.T) {
-	for seed := range uint64(300) {
-		r := rand.New(rand.NewPCG(seed, 1))
-		troubled := seed%3 != 0
-		d := data(r.Int64N(40))
-		d.Shuffle, d.Dealt, d.Retries = r.IntN(2) == 0, r.IntN(2) == 0, r.IntN(4)
-		trainers := []int{0, 1, 2}[:1+r.IntN(3)]
-		q, clock, now := made(t, d, trainers...), &Clock{}, start
-		type work struct {
-			grant Grant
-			epoch int64
-		}
-		has, epochs := map[int]*work{}, map[int]int64{}
-		counted := map[[2]int64]int{} // completions that counted, by epoch and shard
-		const last = 3
-		alive := slices.Clone(trainers)
-		for step := 0; len(alive) > 0; step++ {
-			require.Less(t, step, 100_000, "seed %d: it does not end", seed)
-			now = now.Add(Interval)
-			clock.Tick(now, []*Queue{q})
-			from := alive[r.IntN(len(alive))]
-			w := has[from]
-			leave := func(died bool) {
-				q.Leave(from, died)
-				delete(has, from)
-				alive = slices.DeleteFunc(alive, func(x int) bool { return x == from })
-			}
-			switch {
-			case w == nil:
-				g := ask(t, q, now, from, epochs[from])
-				switch g.Verdict {
-				case Leased:
-					has[from] = &work{g, epochs[from]}
-				case Over:
-					if epochs[from]++; epochs[from] == last {
-						leave(false)
-					}
-				}
-			case r.IntN(4) == 0:
-				q.Renew(now, from, w.grant.Shard, w.grant.Fence)
-			case troubled && r.IntN(30) == 0:
-				q.Return(w.epoch, w.grant.Shard, w.grant.Fence, "bad")
-				has[from] = nil
-			case troubled && r.IntN(60) == 0:
-				for range 700 { // everybody stops for longer than a lease
-					now = now.Add(Interval)
-					clock.Tick(now, []*Queue{q})
-				}
-			case troubled && r.IntN(100) == 0 && len(alive) > 1:
-				leave(r.IntN(2) == 0)
-			case troubled && r.IntN(200) == 0:
-				text, err := q.Save()
-				require.NoError(t, err)
-				q, err = Restore(text, alive)
-				require.NoError(t, err)
-			default:
-				before := q.left
-				ok := q.Done(from, w.epoch, w.grant.Shard, w.grant.Fence)
-				assert.Equal(t, ok, q.Done(from, w.epoch, w.grant.Shard, w.grant.Fence))
-				if ok {
-					counted[[2]int64{w.epoch, w.grant.Shard}]++
-					assert.Equal(t, before-1, q.left)
-				}
-				assert.True(t, ok || troubled, "seed %d", seed)
-				has[from] = nil
-			}
-		}
-		failures := map[[2]int64]bool{}
-		for _, f := range q.failed {
-			failures[[2]int64{f.Epoch, f.Shard}] = true
-		}
-		for epoch := range int64(last) {
-			for s := range d.Shards {
-				key := [2]int64{epoch, s}
-				if !failures[key] {
-					assert.Equal(t, 1, counted[key], "seed %d, epoch %d, shard %d", seed, epoch, s)
-				}
-				assert.True(t, troubled || !failures[key])
-			}
-		}
 	}
 }

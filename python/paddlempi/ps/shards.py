@@ -63,7 +63,8 @@ class Task:
 
     Attributes:
         number: of the shard, from 0.
-        epoch: from 0.
+        epoch: from 0. In sync mode it may be the one before that of the loop: another trainer has
+            completed early, and this one gets what that has left.
         value: what :func:`tasks` was given for it.
     """
 
@@ -75,6 +76,7 @@ class Task:
         self._due = time.monotonic() + self._every
         self._ended = False
         self._counts = True
+        self._kept: Error | None = None  # of the renewal in a push: for the next call of the task
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the numbers of a range, or the items of a list, and note the progress."""
@@ -88,8 +90,9 @@ class Task:
     def each(self, records: Iterable[_Record]) -> Iterator[_Record]:
         """Iterate over records that the caller has read from the shard, and note the progress.
 
-        It ends early if the lease has run out and another trainer has the shard: that one does all
-        of it.
+        It ends early if the lease has run out and another trainer has had the shard since: that one
+        does all of it. Then this task is not done, whatever is called. A lease that has run out
+        while nobody else took the shard lasts again.
         """
         for record in records:
             if not self.progress():
@@ -99,16 +102,34 @@ class Task:
     def progress(self) -> bool:
         """Note that this trainer makes progress. It renews the lease when a quarter has passed.
 
-        Each push notes it too, so also the steps of optimizers.
+        Each push notes it too, so also the steps of optimizers. The push was applied whatever the
+        master says, so an error of the master is raised by the next call of the task, not by it.
 
         Returns:
-            False if the lease has run out and the shard was leased again, or the queue restored:
-            what this trainer does with it no longer counts.
+            False if the lease has run out and the shard was leased again or was tried too often, or
+            the queue restored: what this trainer does with it no longer counts.
         """
+        self._raise_kept()
+        return self._renew()
+
+    def _renew(self) -> bool:
         if not self._ended and self._counts and time.monotonic() >= self._due:
             self._counts = self._say("renew")
             self._due = time.monotonic() + self._every
         return self._counts
+
+    def _note_push(self) -> None:
+        """Renew the lease, and keep an error."""
+        if self._kept is None:
+            try:
+                self._renew()
+            except Error as error:
+                self._kept = error
+
+    def _raise_kept(self) -> None:
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            raise kept
 
     def done(self) -> bool:
         """Say that all of the shard was used. Once is enough.
@@ -116,10 +137,14 @@ class Task:
         Returns:
             Whether it counts: False if the shard was leased again meanwhile.
         """
+        self._raise_kept()
         return self._end("done")
 
     def fail(self, reason: str = "") -> bool:
         """Say that the shard cannot be used. Another trainer tries it, ``retries`` times in all.
+
+        In sync mode it is left out of its epoch at once: nobody but this trainer would get it, and
+        would take more steps than the others.
 
         Args:
             reason: for :meth:`Tasks.failed`: 500 bytes at most are kept.
@@ -144,6 +169,8 @@ class Task:
             return self._counts and what == "done"
         self._ended = True
         _held.discard(self)
+        if not self._counts:  # its records may have ended early
+            return False
         try:
             self._counts = self._say(what, reason)
         except BaseException:
@@ -193,9 +220,9 @@ _held: set[Task] = set()
 
 
 def note_progress() -> None:
-    """Note the progress of all tasks that this process has: a push has ended."""
+    """Note the progress of all tasks that this process has: a push was applied. It cannot fail."""
     for task in tuple(_held):
-        task.progress()
+        task._note_push()
 
 
 class Tasks:
@@ -203,8 +230,8 @@ class Tasks:
 
     Iterating gives the tasks of one epoch, and ends when all of its shards are done or have failed;
     in sync mode, when this trainer has done those that were dealt to it. Each further iteration is
-    the next epoch. Asking for the next task ends the one before as done. A loop that is left early
-    gives its task back.
+    the next epoch. Asking for the next task ends the one before as done, unless its records have
+    ended early (:meth:`Task.each`). A loop that is left early gives its task back.
 
     Attributes:
         name: the name of the data set.
@@ -235,7 +262,7 @@ class Tasks:
                 self.epoch = epoch + 1
                 return
             number: int = told["shard"]
-            task = Task(self, number, epoch, self._shards[number], told)
+            task = Task(self, number, told["epoch"], self._shards[number], told)
             _held.add(task)
             try:
                 yield task
@@ -326,7 +353,8 @@ def tasks(
     All trainers call it with the same arguments; it does not wait for the others. In async mode
     whoever asks first gets the next shard. In sync mode shards are dealt by rank and round: the
     *k*-th of an epoch is for trainer *k* modulo the number of trainers, so the same seed gives the
-    same order in every run; those of a trainer that completes are dealt to the others.
+    same order in every run; those of a trainer that completes are dealt to the others, which get
+    them in the loop they are in or wait for.
 
     Args:
         shards: files (texts or paths) or other plain values, one for each shard; a range; or a
@@ -339,7 +367,8 @@ def tasks(
         lease: how long a trainer may have a shard without progress (:meth:`Task.progress`):
             a timedelta or seconds, 0.1 at least.
         retries: how often a shard is tried again after a failure, or after a lease that has run
-            out. Then it is left out of its epoch (:meth:`Tasks.failed`).
+            out. Then it is left out of its epoch (:meth:`Tasks.failed`). In sync mode a shard that
+            fails is left out at once, so that trainers have as many shards as were dealt to them.
 
     Returns:
         What the trainer iterates over. A queue that exists, of a cut or of an earlier call, goes on

@@ -252,6 +252,7 @@ type AskReply struct {
 	Shard         int64                  `protobuf:"varint,2,opt,name=shard,proto3" json:"shard,omitempty"`
 	Fence         uint64                 `protobuf:"varint,3,opt,name=fence,proto3" json:"fence,omitempty"`
 	LeaseNs       int64                  `protobuf:"varint,4,opt,name=lease_ns,json=leaseNs,proto3" json:"lease_ns,omitempty"`
+	Epoch         int64                  `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"` // that of the shard
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -310,6 +311,13 @@ func (x *AskReply) GetFence() uint64 {
 func (x *AskReply) GetLeaseNs() int64 {
 	if x != nil {
 		return x.LeaseNs
+	}
+	return 0
+}
+
+func (x *AskReply) GetEpoch() int64 {
+	if x != nil {
+		return x.Epoch
 	}
 	return 0
 }
@@ -1230,12 +1238,13 @@ const file_admin_proto_rawDesc = "" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
 	"\arequest\x18\x03 \x01(\x04R\arequest\x12\x14\n" +
 	"\x05epoch\x18\x04 \x01(\x03R\x05epoch\x12\x17\n" +
-	"\await_ns\x18\x05 \x01(\x03R\x06waitNs\"k\n" +
+	"\await_ns\x18\x05 \x01(\x03R\x06waitNs\"\x81\x01\n" +
 	"\bAskReply\x12\x18\n" +
 	"\averdict\x18\x01 \x01(\x05R\averdict\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\x03R\x05shard\x12\x14\n" +
 	"\x05fence\x18\x03 \x01(\x04R\x05fence\x12\x19\n" +
-	"\blease_ns\x18\x04 \x01(\x03R\aleaseNs\"\x90\x01\n" +
+	"\blease_ns\x18\x04 \x01(\x03R\aleaseNs\x12\x14\n" +
+	"\x05epoch\x18\x05 \x01(\x03R\x05epoch\"\x90\x01\n" +
 	"\fLeaseRequest\x12\x12\n" +
 	"\x04from\x18\x01 \x01(\x03R\x04from\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
