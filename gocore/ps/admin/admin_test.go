@@ -473,41 +473,6 @@ func TestTrafficIsCounted(t *testing.T) {
 	assert.Eventually(t, func() bool { return c.Traffic().Out-before > 50_000 }, patience, time.Millisecond)
 }
 
-func TestStrangersLeaveRoom(t *testing.T) {
-	l, address, err := listen(Options{Address: "127.0.0.1"})
-	require.NoError(t, err)
-	defer l.Close()
-	l.most = 2
-	accepted := make(chan net.Conn, 8)
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			accepted <- c
-		}
-	}()
-	var open []net.Conn
-	for range 3 {
-		c, err := net.Dial("tcp", address)
-		require.NoError(t, err)
-		defer c.Close()
-		open = append(open, c)
-	}
-	first := <-accepted
-	<-accepted
-	require.NoError(t, open[2].SetReadDeadline(time.Now().Add(patience)))
-	_, err = open[2].Read(make([]byte, 1))
-	assert.ErrorContains(t, err, "EOF", "the third is closed")
-	assert.NoError(t, first.Close())
-	assert.Error(t, first.Close())
-	c, err := net.Dial("tcp", address)
-	require.NoError(t, err)
-	defer c.Close()
-	(<-accepted).Close() // there is room again
-}
-
 func TestAddresses(t *testing.T) {
 	free, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"net"
+	"sync/atomic"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
@@ -28,6 +29,7 @@ type Client struct {
 	calls   pspb.AdminClient
 	tasks   pspb.TasksClient // of a master
 	traffic traffic
+	away    atomic.Bool // the server has turned the connection away that has ended last
 }
 
 // Dial makes a client. The first call connects.
@@ -47,7 +49,8 @@ func Dial(address string, token []byte, files TLS) (*Client, error) {
 		grpc.WithTransportCredentials(secured),
 		grpc.WithPerRPCCredentials(credential(append([]byte(nil), token...))),
 		grpc.WithContextDialer(c.connect), // also: no proxy of the environment
-		grpc.WithUnaryInterceptor(c.traffic.called),
+		grpc.WithChainUnaryInterceptor(c.traffic.called, c.persist),
+		grpc.WithConnectParams(connecting),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithMaxHeaderListSize(maxTrailer),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxAnswer)),
@@ -67,10 +70,13 @@ func (c *Client) Traffic() Traffic { return c.traffic.now() }
 func (c *Client) connect(ctx context.Context, address string) (net.Conn, error) {
 	made, err := new(net.Dialer).DialContext(ctx, "tcp", address)
 	if err != nil {
+		c.away.Store(false)
 		return nil, err
 	}
 	t := made.(*net.TCPConn)
-	return &conn{TCPConn: t, noted: note(t), traffic: &c.traffic, closed: func() {}}, nil
+	found := &conn{TCPConn: t, noted: note(t), traffic: &c.traffic}
+	found.closed = func() { c.away.Store(!found.heard.Load()) }
+	return found, nil
 }
 
 // Register says that a rank takes part.

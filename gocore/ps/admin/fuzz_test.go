@@ -172,7 +172,7 @@ func FuzzToken(f *testing.F) {
 	f.Add(token[1:], token, uint8(2))
 	f.Fuzz(func(t *testing.T, a, b []byte, count uint8) {
 		shown := []string{string(a), string(b)}[:min(count, 2)]
-		_, err := gate(token)(context.Background(), &tap.Info{Header: metadata.MD{tokenKey: shown}})
+		_, err := gate(token, nil)(context.Background(), &tap.Info{Header: metadata.MD{tokenKey: shown}})
 		assert.Equal(t, len(shown) == 1 && string(a) == string(token), err == nil)
 	})
 }

@@ -13,10 +13,6 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// maxConnections is how many connections a server has at the same time. Those beyond are closed, so
-// that strangers do not use up the descriptors of the process.
-const maxConnections = 4096
-
 // listen opens the port of Options. It returns the address that clients dial, too.
 func listen(o Options) (*listener, string, error) {
 	host, port, err := net.SplitHostPort(o.Address)
@@ -63,16 +59,15 @@ func listen(o Options) (*listener, string, error) {
 func guarded(l net.Listener, host string) (*listener, string, error) {
 	t := l.(*net.TCPListener)
 	_, port, _ := net.SplitHostPort(t.Addr().String())
-	g := &listener{TCPListener: t, noted: note(t), most: maxConnections}
+	g := &listener{TCPListener: t, noted: note(t), room: newRoom()}
 	return g, net.JoinHostPort(host, port), nil
 }
 
-// listener closes connections beyond most, and all in forked children.
+// listener closes connections for which there is no room, and all in forked children.
 type listener struct {
 	*net.TCPListener
 	noted
-	most    int32
-	open    atomic.Int32
+	room    *room
 	traffic traffic // of all its connections
 }
 
@@ -82,12 +77,13 @@ func (l *listener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		if l.open.Add(1) > l.most {
-			l.open.Add(-1)
-			_ = c.Close()
+		made := &conn{TCPConn: c, noted: note(c), traffic: &l.traffic}
+		made.closed = func() { l.room.leave(made) }
+		if !l.room.enter(made) {
+			_ = made.Close()
 			continue
 		}
-		return &conn{TCPConn: c, noted: note(c), traffic: &l.traffic, closed: func() { l.open.Add(-1) }}, nil
+		return made, nil
 	}
 }
 
@@ -101,6 +97,7 @@ type conn struct {
 	*net.TCPConn
 	noted
 	traffic *traffic
+	heard   atomic.Bool // a byte has come
 	closed  func()
 	once    sync.Once
 }

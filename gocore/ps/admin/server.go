@@ -32,6 +32,7 @@ const (
 type Server struct {
 	address string
 	traffic *traffic
+	room    *room
 	grpc    *grpc.Server
 	health  *health.Server
 	served  chan struct{}
@@ -57,10 +58,10 @@ func Serve(o Options, b Backend, tasks Tasks) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{address: address, traffic: &l.traffic, health: health.NewServer(), served: make(chan struct{})}
+	s := &Server{address: address, traffic: &l.traffic, room: l.room, health: health.NewServer(), served: make(chan struct{})}
 	s.grpc = grpc.NewServer(
 		grpc.Creds(secured),
-		grpc.InTapHandle(gate(append([]byte(nil), o.Token...))),
+		grpc.InTapHandle(gate(append([]byte(nil), o.Token...), l.room.shown)),
 		grpc.ChainUnaryInterceptor(l.traffic.answered, caught(o.Panicked)),
 		grpc.MaxRecvMsgSize(o.Limit),
 		grpc.MaxSendMsgSize(MaxAnswer),
@@ -99,6 +100,7 @@ const lastAnswers = 2 * time.Second
 // errors, and their contexts are done. It returns when no call is in the Backend any more.
 func (s *Server) Stop() {
 	s.health.Shutdown()
+	s.room.shut() // gRPC would wait for what they say
 	late := time.AfterFunc(lastAnswers, s.grpc.Stop)
 	s.grpc.GracefulStop() // the trainer that completes last reads its answer
 	late.Stop()

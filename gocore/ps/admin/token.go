@@ -4,8 +4,10 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/subtle"
+	"net"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
 	grpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
 
@@ -36,12 +38,16 @@ func checkToken(token []byte) error {
 }
 
 // gate turns away every call without the token, of whichever service and method. gRPC asks it when
-// the header of a call is there, before it takes memory for the message, or reads it.
-func gate(token []byte) tap.ServerInHandle {
+// the header of a call is there, before it takes memory for the message, or reads it. right hears
+// of the connections on which the token was shown.
+func gate(token []byte, right func(local, remote net.Addr)) tap.ServerInHandle {
 	return func(ctx context.Context, info *tap.Info) (context.Context, error) {
 		shown := info.Header.Get(tokenKey)
 		if len(shown) != 1 || subtle.ConstantTimeCompare([]byte(shown[0]), token) != 1 {
 			return nil, grpcstatus.Error(codes.Unauthenticated, "wrong token")
+		}
+		if from, is := peer.FromContext(ctx); is {
+			right(from.LocalAddr, from.Addr)
 		}
 		return ctx, nil
 	}

@@ -34,6 +34,9 @@ func (t *traffic) answered(ctx context.Context, request any, _ *grpc.UnaryServer
 func (c *conn) Read(b []byte) (int, error) {
 	n, err := c.TCPConn.Read(b)
 	c.traffic.in.Add(uint64(n))
+	if n > 0 {
+		c.heard.Store(true)
+	}
 	return n, err
 }
 
