@@ -107,6 +107,10 @@ type Manifest struct {
 	Tables []Table `json:"tables"` // by name; Rows of all parts together
 	Parts  []File  `json:"parts"`  // of server 0, 1 and so on
 	Extra  []byte  `json:"extra"`  // what Commit was given
+	// Serial counts the cuts of a directory in the order in which they became complete, from 0.
+	Serial int64 `json:"serial,omitempty"`
+	// Supersedes are the cuts that the job had left behind when it wrote this one.
+	Supersedes []Mark `json:"supersedes,omitempty"`
 
 	Folder string `json:"-"` // where the cut lies
 }

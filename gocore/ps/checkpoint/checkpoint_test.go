@@ -144,7 +144,7 @@ func write(t testing.TB, dir string, step int64, servers int) []ServerPart {
 	t.Helper()
 	parts := make([]ServerPart, servers)
 	for server := range parts {
-		part, err := WritePart(context.Background(), dir, step, server, servers, sources(step, server, servers), nil)
+		part, err := WritePart(context.Background(), dir, step, server, servers, sources(step, server, servers), false, nil)
 		require.NoError(t, err)
 		// It travels as JSON.
 		text, err := json.Marshal(part)
@@ -156,8 +156,8 @@ func write(t testing.TB, dir string, step int64, servers int) []ServerPart {
 
 func commit(t testing.TB, dir string, step int64, servers, keep int) *Manifest {
 	t.Helper()
-	require.NoError(t, Commit(context.Background(), dir, step, write(t, dir, step, servers), []byte("what else there is")))
-	old, err := Superfluous(looksWhole(t, dir), step, keep, reading(dir))
+	require.NoError(t, Commit(context.Background(), dir, step, write(t, dir, step, servers), []byte("what else there is"), nil))
+	old, err := Superfluous(listed(t, dir), step, keep, reading(dir))
 	require.NoError(t, err)
 	Remove(dir, old)
 	m, err := Open(dir, step)
@@ -165,17 +165,11 @@ func commit(t testing.TB, dir string, step int64, servers, keep int) *Manifest {
 	return m
 }
 
-// looksWhole returns the cuts that a List finds whole.
-func looksWhole(t testing.TB, dir string) (steps []int64) {
+func listed(t testing.TB, dir string) []Listed {
 	t.Helper()
 	list, err := List(dir)
 	require.NoError(t, err)
-	for _, one := range list {
-		if one.Why == "" {
-			steps = append(steps, one.Step)
-		}
-	}
-	return steps
+	return list
 }
 
 // reading reads cuts whole, as one server.
@@ -256,10 +250,10 @@ func TestChunks(t *testing.T) {
 	for id := range int64(250_000) {
 		many.ids = append(many.ids, id*id)
 	}
-	part, err := WritePart(context.Background(), dir, 0, 0, 1, []Source{large, many}, nil)
+	part, err := WritePart(context.Background(), dir, 0, 0, 1, []Source{large, many}, false, nil)
 	require.NoError(t, err)
 	assert.EqualValues(t, 3+3, part.Chunks)
-	require.NoError(t, Commit(context.Background(), dir, 0, []ServerPart{part}, nil))
+	require.NoError(t, Commit(context.Background(), dir, 0, []ServerPart{part}, nil, nil))
 	m, err := newest(dir)
 	require.NoError(t, err)
 	g := &got{t: t, of: map[string]*rows{"large": large, "many": many}}
@@ -289,7 +283,7 @@ func TestErrorsOfOthersAreTheirs(t *testing.T) {
 	dir, mine := t.TempDir(), status.New(status.NoMemory, "no memory for rows")
 	bad := sources(1, 0, 1)
 	bad[2].(*rows).err = mine
-	_, err := WritePart(context.Background(), dir, 1, 0, 1, bad, nil)
+	_, err := WritePart(context.Background(), dir, 1, 0, 1, bad, false, nil)
 	assert.Equal(t, mine, err)
 	left, err := os.ReadDir(folderOf(dir, 1))
 	require.NoError(t, err)
@@ -316,23 +310,23 @@ func TestArguments(t *testing.T) {
 		"the config of table \"a\" is":   source(func(r *rows) { r.config = "{" }),
 		"two tables have the name \"a\"": append(source(func(*rows) {}), source(func(*rows) {})...),
 	} {
-		_, err := WritePart(context.Background(), dir, 1, 0, 1, of, nil)
+		_, err := WritePart(context.Background(), dir, 1, 0, 1, of, false, nil)
 		require.ErrorContains(t, err, want)
 		assert.Equal(t, status.Argument, status.CodeOf(err))
 	}
 	for _, numbers := range [][2]int{{0, 0}, {2, 2}, {-1, 1}, {0, MostServers + 1}} {
-		_, err := WritePart(context.Background(), dir, 1, numbers[0], numbers[1], nil, nil)
+		_, err := WritePart(context.Background(), dir, 1, numbers[0], numbers[1], nil, false, nil)
 		require.ErrorContains(t, err, "server=")
 	}
-	_, err := WritePart(context.Background(), dir, -1, 0, 1, nil, nil)
+	_, err := WritePart(context.Background(), dir, -1, 0, 1, nil, false, nil)
 	require.ErrorContains(t, err, "step=-1 is below 0")
-	require.ErrorContains(t, Commit(context.Background(), dir, 1, write(t, dir, 1, 1), make([]byte, MostManifest)), "give fewer bytes in extra")
+	require.ErrorContains(t, Commit(context.Background(), dir, 1, write(t, dir, 1, 1), make([]byte, MostManifest), nil), "give fewer bytes in extra")
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	assert.Len(t, entries, 1)
 	file := filepath.Join(dir, "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
-	_, err = WritePart(context.Background(), file, 1, 0, 1, nil, nil)
+	_, err = WritePart(context.Background(), file, 1, 0, 1, nil, false, nil)
 	require.ErrorContains(t, err, "cannot make "+file)
 	_, err = newest(file)
 	require.ErrorContains(t, err, "cannot read "+file)
@@ -360,7 +354,7 @@ func TestCommitWantsOnePartOfEveryServer(t *testing.T) {
 		"has dim 0":                  func(p []ServerPart) []ServerPart { p[0].Tables[0].Dim, p[1].Tables[0].Dim = 0, 0; return p },
 		"are not in the order of":    func(p []ServerPart) []ServerPart { p[0].Tables[0].Name, p[1].Tables[0].Name = "z", "z"; return p },
 	} {
-		err := Commit(context.Background(), dir, 3, change(write(t, dir, 3, 2)), nil)
+		err := Commit(context.Background(), dir, 3, change(write(t, dir, 3, 2)), nil, nil)
 		require.ErrorContains(t, err, want)
 		assert.Equal(t, status.Argument, status.CodeOf(err))
 		m, err := newest(dir)
@@ -373,9 +367,9 @@ func TestACompleteCutIsNotOverwritten(t *testing.T) {
 	dir := t.TempDir()
 	again := write(t, dir, 3, 2)
 	m := commit(t, dir, 3, 1, 0)
-	_, err := WritePart(context.Background(), dir, 3, 0, 1, sources(3, 0, 1), nil)
+	_, err := WritePart(context.Background(), dir, 3, 0, 1, sources(3, 0, 1), false, nil)
 	require.ErrorContains(t, err, "is complete, and cuts are not overwritten")
-	require.ErrorContains(t, Commit(context.Background(), dir, 3, again, nil), "is complete, and cuts are not overwritten")
+	require.ErrorContains(t, Commit(context.Background(), dir, 3, again, nil, nil), "is complete, and cuts are not overwritten")
 	whole(t, m)
 	// Only what the manifest names is left.
 	left, err := os.ReadDir(m.Folder)
@@ -475,9 +469,9 @@ func TestWhoeverGivesUpLeavesTheLastCutWhole(t *testing.T) {
 		large.ids = append(large.ids, id)
 	}
 	dir := t.TempDir()
-	part, err := WritePart(context.Background(), dir, 1, 0, 1, []Source{large}, nil)
+	part, err := WritePart(context.Background(), dir, 1, 0, 1, []Source{large}, false, nil)
 	require.NoError(t, err)
-	require.NoError(t, Commit(context.Background(), dir, 1, []ServerPart{part}, nil))
+	require.NoError(t, Commit(context.Background(), dir, 1, []ServerPart{part}, nil, nil))
 
 	for after, want := range map[int]status.Code{1: status.Interrupted, 5: status.Interrupted, 34: status.Interrupted, 0: status.Timeout} {
 		ctx, stop := context.WithCancel(context.Background())
@@ -486,7 +480,7 @@ func TestWhoeverGivesUpLeavesTheLastCutWhole(t *testing.T) {
 		}
 		defer stop()
 		given := &stopping{large, after, stop}
-		_, err := WritePart(ctx, dir, 2, 0, 1, []Source{given}, nil)
+		_, err := WritePart(ctx, dir, 2, 0, 1, []Source{given}, false, nil)
 		require.Equal(t, want, status.CodeOf(err), "after %d of 34 chunks: %v", after, err)
 		require.ErrorContains(t, err, "complete cuts are as they were")
 		require.Zero(t, given.after, "it goes on after its caller")

@@ -10,12 +10,10 @@ import (
 )
 
 // Commit makes a cut complete, when all servers have written their parts. One server calls it.
-// extra is given back in the manifest. Folders of smaller steps that never became complete are
-// removed. If ctx is done already, the cut does not become complete.
-func Commit(ctx context.Context, dir string, step int64, parts []ServerPart, extra []byte) error {
-	if err := refuseComplete(dir, step); err != nil {
-		return err
-	}
+// extra is given back in the manifest. from is the cut from which the job goes on (see Abandoned).
+// Folders of smaller steps that never became complete are removed. If ctx is done already, the cut
+// does not become complete.
+func Commit(ctx context.Context, dir string, step int64, parts []ServerPart, extra []byte, from *Manifest) error {
 	if err := given(ctx); err != nil {
 		return err
 	}
@@ -25,6 +23,9 @@ func Commit(ctx context.Context, dir string, step int64, parts []ServerPart, ext
 		return argument("%s cannot become complete: %v", folder, err)
 	}
 	m.Extra, m.Folder = extra, folder
+	if err := m.follow(dir, from); err != nil {
+		return err
+	}
 	if err := m.sizes(); err != nil {
 		return argument("%s cannot become complete: %v", folder, err)
 	}
@@ -124,14 +125,23 @@ func tidy(dir string, step int64) {
 	}
 }
 
-// Superfluous returns which cuts need not stay when that of a step is complete, so that keep of
-// them do; 0: all. steps are those of a List that look whole. Only cuts that right has found whole
-// count: that of the step, and those of the greatest steps of the others. right reads a cut, and is
-// asked only if a cut may have to go. What it finds damaged stays for its owner to look at. An
-// error says that the new cut itself is damaged, or is of right.
-func Superfluous(steps []int64, step int64, keep int, right func(step int64) (damaged, err error)) (old []int64, err error) {
-	others := slices.DeleteFunc(slices.Sorted(slices.Values(steps)), func(other int64) bool { return other == step })
-	if keep == 0 || len(others) < keep {
+// Superfluous returns which cuts of a List need not stay when that of a step is complete, so that
+// keep of them do; 0: all. Only cuts that right has found whole count: that of the step, and those
+// of the greatest steps of the others. Cuts that are superseded go with what is older. right reads a
+// cut, and is asked only if a cut may have to go. What it finds damaged stays for its owner to look
+// at. An error says that the new cut itself is damaged, or is of right.
+func Superfluous(list []Listed, step int64, keep int, right func(step int64) (damaged, err error)) (old []int64, err error) {
+	var others, behind []int64
+	for _, one := range list {
+		switch {
+		case one.Why != "" || one.Step == step:
+		case one.Superseded:
+			behind = append(behind, one.Step)
+		default:
+			others = append(others, one.Step)
+		}
+	}
+	if keep == 0 || len(others)+1 < keep || len(others)+1 == keep && len(behind) == 0 {
 		return nil, nil
 	}
 	damaged, err := right(step)
@@ -150,6 +160,9 @@ func Superfluous(steps []int64, step int64, keep int, right func(step int64) (da
 		if damaged == nil {
 			kept++
 		}
+	}
+	if kept == keep {
+		old = append(old, behind...)
 	}
 	return old, nil
 }

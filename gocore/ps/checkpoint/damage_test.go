@@ -91,7 +91,7 @@ func TestPartsAreNotExchanged(t *testing.T) {
 	dir, other := t.TempDir(), t.TempDir()
 	m := commit(t, dir, 42, 2, 0)
 	for want, step := range map[string]int64{"its beginning is not that of part 0 of 2 of step 42": 41, "the checksum of its index is": 42} {
-		part, err := WritePart(context.Background(), other, step, 0, 2, sources(41, 0, 2), nil)
+		part, err := WritePart(context.Background(), other, step, 0, 2, sources(41, 0, 2), false, nil)
 		require.NoError(t, err)
 		b, err := os.ReadFile(filepath.Join(folderOf(other, step), part.File))
 		require.NoError(t, err)

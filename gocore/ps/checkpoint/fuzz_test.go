@@ -98,6 +98,7 @@ func FuzzManifest(f *testing.F) {
 	require.NoError(f, err)
 	f.Add(b[len(fmt.Sprintf(before, 0)):len(b)-len(behind)], true)
 	f.Add(b, false)
+	f.Add([]byte(`{"format":1,"serial":3,"supersedes":[{"step":7,"serial":-2},{}],"parts":[{"file":"part-00000-of-00001-0123456789abcdef","bytes":32,"chunks":0,"crc32":0,"rows":[]}]}`), true)
 	f.Add([]byte(`{"format":1,"parts":[{"file":"part-00000-of-00001-0123456789abcdef","bytes":32,"chunks":0,"crc32":0,"rows":[]}]}`), true)
 	f.Fuzz(func(t *testing.T, text []byte, mend bool) {
 		if mend {

@@ -43,12 +43,12 @@ func TestWriteUntilKilled(t *testing.T) {
 	for ; ; step++ {
 		var parts []ServerPart
 		for server := range 2 {
-			part, err := WritePart(context.Background(), dir, step, server, 2, []Source{big(step, server)}, nil)
+			part, err := WritePart(context.Background(), dir, step, server, 2, []Source{big(step, server)}, false, nil)
 			require.NoError(t, err)
 			parts = append(parts, part)
 		}
-		require.NoError(t, Commit(context.Background(), dir, step, parts, strconv.AppendInt(nil, step, 10)))
-		old, err := Superfluous(looksWhole(t, dir), step, 2, reading(dir))
+		require.NoError(t, Commit(context.Background(), dir, step, parts, strconv.AppendInt(nil, step, 10), nil))
+		old, err := Superfluous(listed(t, dir), step, 2, reading(dir))
 		require.NoError(t, err)
 		Remove(dir, old)
 		fmt.Printf("\ncomplete %d\n", step)

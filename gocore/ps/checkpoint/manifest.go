@@ -67,8 +67,8 @@ func decode(b []byte) (*Manifest, error) {
 }
 
 func (m *Manifest) check() error {
-	if m.Step < 0 {
-		return fmt.Errorf("the manifest says that its step is %d", m.Step)
+	if m.Step < 0 || m.Serial < 0 || m.Serial > mostSerial || len(m.Supersedes) > mostMarks {
+		return fmt.Errorf("the manifest says that its step is %d, and its serial number %d, and supersedes %d cuts", m.Step, m.Serial, len(m.Supersedes))
 	}
 	if len(m.Parts) < 1 || len(m.Parts) > MostServers || len(m.Tables) > MostTables {
 		return fmt.Errorf("the manifest has %d parts and %d tables; there may be 1 to %d, and %d", len(m.Parts), len(m.Tables), MostServers, MostTables)
@@ -112,21 +112,12 @@ func Open(dir string, step int64) (*Manifest, error) {
 	if step < 0 {
 		return nil, argument("step=%d is below 0", step)
 	}
-	folder := folderOf(dir, step)
-	b, err := readManifest(filepath.Join(folder, manifestName))
+	m, err := manifestOf(dir, step)
 	if err != nil {
-		return nil, argument("%s is no whole cut: %v", folder, err)
+		return nil, err
 	}
-	m, err := decode(b)
-	if err == nil && m.Step != step {
-		err = fmt.Errorf("its manifest is of step %d", m.Step)
-	}
-	if err == nil {
-		m.Folder = folder
-		err = m.sizes()
-	}
-	if err != nil {
-		return nil, argument("%s is no whole cut: %v", folder, err)
+	if err := m.sizes(); err != nil {
+		return nil, argument("%s is no whole cut: %v", m.Folder, err)
 	}
 	return m, nil
 }
@@ -166,6 +157,8 @@ func (m *Manifest) sizes() error {
 type Listed struct {
 	Step int64  `json:"step"`
 	Why  string `json:"why"` // what is wrong with its manifest, or the sizes of its parts; "" if nothing is
+	// Superseded says that the job has gone back behind it, and has written others since.
+	Superseded bool `json:"superseded,omitempty"`
 }
 
 // List returns the complete cuts of a directory, in ascending order of their steps. It reads no
@@ -175,10 +168,20 @@ func List(dir string) ([]Listed, error) {
 	if err != nil {
 		return nil, argument("cannot read %s: %v", dir, err)
 	}
+	all, err := manifests(dir)
+	if err != nil {
+		return nil, err
+	}
+	behind := superseded(all)
 	list := make([]Listed, len(steps))
 	for i, step := range steps {
 		list[i].Step = step
-		if _, err := Open(dir, step); err != nil {
+		m, err := manifestOf(dir, step)
+		if err == nil {
+			list[i].Superseded = slices.Contains(behind, m.mark())
+			_, err = Open(dir, step)
+		}
+		if err != nil {
 			list[i].Why = err.Error()
 		}
 	}
@@ -187,9 +190,12 @@ func List(dir string) ([]Listed, error) {
 
 // NewestWhole returns the step of the newest cut that right finds whole, and why newer ones are
 // not; -1 if there is no complete cut. If none is whole, that is an error: to begin anew would hide
-// the loss.
+// the loss. Cuts that are superseded do not count.
 func NewestWhole(dir string, list []Listed, right func(step int64) (damaged, err error)) (step int64, skipped []Listed, err error) {
 	for _, one := range slices.Backward(list) {
+		if one.Superseded {
+			continue
+		}
 		if one.Why == "" {
 			damaged, err := right(one.Step)
 			if err != nil {

@@ -116,11 +116,11 @@ func TestTables(t *testing.T) {
 			require.NoError(t, err)
 			from = append(from, source)
 		}
-		part, err := WritePart(context.Background(), dir, 3, server, 2, from, nil)
+		part, err := WritePart(context.Background(), dir, 3, server, 2, from, false, nil)
 		require.NoError(t, err)
 		parts = append(parts, part)
 	}
-	require.NoError(t, Commit(context.Background(), dir, 3, parts, nil))
+	require.NoError(t, Commit(context.Background(), dir, 3, parts, nil, nil))
 	m, err := newest(dir)
 	require.NoError(t, err)
 	for _, servers := range []int{1, 2, 3} {

@@ -18,10 +18,10 @@ import (
 
 // WritePart writes the rows of one server's tables, and returns when they are on the disk. It makes
 // dir and the folder of the cut if they are missing. It refuses a step of which dir has a whole
-// cut. What an attempt leaves that does not come to its end is removed by a later Commit. When ctx
+// cut, unless replaces says that the new one supersedes it. What an attempt leaves that does not come to its end is removed by a later Commit. When ctx
 // is done it stops between two chunks, and removes the file. copied, if not nil, is called when the
 // rows are in the file and may change again: it is on its way to the disk then, which takes longer.
-func WritePart(ctx context.Context, dir string, step int64, server, servers int, sources []Source, copied func()) (ServerPart, error) {
+func WritePart(ctx context.Context, dir string, step int64, server, servers int, sources []Source, replaces bool, copied func()) (ServerPart, error) {
 	part := ServerPart{Step: step, Server: server, Servers: servers}
 	if err := littleEndian(); err != nil {
 		return part, err
@@ -38,8 +38,10 @@ func WritePart(ctx context.Context, dir string, step int64, server, servers int,
 	if part.Tables, err = describe(sources); err != nil {
 		return part, argument("%v", err)
 	}
-	if err := refuseComplete(dir, step); err != nil {
-		return part, err
+	if !replaces {
+		if err := refuseComplete(dir, step); err != nil {
+			return part, err
+		}
 	}
 	folder := folderOf(dir, step)
 	if err := makeFolder(folder); err != nil {

@@ -22,6 +22,7 @@ import (
 // The phases of a checkpoint that a trainer asks servers for.
 const (
 	phaseBegin   = "begin"   // all trainers have come, and ask for the same: the first server
+	phaseBehind  = "behind"  // the first server says whether a new cut supersedes that of its step
 	phaseHold    = "hold"    // every server holds updates, and says how far it has come
 	phaseWrite   = "write"   // every server comes to the same point, writes its part, and goes on
 	phaseRestore = "restore" // every server comes to the same point, reads its rows, and goes on
@@ -54,6 +55,7 @@ type detail struct {
 	Steps   []int64                 `json:"steps,omitempty"`   // remove
 	Ending  *ending                 `json:"ending,omitempty"`  // ending; nil: tell it
 	Taking  *taking                 `json:"taking,omitempty"`  // restore
+	Again   bool                    `json:"again,omitempty"`   // write: the cut of this step is superseded
 	Mode    *mode                   `json:"mode,omitempty"`    // change
 	For     string                  `json:"for,omitempty"`     // piece: of which phase; At and Extra have it
 	Pieces  int                     `json:"pieces,omitempty"`  // the detail has come in pieces, of so many bytes
@@ -203,7 +205,11 @@ func (p *Process) save(request []byte, _ work.Interrupt) (any, error) {
 
 func (k checkpoints) save(step int64, keep int, more []byte) error {
 	wrote := make([]written, len(k.admins))
-	if err := k.whileHeld(phaseWrite, step, detail{}, func(i int) any { return &wrote[i] }); err != nil {
+	var again bool
+	if err := k.first(phaseBehind, step, detail{}, &again); err != nil {
+		return err
+	}
+	if err := k.whileHeld(phaseWrite, step, detail{Again: again}, func(i int) any { return &wrote[i] }); err != nil {
 		return err
 	}
 	queues, err := k.saveQueues(step) // all trainers wait for this one, so none takes or ends a shard
@@ -227,13 +233,7 @@ func (k checkpoints) save(step int64, keep int, more []byte) error {
 	if err := k.first(phaseList, step, detail{}, &list); err != nil {
 		return err
 	}
-	var steps []int64
-	for _, one := range list {
-		if one.Why == "" {
-			steps = append(steps, one.Step)
-		}
-	}
-	old, err := checkpoint.Superfluous(steps, step, keep, func(step int64) (error, error) { return k.verify(step, false) })
+	old, err := checkpoint.Superfluous(list, step, keep, func(step int64) (error, error) { return k.verify(step, false) })
 	if err == nil && len(old) > 0 {
 		err = k.first(phaseRemove, step, detail{Steps: old}, nil)
 	}

@@ -38,6 +38,7 @@ type job struct {
 	told    ending         // of the last call that one trainer made for all; guarded by cuts
 	extra   []byte         // what has come of what the next cut has besides rows; guarded by cuts
 	given   []byte         // what the cut had besides rows that was restored last; guarded by cuts
+	course  course         // guarded by cuts
 
 	verifier checkpoint.Verifier
 	pieces   pieces
@@ -56,6 +57,19 @@ type job struct {
 	watching     sync.WaitGroup
 	removeCloser func()
 	end          sync.Once
+}
+
+// course has the cut of each directory that the job has read or written last, from which it goes on.
+type course map[string]*checkpoint.Manifest
+
+func (c course) at(dir string) *checkpoint.Manifest { return c[checkpoint.Place(dir)] }
+
+// goOn notes from which cut of a directory the job goes on. The caller holds cuts.
+func (j *job) goOn(dir string, from *checkpoint.Manifest) {
+	if j.course == nil {
+		j.course = course{}
+	}
+	j.course[checkpoint.Place(dir)] = from
 }
 
 // A call waits for lastAnswer for what the servers that live say of one that has died, and for

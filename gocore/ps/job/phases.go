@@ -43,7 +43,10 @@ func (j *job) phase(ctx context.Context, from int, phase, dir string, step int64
 		if phase == phaseRestore {
 			return j.restore(ctx, dir, step, d.Taking)
 		}
-		return j.write(ctx, dir, step, func() { j.server.Release(from) })
+		return j.write(ctx, dir, step, d.Again, func() { j.server.Release(from) })
+	case phaseBehind:
+		behind, err := checkpoint.Abandoned(dir, j.course.at(dir))
+		return slices.ContainsFunc(behind, func(m checkpoint.Mark) bool { return m.Step == step }), err
 	case phaseAdd:
 		return struct{}{}, j.add(from, d)
 	case phaseCommit:
@@ -72,7 +75,7 @@ func (j *job) phase(ctx context.Context, from int, phase, dir string, step int64
 }
 
 // write writes the part of this server, whose updates are held until it calls copied.
-func (j *job) write(ctx context.Context, dir string, step int64, copied func()) (w written, err error) {
+func (j *job) write(ctx context.Context, dir string, step int64, again bool, copied func()) (w written, err error) {
 	w.Version = j.server.Version()
 	sources := make([]checkpoint.Source, 0)
 	for _, t := range j.server.Tables() {
@@ -86,7 +89,7 @@ func (j *job) write(ctx context.Context, dir string, step int64, copied func()) 
 		}
 		sources = append(sources, source)
 	}
-	w.ServerPart, err = checkpoint.WritePart(ctx, dir, step, j.server.Index, j.server.Servers, sources, copied)
+	w.ServerPart, err = checkpoint.WritePart(ctx, dir, step, j.server.Index, j.server.Servers, sources, again, copied)
 	return w, err
 }
 
@@ -125,8 +128,11 @@ func (j *job) commit(ctx context.Context, dir string, step int64, d detail) erro
 	if err != nil {
 		return err
 	}
-	if err := checkpoint.Commit(ctx, dir, step, d.Parts, more); err != nil {
+	if err := checkpoint.Commit(ctx, dir, step, d.Parts, more, j.course.at(dir)); err != nil {
 		return err
+	}
+	if m, err := checkpoint.Open(dir, step); err == nil {
+		j.goOn(dir, m)
 	}
 	// The cut is complete, also if the trainer dies before it hears of it.
 	j.keepEnding(endingOf(struct{}{}, nil))
@@ -170,6 +176,9 @@ func (j *job) restore(ctx context.Context, dir string, step int64, take *taking)
 	j.server.SetVersion(e.Version)
 	j.server.ForgetBackups()
 	j.given = e.User
+	if take.Tables == nil { // else the job does not go on from this cut
+		j.goOn(dir, m)
+	}
 	told = restored{Step: m.Step, Time: e.Time, Tables: []string{}}
 	if j.server.Index == 0 {
 		told.Queues = e.Queues

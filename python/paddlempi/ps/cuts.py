@@ -88,6 +88,7 @@ class Cut:
             self.step = _whole(manifest, "step", 0)
             if self.step != step:
                 raise _Damaged(f"its manifest is of step {self.step}")
+            _marks(manifest)
             self.tables = [_table(one) for one in _list(manifest, "tables")]
             names = [table.name for table in self.tables]
             if names != sorted(set(names)):
@@ -251,7 +252,8 @@ def newest(directory: str | os.PathLike[str]) -> int | None:
 def _newest(root: Path, *, read: bool) -> tuple[Cut | None, list[str]]:
     """Return the whole cut of the greatest step, and what is wrong with greater ones.
 
-    Without ``read`` a cut is whole if its files have their sizes.
+    Without ``read`` a cut is whole if its files have their sizes. Cuts that are superseded do not
+    count.
     """
     steps = []
     if root.is_dir():
@@ -260,7 +262,10 @@ def _newest(root: Path, *, read: bool) -> tuple[Cut | None, list[str]]:
             if name and (path / "manifest.json").exists():
                 steps.append((int(name[1]), path))
     wrong: list[str] = []
+    behind = _superseded([path for _, path in steps])
     for step, path in sorted(steps, reverse=True):
+        if path in behind:
+            continue
         try:
             cut = Cut(path, step)
             if read:
@@ -270,6 +275,39 @@ def _newest(root: Path, *, read: bool) -> tuple[Cut | None, list[str]]:
             continue
         return cut, wrong
     return None, wrong
+
+
+def _superseded(folders: list[Path]) -> set[Path]:
+    """Return the cuts that the latest one supersedes: its job had gone back behind them."""
+    marks = {}
+    for folder in folders:
+        try:
+            marks[folder] = _marks(_manifest(folder / "manifest.json"))
+        except (_Damaged, OSError, ValueError, RecursionError):
+            continue
+    if not marks:
+        return set()
+    latest = max(marks.values(), key=lambda one: (one.serial, one.step))
+    return {folder for folder, one in marks.items() if (one.step, one.serial) in latest.supersedes}
+
+
+class _Marks(NamedTuple):
+    step: int
+    serial: int
+    """Counts the cuts of a directory in the order in which they became complete, from 0."""
+    supersedes: set[tuple[int, int]]
+    """Steps and serial numbers."""
+
+
+def _marks(manifest: dict[str, Any]) -> _Marks:
+    """Return what a manifest says of others."""
+    given = {"serial": 0, "supersedes": [], **manifest}
+    supersedes = set()
+    for one in _list(given, "supersedes"):
+        if not isinstance(one, dict):
+            raise _Damaged(f"its manifest supersedes {one!r:.40}")
+        supersedes.add((_whole(one, "step", 0), _whole(one, "serial", 0)))
+    return _Marks(_whole(given, "step", 0), _whole(given, "serial", 0), supersedes)
 
 
 def warn_of_skipped(what: str, step: int, reasons: Sequence[str], *, above: int) -> None:

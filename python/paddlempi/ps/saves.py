@@ -27,19 +27,23 @@ def save(folder: str | os.PathLike[str], step: int, *, keep: int = 2, extra: byt
     returns; until then :func:`restore` finds an earlier one. After Ctrl-C or the timeout the
     servers stop, and the earlier one stays.
 
+    A job that has gone back to an older cut of the folder (:func:`restore` with ``step=``) supersedes
+    those that were made after it: they are no newest cut any more, may be written again, and are
+    removed with older ones. ``restore(step=...)`` reads them as long as they are there.
+
     Args:
         folder: the folder, which is made if need be.
         step: the number of the step, which names the cut.
-        keep: how many whole cuts stay, this one among them; 0: all. Before one is removed, the
-            servers read those that stay and compare their checksums.
+        keep: how many whole cuts stay, this one among them, and none that is superseded; 0: all.
+            Before one is removed, the servers read those that stay and compare their checksums.
         extra: what :func:`restore` gives back, such as a pickle of the dense parameters: 8 MiB at
             most. That of the first trainer counts.
 
     Raises:
         NotInitializedError: before :func:`paddlempi.ps.init`.
         ArgumentError: this rank does not train, ``step`` or ``keep`` is below 0, there is a
-            complete cut of this step, a server cannot write there, or what it has written cannot be
-            read again: then no older cut was removed.
+            complete cut of this step that is not superseded, a server cannot write there, or what
+            it has written cannot be read again: then no older cut was removed.
         MismatchError: trainers give other arguments. Nothing was written.
         DtypeError: ``step`` or ``keep`` is no integer, or ``extra`` has no bytes.
         TimeoutError: it took longer than the timeout of :func:`paddlempi.ps.init`.
