@@ -27,9 +27,9 @@ def save(folder: str | os.PathLike[str], step: int, *, keep: int = 2, extra: byt
     returns; until then :func:`restore` finds an earlier one. After Ctrl-C or the timeout the
     servers stop, and the earlier one stays.
 
-    A job that has gone back to an older cut of the folder (:func:`restore` with ``step=``) supersedes
-    those that were made after it: they are no newest cut any more, may be written again, and are
-    removed with older ones. ``restore(step=...)`` reads them as long as they are there.
+    A job that has gone back to an older cut of the folder (:func:`restore` with ``step=``)
+    supersedes those that were made after it: they are no newest cut any more, may be written
+    again, and are removed with older ones. ``restore(step=...)`` reads them while they are there.
 
     Args:
         folder: the folder, which is made if need be.
