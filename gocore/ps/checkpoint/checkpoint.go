@@ -110,7 +110,7 @@ type Manifest struct {
 	// Serial counts the cuts of a directory in the order in which they became complete, from 0.
 	Serial int64 `json:"serial,omitempty"`
 	// Supersedes are the cuts that the job had left behind when it wrote this one.
-	Supersedes []Mark `json:"supersedes,omitempty"`
+	Supersedes []Label `json:"supersedes,omitempty"`
 
 	Folder string `json:"-"` // where the cut lies
 }

@@ -11,19 +11,19 @@ import (
 // all that it will write. So each cut says which others it supersedes, and what the latest one says
 // counts. A cut that is superseded is no newest cut, may be written again, and goes with older ones.
 
-// Mark names a cut of a directory, also after another one of the same step was written.
-type Mark struct {
+// Label names a cut of a directory, also after another one of the same step was written.
+type Label struct {
 	Step   int64 `json:"step"`
 	Serial int64 `json:"serial"`
 }
 
 // Limits of what is read: the most cuts that one supersedes, and the greatest serial number.
 const (
-	mostMarks  = 1 << 16
+	mostLabels = 1 << 16
 	mostSerial = 1 << 62
 )
 
-func (m *Manifest) mark() Mark { return Mark{m.Step, m.Serial} }
+func (m *Manifest) label() Label { return Label{m.Step, m.Serial} }
 
 // later compares when two cuts became complete. Versions that did not count them wrote steps that
 // grow.
@@ -48,7 +48,7 @@ func manifests(dir string) (all []*Manifest, err error) {
 }
 
 // superseded returns the cuts that the latest one supersedes.
-func superseded(all []*Manifest) []Mark {
+func superseded(all []*Manifest) []Label {
 	if len(all) == 0 {
 		return nil
 	}
@@ -58,19 +58,19 @@ func superseded(all []*Manifest) []Mark {
 // Abandoned returns the cuts of a directory that the next one supersedes. from is the cut that the
 // job has read or written last: what came after it, and what it superseded itself, is of another
 // course. nil: the job has begun anew, and leaves things as they are.
-func Abandoned(dir string, from *Manifest) ([]Mark, error) {
+func Abandoned(dir string, from *Manifest) ([]Label, error) {
 	all, err := manifests(dir)
 	return abandoned(all, from), err
 }
 
-func abandoned(all []*Manifest, from *Manifest) (marks []Mark) {
+func abandoned(all []*Manifest, from *Manifest) (labels []Label) {
 	for _, m := range all {
-		if from == nil && slices.Contains(superseded(all), m.mark()) ||
-			from != nil && (later(m, from) > 0 || slices.Contains(from.Supersedes, m.mark())) {
-			marks = append(marks, m.mark())
+		if from == nil && slices.Contains(superseded(all), m.label()) ||
+			from != nil && (later(m, from) > 0 || slices.Contains(from.Supersedes, m.label())) {
+			labels = append(labels, m.label())
 		}
 	}
-	return marks
+	return labels
 }
 
 // follow makes a new cut the latest one of its directory. It returns an error if there is a whole cut
@@ -84,7 +84,7 @@ func (m *Manifest) follow(dir string, from *Manifest) error {
 		m.Serial = all[len(all)-1].Serial + 1
 	}
 	m.Supersedes = abandoned(all, from)
-	own := func(other Mark) bool { return other.Step == m.Step }
+	own := func(other Label) bool { return other.Step == m.Step }
 	if !slices.ContainsFunc(m.Supersedes, own) {
 		return refuseComplete(dir, m.Step)
 	}

@@ -28,7 +28,7 @@ func (c *course) save(step int64) error {
 	c.t.Helper()
 	behind, err := Abandoned(c.dir, c.from)
 	require.NoError(c.t, err)
-	again := slices.ContainsFunc(behind, func(m Mark) bool { return m.Step == step })
+	again := slices.ContainsFunc(behind, func(m Label) bool { return m.Step == step })
 	part, err := WritePart(context.Background(), c.dir, step, 0, 1, sources(step, 0, 1)[2:3], again, nil)
 	if err == nil {
 		err = Commit(context.Background(), c.dir, step, []ServerPart{part}, []byte(c.told), c.from)

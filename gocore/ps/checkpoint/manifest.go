@@ -67,7 +67,7 @@ func decode(b []byte) (*Manifest, error) {
 }
 
 func (m *Manifest) check() error {
-	if m.Step < 0 || m.Serial < 0 || m.Serial > mostSerial || len(m.Supersedes) > mostMarks {
+	if m.Step < 0 || m.Serial < 0 || m.Serial > mostSerial || len(m.Supersedes) > mostLabels {
 		return fmt.Errorf("the manifest says that its step is %d, and its serial number %d, and supersedes %d cuts", m.Step, m.Serial, len(m.Supersedes))
 	}
 	if len(m.Parts) < 1 || len(m.Parts) > MostServers || len(m.Tables) > MostTables {
@@ -178,7 +178,7 @@ func List(dir string) ([]Listed, error) {
 		list[i].Step = step
 		m, err := manifestOf(dir, step)
 		if err == nil {
-			list[i].Superseded = slices.Contains(behind, m.mark())
+			list[i].Superseded = slices.Contains(behind, m.label())
 			_, err = Open(dir, step)
 		}
 		if err != nil {

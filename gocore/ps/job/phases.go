@@ -46,7 +46,7 @@ func (j *job) phase(ctx context.Context, from int, phase, dir string, step int64
 		return j.write(ctx, dir, step, d.Again, func() { j.server.Release(from) })
 	case phaseBehind:
 		behind, err := checkpoint.Abandoned(dir, j.course.at(dir))
-		return slices.ContainsFunc(behind, func(m checkpoint.Mark) bool { return m.Step == step }), err
+		return slices.ContainsFunc(behind, func(m checkpoint.Label) bool { return m.Step == step }), err
 	case phaseAdd:
 		return struct{}{}, j.add(from, d)
 	case phaseCommit:

@@ -88,7 +88,7 @@ class Cut:
             self.step = _whole(manifest, "step", 0)
             if self.step != step:
                 raise _Damaged(f"its manifest is of step {self.step}")
-            _marks(manifest)
+            _relation(manifest)
             self.tables = [_table(one) for one in _list(manifest, "tables")]
             names = [table.name for table in self.tables]
             if names != sorted(set(names)):
@@ -279,19 +279,21 @@ def _newest(root: Path, *, read: bool) -> tuple[Cut | None, list[str]]:
 
 def _superseded(folders: list[Path]) -> set[Path]:
     """Return the cuts that the latest one supersedes: its job had gone back behind them."""
-    marks = {}
+    relations = {}
     for folder in folders:
         try:
-            marks[folder] = _marks(_manifest(folder / "manifest.json"))
+            relations[folder] = _relation(_manifest(folder / "manifest.json"))
         except (_Damaged, OSError, ValueError, RecursionError):
             continue
-    if not marks:
+    if not relations:
         return set()
-    latest = max(marks.values(), key=lambda one: (one.serial, one.step))
-    return {folder for folder, one in marks.items() if (one.step, one.serial) in latest.supersedes}
+    latest = max(relations.values(), key=lambda one: (one.serial, one.step))
+    return {
+        folder for folder, one in relations.items() if (one.step, one.serial) in latest.supersedes
+    }
 
 
-class _Marks(NamedTuple):
+class _Relation(NamedTuple):
     step: int
     serial: int
     """Counts the cuts of a directory in the order in which they became complete, from 0."""
@@ -299,7 +301,7 @@ class _Marks(NamedTuple):
     """Steps and serial numbers."""
 
 
-def _marks(manifest: dict[str, Any]) -> _Marks:
+def _relation(manifest: dict[str, Any]) -> _Relation:
     """Return what a manifest says of others."""
     given = {"serial": 0, "supersedes": [], **manifest}
     supersedes = set()
@@ -307,7 +309,7 @@ def _marks(manifest: dict[str, Any]) -> _Marks:
         if not isinstance(one, dict):
             raise _Damaged(f"its manifest supersedes {one!r:.40}")
         supersedes.add((_whole(one, "step", 0), _whole(one, "serial", 0)))
-    return _Marks(_whole(given, "step", 0), _whole(given, "serial", 0), supersedes)
+    return _Relation(_whole(given, "step", 0), _whole(given, "serial", 0), supersedes)
 
 
 def warn_of_skipped(what: str, step: int, reasons: Sequence[str], *, above: int) -> None:
