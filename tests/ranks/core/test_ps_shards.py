@@ -39,7 +39,7 @@ def test_a_trainer_that_is_slow_loses_no_record(
     if not begin(roles, mode=mode):
         return
     table = ps.RemoteTable("t", 1, ps.SGD(1.0))
-    shards = ps.tasks(range(10 * len(ps.trainers())), size=5, lease=LEASE)
+    shards = ps.tasks(range(10 * len(ps.trainers())), size=5, lease=LEASE, retries=100)
     given, done = [], []
     for task in shards:
         for record in task:
@@ -84,7 +84,7 @@ def test_what_a_trainer_leaves_goes_to_who_waits(begin: Begin, rank: int) -> Non
 
 def test_a_failure_changes_nobodys_steps(begin: Begin, rank: int) -> None:
     """In sync mode a shard that fails is not given to its trainer again, which would step alone."""
-    begin(ALL_TRAIN, mode="sync", timeout=3)
+    begin(ALL_TRAIN, mode="sync", timeout=10)
     size = dist.get_world_size()
     table = ps.RemoteTable("t", 1, ps.SGD(1.0))
     shards = ps.tasks(2 * size, retries=3)
