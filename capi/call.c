@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "call.h"
 
+#include "crash.h"
 #include "gil.h"
 #include "guard.h"
 #include "kept.h"
@@ -20,13 +21,22 @@ PyObject *result_tuple(const pmpi_result *r) {
 	return t;
 }
 
+/* at_once carries out a short message, if that needs no wait. Returns 0, or 1 with nothing done. */
+static int at_once(const pmpi_op *op, pmpi_result *result) {
+	crash_call call = {.what = op, .kind = CRASH_OP};
+	crash_at_once = &call;
+	int rc = quick_message(op, result, QUICK_SHORT, 0);
+	crash_at_once = NULL;
+	return rc;
+}
+
 /* run carries out a synchronous op on the calling thread. Returns a tuple, None, or NULL with an
  * exception. */
 static PyObject *run(pmpi_op *op, PyObject *send, PyObject *recv, side *a, side *b, int flags) {
 	pmpi_work work = 0;
 	pmpi_result result;
 	/* To release the GIL takes longer. */
-	int rc = pmpi_guard_forked() || quick_message(op, &result, QUICK_SHORT, 0);
+	int rc = pmpi_guard_forked() || at_once(op, &result);
 	if (rc) {
 		PyThreadState *ts = PyEval_SaveThread();
 		rc = pmpi_submit(op, &work, &result);
@@ -38,7 +48,7 @@ static PyObject *run(pmpi_op *op, PyObject *send, PyObject *recv, side *a, side 
 		return pmpi_op_has_result(op->code) ? result_tuple(&result) : none();
 	}
 	if (work != 0)
-		kept_linger(work, send, recv, a, b);
+		kept_linger(op, work, send, recv, a, b);
 	return raise_last(rc);
 }
 

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "_cgo_export.h"
+#include "crash.h"
 #include "quick.h"
 
 _Static_assert(sizeof(pmpi_buf) == 48 && offsetof(pmpi_buf, strides) == 40, "pmpi_buf is op.Buf");
@@ -30,6 +31,7 @@ static int forked;
 typedef struct thread_state {
 	pmpi_error error; /* of the latest call that failed */
 	int interrupting; /* depth of interrupt checks that this thread is in */
+	crash_thread crash;
 } thread_state;
 
 static __thread thread_state *this_thread;
@@ -40,9 +42,14 @@ static void in_child(void) {
 	forked = 1;
 }
 
+static void thread_ends(void *state) {
+	crash_leave(&((thread_state *)state)->crash);
+	free(state);
+}
+
 __attribute__((constructor)) static void prepare(void) {
 	pthread_atfork(NULL, NULL, in_child);
-	pthread_key_create(&state_key, free);
+	pthread_key_create(&state_key, thread_ends);
 }
 
 static thread_state *current(void) {
@@ -51,6 +58,7 @@ static thread_state *current(void) {
 		this_thread = calloc(1, sizeof *this_thread);
 		if (this_thread == NULL)
 			return &no_memory;
+		crash_join(&this_thread->crash);
 		pthread_setspecific(state_key, this_thread);
 	}
 	return this_thread;
@@ -82,8 +90,10 @@ static int fork_error(void) {
 int pmpi_control(const char *method, const char *request, char **reply) {
 	GUARD();
 	int rc = goControl((char *)method, (char *)request, reply, last_error());
-	if (strcmp(method, "init") == 0)
+	if (strcmp(method, "init") == 0) {
 		pmpi_guard_exit(); /* also after an error, because MPI may have been initialised */
+		crash_watch();     /* in front of the handlers of MPI, and of what the program imports */
+	}
 	return rc;
 }
 
@@ -93,14 +103,19 @@ void pmpi_free(char *reply) {
 
 int pmpi_submit(const pmpi_op *op, pmpi_work *work, pmpi_result *result) {
 	GUARD();
+	thread_state *t = current();
+	crash_call call = {.what = op, .kind = CRASH_OP};
+	crash_begin(&t->crash, &call);
+	int rc = 0;
 	if (quick_message(op, result, QUICK_MOST, op->flags & PMPI_FLAG_ASYNC ? 0 : QUICK_PAUSES) ==
 		0) {
 		if (work)
 			*work = 0;
-		return 0;
+	} else {
+		rc = goSubmit((pmpi_op *)op, work, result, t->interrupting, &t->error);
 	}
-	thread_state *t = current();
-	return goSubmit((pmpi_op *)op, work, result, t->interrupting, &t->error);
+	crash_end(&t->crash, &call);
+	return rc;
 }
 
 int pmpi_prepare(pmpi_op *op) {
@@ -141,7 +156,13 @@ int pmpi_order(pmpi_work work, uint64_t stream) {
 
 int pmpi_table(const pmpi_table_op *ops, int32_t n, int64_t *count) {
 	GUARD();
-	return goTable((pmpi_table_op *)ops, n, count, last_error());
+	crash_watch(); /* tables need no init */
+	thread_state *t = current();
+	crash_call call = {.what = ops, .kind = CRASH_TABLE, .n = n};
+	crash_begin(&t->crash, &call);
+	int rc = goTable((pmpi_table_op *)ops, n, count, &t->error);
+	crash_end(&t->crash, &call);
+	return rc;
 }
 
 /* In gocore/window/access.c. It is weak, because cgo links the files of this folder without those
@@ -161,10 +182,14 @@ int pmpi_window_new(const pmpi_buf *memory, int64_t group, int64_t timeout_ns, i
 
 int pmpi_window(const pmpi_window_op *op) {
 	GUARD();
-	if (pw_quick((const struct pw_op *)op) == 0)
-		return 0;
 	thread_state *t = current();
-	return goWindow((pmpi_window_op *)op, t->interrupting, &t->error);
+	crash_call call = {.what = op, .kind = CRASH_WINDOW};
+	crash_begin(&t->crash, &call);
+	int rc = pw_quick((const struct pw_op *)op);
+	if (rc)
+		rc = goWindow((pmpi_window_op *)op, t->interrupting, &t->error);
+	crash_end(&t->crash, &call);
+	return rc;
 }
 
 void *pmpi_heap_alloc(int64_t bytes) {

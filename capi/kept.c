@@ -21,19 +21,27 @@ static PyObject *tensors_ref(PyObject *tensors) {
 }
 
 kept *kept_new(const side *a, const side *b) {
-	kept *k = calloc(1, sizeof *k + (size_t)(a->n_views + b->n_views) * sizeof k->views[0]);
-	if (k == NULL)
+	const size_t views = (size_t)(a->n_views + b->n_views) * sizeof(Py_buffer),
+				 tensors = (size_t)(a->n + b->n) * sizeof(crash_tensor);
+	kept *k = malloc(sizeof *k + views + tensors);
+	if (k == NULL) {
 		PyErr_NoMemory();
+		return NULL;
+	}
+	memset(k, 0, sizeof *k);
+	k->crash.tensors = (crash_tensor *)((char *)k->views + views);
 	return k;
 }
 
-void kept_take(kept *k, PyObject *send, PyObject *recv, side *a, side *b) {
+void kept_take(kept *k, const pmpi_op *op, PyObject *send, PyObject *recv, side *a, side *b) {
 	memcpy(k->views, a->views, (size_t)a->n_views * sizeof k->views[0]);
 	memcpy(k->views + a->n_views, b->views, (size_t)b->n_views * sizeof k->views[0]);
 	k->n = a->n_views + b->n_views;
 	a->n_views = b->n_views = 0;
 	k->send = tensors_ref(send);
 	k->recv = tensors_ref(recv);
+	k->crash.state = op->state;
+	crash_pend(&k->crash, op);
 }
 
 void kept_drop(kept *k) {
@@ -41,6 +49,7 @@ void kept_drop(kept *k) {
 	int32_t n = k->n;
 	k->send = k->recv = NULL;
 	k->n = 0;
+	crash_over(&k->crash);
 	for (int32_t i = 0; i < n; i++)
 		PyBuffer_Release(&k->views[i]);
 	if (send)
@@ -75,12 +84,13 @@ void kept_collect(void) {
 	}
 }
 
-void kept_linger(pmpi_work work, PyObject *send, PyObject *recv, side *a, side *b) {
+void kept_linger(const pmpi_op *op, pmpi_work work, PyObject *send, PyObject *recv, side *a,
+				 side *b) {
 	PyObject *t, *v, *tb;
 	PyErr_Fetch(&t, &v, &tb); /* the exception of a signal handler */
 	kept *k = kept_new(a, b);
 	if (k) {
-		kept_take(k, send, recv, a, b);
+		kept_take(k, op, send, recv, a, b);
 		kept_release(work, k);
 	} else { /* no memory for a kept: the tensors stay for ever */
 		PyErr_Clear();

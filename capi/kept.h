@@ -2,6 +2,7 @@
 #ifndef PMPI_KEPT_H
 #define PMPI_KEPT_H
 
+#include "crash.h"
 #include "pyabi.h"
 #include "tensor.h"
 
@@ -13,6 +14,7 @@ typedef struct kept {
 	pmpi_work work;
 	uint32_t state;        /* shared with the core: PMPI_STATE_* */
 	PyObject *send, *recv; /* NULL once they were dropped */
+	crash_pending crash;
 	int32_t n;
 	Py_buffer views[];
 } kept;
@@ -21,8 +23,8 @@ typedef struct kept {
  * exception set. */
 kept *kept_new(const side *a, const side *b);
 
-/* kept_take moves the tensors and their Py_buffers of both sides into k. */
-void kept_take(kept *k, PyObject *send, PyObject *recv, side *a, side *b);
+/* kept_take moves the tensors of op and their Py_buffers of both sides into k. */
+void kept_take(kept *k, const pmpi_op *op, PyObject *send, PyObject *recv, side *a, side *b);
 
 /* kept_drop drops what k keeps alive. This may run destructors, which may call anything here. */
 void kept_drop(kept *k);
@@ -31,9 +33,10 @@ void kept_drop(kept *k);
  * uses the tensors. */
 void kept_release(pmpi_work work, kept *k);
 
-/* kept_linger releases work, the operation of a call that failed. It keeps the tensors and the
+/* kept_linger releases work, the operation op of a call that failed. It keeps the tensors and the
  * Py_buffers of both sides as long as MPI uses them. The Python exception that is set stays set. */
-void kept_linger(pmpi_work work, PyObject *send, PyObject *recv, side *a, side *b);
+void kept_linger(const pmpi_op *op, pmpi_work work, PyObject *send, PyObject *recv, side *a,
+				 side *b);
 
 /* kept_collect frees the tensors of operations whose objects are gone, if MPI and the device have
  * finished with them. */

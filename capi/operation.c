@@ -156,7 +156,7 @@ PyObject *operation_start(pmpi_op *op, PyObject *send, PyObject *recv, side *a, 
 	gil_take(ts);
 	o->number = o->work;
 	if (o->work != 0)
-		kept_take(k, send, recv, a, b); /* even after an error: MPI may still use the memory */
+		kept_take(k, op, send, recv, a, b); /* even after an error: MPI may still use the memory */
 	if (rc) {
 		raise_last(rc);
 		Py_DecRef(&o->head);

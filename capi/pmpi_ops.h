@@ -194,6 +194,34 @@ static inline int64_t pmpi_dtype_size(int32_t dtype)
   return 0;
 }
 
+/* pmpi_dtype_name returns the name of a dtype, "" if there is no such dtype. */
+static inline const char *pmpi_dtype_name(int32_t dtype)
+{
+  switch (dtype) {
+  case PMPI_DTYPE_BOOL: return "bool";
+  case PMPI_DTYPE_INT8: return "int8";
+  case PMPI_DTYPE_UINT8: return "uint8";
+  case PMPI_DTYPE_INT16: return "int16";
+  case PMPI_DTYPE_UINT16: return "uint16";
+  case PMPI_DTYPE_INT32: return "int32";
+  case PMPI_DTYPE_UINT32: return "uint32";
+  case PMPI_DTYPE_INT64: return "int64";
+  case PMPI_DTYPE_UINT64: return "uint64";
+  case PMPI_DTYPE_FLOAT16: return "float16";
+  case PMPI_DTYPE_BFLOAT16: return "bfloat16";
+  case PMPI_DTYPE_FLOAT32: return "float32";
+  case PMPI_DTYPE_FLOAT64: return "float64";
+  case PMPI_DTYPE_COMPLEX64: return "complex64";
+  case PMPI_DTYPE_COMPLEX128: return "complex128";
+  case PMPI_DTYPE_FLOAT8_E4M3FN: return "float8_e4m3fn";
+  case PMPI_DTYPE_FLOAT8_E5M2: return "float8_e5m2";
+  case PMPI_DTYPE_FLOAT8_E4M3FNUZ: return "float8_e4m3fnuz";
+  case PMPI_DTYPE_FLOAT8_E5M2FNUZ: return "float8_e5m2fnuz";
+  case PMPI_DTYPE_FLOAT8_E8M0FNU: return "float8_e8m0fnu";
+  }
+  return "";
+}
+
 /* pmpi_op.reduce_op: how elements of all ranks become one; 0 if the operation reduces nothing. */
 enum {
   /* PMPI_REDUCE_SUM is the sum over the ranks.

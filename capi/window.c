@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "../gocore/reduce/float16.h"
+#include "crash.h"
 #include "dlpack.h"
 #include "gil.h"
 #include "guard.h"
@@ -22,10 +23,17 @@ enum { MOST_DIMS = 64 };
 
 /* call carries op out. Returns 0, or -1 with a Python exception set. */
 static int call(const pmpi_window_op *op, int64_t bytes) {
-	if (bytes <= SHORT && pmpi_guard_window(op) == 0)
+	int rc = 1;
+	if (bytes <= SHORT) {
+		crash_call at_once = {.what = op, .kind = CRASH_WINDOW};
+		crash_at_once = &at_once;
+		rc = pmpi_guard_window(op);
+		crash_at_once = NULL;
+	}
+	if (rc == 0)
 		return 0;
 	PyThreadState *ts = PyEval_SaveThread();
-	int rc = pmpi_window(op);
+	rc = pmpi_window(op);
 	gil_take(ts);
 	if (rc)
 		raise_last(rc);

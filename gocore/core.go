@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/paddlempi/paddlempi/gocore/crash"
 	"github.com/paddlempi/paddlempi/gocore/diagnose"
 	"github.com/paddlempi/paddlempi/gocore/group"
 	"github.com/paddlempi/paddlempi/gocore/messages"
@@ -83,6 +84,7 @@ func Init(o InitOptions) error {
 	endFile = o.EndFile
 	initial.Store(w)
 	messages.SetInitial(w.all.Load().ID)
+	crash.SetInitial(w.all.Load().ID)
 	w.closesWithMPI()
 	return nil
 }

@@ -3,6 +3,7 @@ package gocore
 import (
 	"time"
 
+	"github.com/paddlempi/paddlempi/gocore/crash"
 	"github.com/paddlempi/paddlempi/gocore/method"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
@@ -24,6 +25,7 @@ func NewWindow(memory *op.Buf, id int64, timeout time.Duration, nested bool) (in
 		return 0, err
 	}
 	rememberWindow(w)
+	crash.NameWindow(w.ID(), g.ID)
 	return w.ID(), nil
 }
 

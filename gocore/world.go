@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/paddlempi/paddlempi/gocore/crash"
 	"github.com/paddlempi/paddlempi/gocore/group"
 	"github.com/paddlempi/paddlempi/gocore/messages"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
@@ -107,6 +108,7 @@ func (w *membership) add(make func(id int64) (*group.Group, error)) (*group.Grou
 		return nil, err
 	}
 	w.all.CompareAndSwap(nil, g)
+	crash.NameGroup(id, w.env.Topo.Rank, g.String())
 	updateGroups(func(live map[int64]entry) { live[id] = entry{w, g} })
 	return g, nil
 }

@@ -66,8 +66,8 @@ ROOMS = (
         "gocore",
         "the functions behind the C interface: init, submit, wait, exit, the control methods; the "
         "worlds and their groups by id",
-        "channel diagnose dl exchange grid group heap meet messages method mpi netif op pmi ps/job "
-        "reduce status topo trace transport window work world",
+        "channel crash diagnose dl exchange grid group heap meet messages method mpi netif op pmi "
+        "ps/job reduce status topo trace transport window work world",
         files="doc boundary control control_grid control_join join control_cuda control_heap "
         "control_files control_trace window_calls servers core start prepared guests world windows "
         "closers",
@@ -310,6 +310,10 @@ ROOMS = (
     Room("gocore/cuda/cudafake", "a CUDA driver without a GPU, for tests"),
     Room("gocore/cma", "reads the memory of other processes of the node, if the kernel lets it"),
     Room("gocore/cgroup", "how much memory and how many CPUs cgroups leave to this process"),
+    Room(
+        "gocore/crash",
+        "what the line that a crash prints says of groups and windows, for C that cannot ask Go",
+    ),
     Room("gocore/descriptors", "connections and locks that a forked child closes"),
     Room("gocore/dl", "`dlopen`, `dlsym`, the environment of C"),
     Room(

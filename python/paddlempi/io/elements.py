@@ -8,6 +8,8 @@ part by part.
 from __future__ import annotations
 
 import ctypes
+import errno
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -190,18 +192,47 @@ class Elements:
         """See the elements in another order. They are in host memory, and new."""
         self.array = _view(self.array, index)
 
-    def check_writable(self) -> None:
+    def check_writable(self, name: str) -> None:
         """Raise if the elements must not be written to.
 
+        Args:
+            name: what the error calls the tensor.
+
         Raises:
-            ArgumentError: they are read-only.
+            ArgumentError: they are read-only, or their memory is.
         """
         if self.readonly:
-            raise ArgumentError("it is read-only, and would be written to")
+            raise ArgumentError(f"{name} is read-only, and would be written to")
+        device, low, high = self.where
+        if device == CPU and low < high and not (_takes(low) and _takes(high - 1)):
+            raise ArgumentError(
+                f"the memory of {name} cannot be written to, as that of a np.memmap of mode 'r' "
+                "(torch.from_numpy loses that it is read-only)"
+            )
 
     def written(self) -> None:
         """Tell autograd that the tensor was written to."""
         _buffer.bump(self.tensor)
+
+
+def _takes(address: int) -> bool:
+    """Whether a byte of memory can be written to. It is written as it is, by the kernel.
+
+    An error of the kernel has a name; a copy by NumPy would end the process.
+    """
+    byte = (ctypes.c_ubyte * 1).from_address(address)
+    out, into = os.pipe()
+    try:
+        os.write(into, byte)
+        os.readv(out, [byte])
+    except OSError as error:
+        if error.errno != errno.EFAULT:
+            raise
+        return False
+    finally:
+        os.close(out)
+        os.close(into)
+    return True
 
 
 def _view(array: Any, index: Index) -> Any:

@@ -166,7 +166,7 @@ class File:
 
     def _read_at(self, offset: int, out: Any, progress: Callable[[int], object]) -> int:
         elements = Elements(out)
-        elements.check_writable()
+        elements.check_writable("out")
         place = whole(elements.shape)
         read_place(self._file, _offset(offset), place, elements, progress)
         elements.written()
@@ -342,7 +342,7 @@ class View:
     def _read(self, out: Any, framework: str, progress: Callable[[int], object]) -> Any:
         out = new(framework, self.dtype, self.shape) if out is None else out
         elements = self._checked(out)
-        elements.check_writable()
+        elements.check_writable("out")
         file = self._file
         read_place(file._file, self._start, self._place, elements, progress)
         elements.written()

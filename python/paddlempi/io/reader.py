@@ -233,7 +233,7 @@ class OpenFile:
             return
         if not within(part.box, entry.shape):
             raise ArgumentError(f"{part.box} is no part of {name!r}, of shape {list(entry.shape)}")
-        part.elements.check_writable()
+        part.elements.check_writable(repr(name))
         self._read(name, box(entry.shape, *part.box), part.elements, progress)
         part.elements.written()
 

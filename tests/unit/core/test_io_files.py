@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
+import unwritable
 from paddlempi import errors, io
 from paddlempi.io import posix
 from paddlempi.io.dtypes import BY_NAME
@@ -185,7 +186,7 @@ def test_like_is_filled(tmp_path: Path) -> None:
         ({"c": np.zeros(3)}, "has no 'c'"),
         ({"a": np.zeros((6, 7), "f4")}, r"'a' is of shape \[6, 8\] in the file, and \[6, 7\]"),
         ({"a": np.zeros((6, 8), "f8")}, "'a' is of float32 in the file, and of float64"),
-        ({"a": np.broadcast_to(np.zeros(8, "f4"), (6, 8))}, "it is read-only"),
+        ({"a": np.broadcast_to(np.zeros(8, "f4"), (6, 8))}, "'a' is read-only"),
     ):
         with pytest.raises(errors.Error, match=message):
             io.load_file(tmp_path / "m", wrong)
@@ -441,3 +442,14 @@ def test_a_masked_array_is_no_tensor(tmp_path: Path) -> None:
     with pytest.raises(errors.DtypeError, match="masked array"):
         io.save_file({"a": masked}, tmp_path / "one")
     assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_memory_that_cannot_be_written_to(tmp_path: Path, step: int) -> None:
+    """NumPy says that it can, and its copy would end the process."""
+    io.save_file({"w": np.ones((4, 3), "f4")}, tmp_path / "f")
+    like = {"w": unwritable.array(4, 3 * step)[:, ::step]}
+    with pytest.raises(errors.ArgumentError, match=r"'w' cannot be written to.*np\.memmap"):
+        io.load_file(tmp_path / "f", like)
+    with io.File(tmp_path / "f") as file, pytest.raises(errors.ArgumentError, match=r"np\.memmap"):
+        file.read_at(0, like["w"])
