@@ -36,7 +36,7 @@ def collect(mpi: str | None = None) -> list[_Facts]:
         mpi: the path of the libmpi to try; None: search for one.
     """
     facts: _Facts = {"rank": 0, "core": None, "world": None, "core_error": None}
-    facts |= _process() | {"start_error": None}
+    facts |= _process() | {"start_error": None, "paddle": info.version("paddle")}
     try:
         core = info.ask(mpi)
     except Error as error:

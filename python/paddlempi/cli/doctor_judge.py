@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from .._pages import PAGES
+from . import paddle_alone
 
 __all__ = ["Finding", "judge", "spell"]
 
@@ -142,6 +143,14 @@ def sums(facts: Sequence[_Facts]) -> list[Finding]:
         advice = "report it, with python -m paddlempi info --json"
         return [Finding("all_reduce", "fail", found, advice)]
     return [Finding("all_reduce", "ok", "integers of 8 to 64 bits, float32 and float64: right")]
+
+
+def paddle(facts: Sequence[_Facts]) -> list[Finding]:
+    """Paddle is there, which loads no paddlempi by itself."""
+    if not any(fact["paddle"] for fact in facts):
+        return []
+    version = _by_value(facts, lambda f: f["paddle"] or "not installed")
+    return [Finding("paddle", "warn", f"{version}: {paddle_alone.FOUND}", paddle_alone.ADVICE)]
 
 
 # The node
@@ -564,6 +573,7 @@ _CHECKS = (
     launcher,
     threads,
     sums,
+    paddle,
     binding,
     arrival,
     deaths,

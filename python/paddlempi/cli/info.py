@@ -21,8 +21,9 @@ from typing import Any
 from .. import __version__, _native, group
 from ..errors import Error
 from ..start import worlds
+from . import paddle_alone
 
-__all__ = ["add_to", "ask", "gather", "world"]
+__all__ = ["add_to", "ask", "gather", "version", "world"]
 
 _FRAMEWORKS = {
     # module -> names of the packages that have it
@@ -68,14 +69,17 @@ def gather(mpi: str | None = None) -> dict[str, Any]:
         "python": platform.python_version(),
         "executable": sys.executable,
         "machine": f"{platform.system()} {platform.machine()}, {' '.join(platform.libc_ver())}",
-        "frameworks": {module: _version(module) for module in _FRAMEWORKS},
+        "frameworks": {module: version(module) for module in _FRAMEWORKS},
         "torch_backend": None,
+        "paddle": None,
         "core": None,
         "world": None,
         "core_error": None,
         "start_error": None,
         "rank": None,
     }
+    if found["frameworks"]["paddle"]:
+        found["paddle"] = f"{paddle_alone.FOUND}\n{paddle_alone.ADVICE}"
     core: dict[str, Any] | None = None
     try:
         core = ask(mpi)
@@ -176,7 +180,7 @@ def _snake(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
-def _version(module: str) -> str | None:
+def version(module: str) -> str | None:
     """Return the version of a framework; None if it is not installed. Does not import it."""
     if importlib.util.find_spec(module) is None:
         return None
@@ -198,6 +202,8 @@ def _text(found: dict[str, Any]) -> str:
     ]
     if found["torch_backend"]:
         lines.append(_row("torch", found["torch_backend"]))
+    if found["paddle"]:
+        lines.append(_row("paddle", found["paddle"]))
     core = found["core"]
     if core is None:
         return "\n".join([*lines, _row("core", "not usable: " + found["core_error"])])

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from .. import _marks, _processes
 from .._exit import PREEMPTED
 from . import marks as marks_of
-from . import options, survivors
+from . import options, paddle_alone, survivors
 from .absent import Absent
 
 __all__ = ["Ending", "add_to", "judge", "run"]
@@ -188,6 +188,8 @@ def run(chosen: argparse.Namespace, command: Sequence[str]) -> int:
         The exit status of the last attempt: the launcher's, or that of a rank if the
         launcher's is 0 although a rank has died or failed.
     """
+    if said := paddle_alone.warning(command):
+        _say(said)
     restarts = chosen.restarts or 0
     keep = bool(chosen.keep_survivors)
     if keep and "--supervised" not in command:  # our own launcher has the option already

@@ -106,6 +106,18 @@ def test_alone(
     assert set(found["frameworks"]) >= {"numpy", "torch", "paddle"}
 
 
+def test_paddle_does_not_load_paddlempi(
+    fresh_core: FakeCore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer(fresh_core, monkeypatch)
+    for installed in ("3.3.1", None):
+        has = {"paddle": installed}
+        monkeypatch.setattr(info, "version", has.get)
+        assert main(["info"]) == 0
+        row = "\npaddle      import paddle does not load paddlempi"
+        assert (row in capsys.readouterr().out) == bool(installed)
+
+
 AUTOLOAD = """
 import sys, types
 class Auto(types.ModuleType):
@@ -142,7 +154,7 @@ def test_torch_is_told_of_where_it_is_installed(
 ) -> None:
     answer(fresh_core, monkeypatch)
     for version in ("2.15.0", None):
-        monkeypatch.setattr(info, "_version", lambda module, version=version: version)
+        monkeypatch.setattr(info, "version", lambda module, version=version: version)
         assert main(["info"]) == 0
         assert ("the names of torch" in capsys.readouterr().out) == (version is not None)
         assert main(["info", "--json"]) == 0

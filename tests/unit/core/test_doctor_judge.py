@@ -59,6 +59,7 @@ def ranks(n: int, devices: int = 2, nodes: int = 1) -> list[Facts]:
                 "core": core,
                 "core_error": None,
                 "start_error": None,
+                "paddle": None,
                 "host": f"node{rank // each}",
                 "cpus": [2 * (rank % each), 2 * (rank % each) + 1],
                 "shm": {"size": 8 * GIB, "free": 4 * GIB},
@@ -114,6 +115,16 @@ def test_nothing_is_wrong(n: int, nodes: int) -> None:
     found = findings(ranks(n, nodes=nodes))
     assert {f.status for f in found.values()} <= {"ok", "skip"}, found
     assert "cuda" in found and "devices" in found
+
+
+def test_paddle_does_not_load_paddlempi() -> None:
+    """Every rank of a script without the import would be a job of its own."""
+    facts = ranks(2)
+    for fact in facts:
+        fact["paddle"] = "3.3.1"
+    found = findings(facts)["paddle"]
+    assert (found.status, found.found[:7]) == ("warn", "3.3.1: ")
+    assert "import paddlempi.paddle" in found.advice
 
 
 WRONG: list[tuple[str, Any, str, str]] = [
