@@ -36,7 +36,10 @@ print("right", flush=True)
 """
 
 # Unit tests that need no framework, and one of ranks.
-TESTS = ("test_api_collectives.py", "test_api_work.py", "test_exchange.py", "test_ops.py")
+TESTS = (
+    *("test_api_collectives.py", "test_api_work.py", "test_exchange.py", "test_ops.py"),
+    "test_trace_stacks.py",
+)
 
 # The interpreter has a module of subinterpreters under one name or another.
 SUBINTERPRETER = """

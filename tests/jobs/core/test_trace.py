@@ -37,6 +37,8 @@ def test_rank_that_never_comes(tmp_path: Path) -> None:
     job.succeed(3, never_comes, env={"TRACES": str(tmp_path)})
     found = judged(tmp_path)
     assert found.behind == (2,)
+    assert any("in never_comes" in frame for frame in found.rings[2].python[0])
+    assert "in Python:\n    " in report.as_text(found)
     [finding] = [f for f in found.findings if not f.over]
     assert finding.what == "all_reduce(float32[4], SUM)"
     assert [part.how for part in finding.parts] == ["waits", "waits", "never came"]

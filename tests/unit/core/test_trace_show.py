@@ -53,6 +53,20 @@ def test_rank_that_never_comes(tmp_path: Path, capsys: pytest.CaptureFixture[str
     )
 
 
+def test_the_python_line_of_the_rank_that_is_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    late = ring(1, 2, [])
+    calls = [f"train.py:{line} in step" for line in range(30)]
+    late["python"] = [calls, ["threading.py:9 in run"]]
+    write(tmp_path, ring(0, 2, [operation(1, 1.0)]), late)
+    text = shown(tmp_path, capsys)
+    assert "rank 1 is process 1001 on here, in Python:\n    train.py:0 in step\n" in text
+    assert "\n    ... and 20 more calls and 1 more threads (--json has all)\n" in text
+    data = json.loads(shown(tmp_path, capsys, "--json"))
+    assert data["ranks"][1]["python"] == late["python"]
+
+
 def test_rank_that_comes_with_something_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,10 +9,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .judge import Finding, Judgement, Part, Waits, name_ranks
+from .rings import Ring
 
 __all__ = ["as_json", "as_text"]
 
 MOST = 20  # findings that the text lists
+MOST_FRAMES = 10  # calls of the Python stack of a rank that is behind
 
 # A rank stands out if others have waited for it this many times as long as for a rank on average.
 STANDS_OUT = 1.5
@@ -49,6 +51,7 @@ def as_json(judgement: Judgement) -> str:
             "operations": len(ring.operations),
             "not_recorded": ring.not_recorded,
             "damaged": ring.damaged,
+            "python": ring.python,
         }
         for ring in judgement.rings.values()
     ]
@@ -87,7 +90,7 @@ def _lines(judgement: Judgement) -> Iterator[str]:
     if judgement.behind:
         yield f"Behind: {name_ranks(judgement.behind)}."
         for ring in (rings[rank] for rank in judgement.behind if rank in rings):
-            yield f"  rank {ring.rank} is process {ring.pid} on {ring.host}."
+            yield from _python(ring)
     elif any(not finding.over for finding in judgement.findings):
         yield "Nobody is behind: the operations under way are moving data."
     else:
@@ -106,6 +109,19 @@ def _lines(judgement: Judgement) -> Iterator[str]:
             f"{waits.itself:>15.3f} s"
         )
     yield _who_is_waited_for(judgement.waits)
+
+
+def _python(ring: Ring) -> Iterator[str]:
+    """Say where a rank is: its process, and what its main thread does there."""
+    main = ring.python[0] if ring.python else ()
+    where = f"  rank {ring.rank} is process {ring.pid} on {ring.host}"
+    yield f"{where}, in Python:" if main else f"{where}."
+    for frame in main[:MOST_FRAMES]:
+        yield f"    {frame}"
+    more = [f"{len(main) - MOST_FRAMES} more calls"] * (len(main) > MOST_FRAMES)
+    more += [f"{len(ring.python) - 1} more threads"] * (len(ring.python) > 1)
+    if more:
+        yield f"    ... and {' and '.join(more)} (--json has all)"
 
 
 def _who_is_waited_for(waits: Sequence[Waits]) -> str:

@@ -104,6 +104,8 @@ class Ring:
         not_recorded: operations that found no room in the ring.
         damaged: entries of the ring that were none.
         job: the same for all ranks of a job, and another one for each job; "" in older traces.
+        python: of each thread, the main thread first, its stack as ``FILE:LINE in NAME``, the
+            innermost frame first; empty if it was not read.
     """
 
     rank: int
@@ -119,6 +121,7 @@ class Ring:
     groups: tuple[Group, ...]
     operations: tuple[Operation, ...]
     job: str = ""
+    python: tuple[tuple[str, ...], ...] = ()
 
     def under_way(self) -> Iterator[Operation]:
         """Yield the operations that have not ended, in the order of their submission."""
