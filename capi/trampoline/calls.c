@@ -28,6 +28,10 @@ int paddlempi_trampoline_start(const pmpi_functions *core, int rank, int size,
 	return rc;
 }
 
+void paddlempi_trampoline_devices(int (*count)(void)) {
+	this_job.local_devices = count;
+}
+
 comm *comm_of(intptr_t handle) {
 	if (handle == 0 || this_job.core == NULL)
 		return NULL;

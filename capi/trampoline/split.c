@@ -12,6 +12,11 @@
  * before. All of this happens under the lock of the window. A process has one entry at a time: its
  * other threads wait for their turn.
  *
+ * A process with several devices comes once for each of them. Two of its devices may then meet one
+ * of another process each, in any order, and look like members of cliques that do not exist. So an
+ * entry says how many devices its process has, and a split fails on all if there is one with more
+ * than one.
+ *
  * Results are numbered, and two are kept, in turn. A process that reads its result after the one
  * after the next was published finds another number, and fails. That takes two splits without it,
  * each of which has waited for it. */
@@ -30,7 +35,8 @@ enum {
 	ENTERED = 1,
 	ENTRIES = 2
 }; /* results there were; entries there are; the entries */
-enum { IS_THERE = 0, COLOUR = 1, KEY = 2, ENTRY = 3 };
+/* DEVICES: of its process; 0: the process has not come */
+enum { DEVICES = 0, COLOUR = 1, KEY = 2, ENTRY = 3 };
 
 enum { UNDEFINED = -32766 };
 
@@ -99,14 +105,14 @@ static void publish(int64_t *sheet) {
 
 /* enter puts this process's entry on the sheet. *number becomes that of the result which it waits
  * for. Returns 0 or an error code of the core. */
-static int enter(int64_t *sheet, int colour, int key, int64_t *number) {
+static int enter(int64_t *sheet, int devices, int colour, int key, int64_t *number) {
 	int rc = lock_sheet(sheet);
 	if (rc)
 		return rc;
 	*number = sheet[DONE] + 1;
 	int64_t *entry = sheet + ENTRIES + ENTRY * this_job.rank;
-	sheet[ENTERED] += !entry[IS_THERE]; /* it is there if give_up has failed before */
-	entry[IS_THERE] = 1;
+	sheet[ENTERED] += !entry[DEVICES]; /* it is there if give_up has failed before */
+	entry[DEVICES] = devices;
 	entry[COLOUR] = colour;
 	entry[KEY] = key;
 	if (sheet[ENTERED] == this_job.size)
@@ -169,8 +175,8 @@ static comm *incomplete(const int64_t *entries, int came, int colour, int key) {
 	size_t n = 0;
 	for (int i = 0; i < this_job.size; i++) {
 		const int64_t *entry = entries + ENTRY * i;
-		alike += entry[IS_THERE] && entry[COLOUR] == colour;
-		if (!entry[IS_THERE] && n < sizeof missing - 16)
+		alike += entry[DEVICES] && entry[COLOUR] == colour;
+		if (!entry[DEVICES] && n < sizeof missing - 16)
 			n += snprintf(missing + n, sizeof missing - n, "%s%d", n ? ", " : "", i);
 	}
 	char why[1024];
@@ -179,6 +185,16 @@ static comm *incomplete(const int64_t *entries, int came, int colour, int key) {
 			 "every process takes part. Use gloo for this mesh, or paddlempi.jax with a group",
 			 came, this_job.size, this_job.split_seconds, missing);
 	return broken(key, alike > key ? alike : key + 1, why);
+}
+
+/* several is the communicator of a split for which a process with several devices came. */
+static comm *several(int process, int64_t devices, int key) {
+	char why[512];
+	snprintf(why, sizeof why,
+			 "Comm_split: process %d has %lld CPU devices, and XLA's collectives over MPI take one "
+			 "device in each process. Start more processes, or use collectives='gloo'",
+			 process, (long long)devices);
+	return broken(key, key + 1, why);
 }
 
 /* One member of a clique. */
@@ -230,8 +246,12 @@ static comm *group(const member *members, int n, int key) {
 
 static comm *join(const int64_t *entries, int colour, int key) {
 	int came = 0;
-	for (int i = 0; i < this_job.size; i++)
-		came += entries[ENTRY * i + IS_THERE] != 0;
+	for (int i = 0; i < this_job.size; i++) {
+		const int64_t devices = entries[ENTRY * i + DEVICES];
+		if (devices > 1)
+			return several(i, devices, key);
+		came += devices != 0;
+	}
 	if (came < this_job.size)
 		return incomplete(entries, came, colour, key);
 	if (colour == UNDEFINED)
@@ -259,10 +279,10 @@ static comm *join(const int64_t *entries, int colour, int key) {
 	return c;
 }
 
-static comm *take_turn(int64_t *sheet, int colour, int key) {
+static comm *take_turn(int64_t *sheet, int devices, int colour, int key) {
 	int64_t number;
 	int came;
-	if (enter(sheet, colour, key, &number) || await(number, &came) ||
+	if (enter(sheet, devices, colour, key, &number) || await(number, &came) ||
 		(!came && give_up(sheet, number)))
 		return broken_by_core(key, "Comm_split");
 	if (lock_sheet(sheet) || unlock_sheet(sheet, 0)) /* nobody overwrites it meanwhile */
@@ -277,8 +297,9 @@ comm *split(int colour, int key) {
 	int64_t *sheet = calloc(sheet_words(), 8);
 	if (sheet == NULL)
 		return broken(key, key + 1, "Comm_split: no memory");
+	const int devices = this_job.local_devices ? this_job.local_devices() : 1;
 	pthread_mutex_lock(&turn);
-	comm *c = take_turn(sheet, colour, key);
+	comm *c = take_turn(sheet, devices > 0 ? devices : 1, colour, key);
 	pthread_mutex_unlock(&turn);
 	free(sheet);
 	return c;

@@ -30,7 +30,8 @@ typedef struct job {
 	const pmpi_functions *core; /* NULL: not started */
 	int rank, size;
 	double split_seconds;
-	int64_t window; /* of split.c */
+	int64_t window;             /* of split.c */
+	int (*local_devices)(void); /* NULL, or see paddlempi_trampoline_devices */
 } job;
 
 extern job this_job;
@@ -41,6 +42,11 @@ extern job this_job;
  */
 EXPORT int paddlempi_trampoline_start(const pmpi_functions *core, int rank, int size,
 									  double split_seconds);
+
+/* paddlempi_trampoline_devices gives the library a function that returns how many CPU devices this
+ * process has. A Comm_split calls it on the thread of the device that XLA splits for: XLA does not
+ * say that several devices of a process are members of a communicator, of which MPI knows one. */
+EXPORT void paddlempi_trampoline_devices(int (*count)(void));
 
 /* comm_of returns the communicator that a handle stands for, or NULL. */
 comm *comm_of(intptr_t handle);

@@ -36,6 +36,11 @@ class MPI:
         begin.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_double]
         assert begin(_native.core().functions(), rank, size, seconds) == 0
 
+    def devices(self, number: int) -> None:
+        """Say how many CPU devices this process has."""
+        self._count = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: number)  # it is kept
+        self.library.paddlempi_trampoline_devices(self._count)
+
     def constant(self, name: str) -> ctypes.c_ssize_t:
         return ctypes.c_ssize_t.in_dll(self.library, f"MPIABI_{name}")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from .. import _native
@@ -45,14 +46,24 @@ def find() -> str:
     return ""
 
 
-def start(rank: int, size: int, seconds: float) -> None:
+_COUNT = ctypes.CFUNCTYPE(ctypes.c_int)
+_kept: list[object] = []  # what the library calls
+
+
+def start(rank: int, size: int, seconds: float, devices: Callable[[], int]) -> None:
     """Give the library the core's functions. All ranks call it.
 
     Args:
         rank, size: of the world.
         seconds: how long the first collective of a mesh waits for all processes.
+        devices: returns how many CPU devices this process has. Threads of XLA call it when they
+            come to the first collective of a mesh.
     """
-    begin = ctypes.CDLL(LIBRARY).paddlempi_trampoline_start
+    library = ctypes.CDLL(LIBRARY)
+    count = _COUNT(devices)
+    _kept.append(count)
+    library.paddlempi_trampoline_devices(count)
+    begin = library.paddlempi_trampoline_start
     begin.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_double]
     if begin(_native.core().functions(), rank, size, seconds):
         raise NotInitializedError("initialize: the library for XLA's collectives cannot start")

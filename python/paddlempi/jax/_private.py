@@ -43,6 +43,7 @@ __all__ = [
     "is_distributed",
     "is_zero",
     "linear_jvp",
+    "local_cpu_devices",
     "result",
     "start_distributed",
     "varying_axes",
@@ -288,6 +289,11 @@ def cpu_devices() -> int:
     """Return how many CPU devices this process is going to have, as far as JAX was told."""
     told = re.findall(_DEVICES_FLAG + r"=(\d+)", os.environ.get("XLA_FLAGS", ""))
     return max(1, int(xla_bridge.num_cpu_devices.value), *map(int, told[-1:]))
+
+
+def local_cpu_devices() -> int:
+    """Return how many CPU devices this process has. JAX has made them."""
+    return len(jax.local_devices(backend="cpu"))
 
 
 def choose_collectives(name: str) -> None:

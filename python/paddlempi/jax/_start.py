@@ -74,7 +74,7 @@ def initialize(
     objects.broadcast_object_list(offer, 0)
     address = offer[0]
     if collectives == "mpi":
-        _library.start(rank, size, seconds)
+        _library.start(rank, size, seconds, _private.local_cpu_devices)
         _private.watch_meshes(_refuse)
     _private.choose_collectives(collectives)
     local = group.get_local_rank() if local_device_ids is None else local_device_ids

@@ -132,6 +132,23 @@ def test_different_meshes_at_once(mpi: MPI, rank: int) -> None:
         mpi.all_reduce(comm, np.zeros(1))
 
 
+def test_several_devices_of_a_process(mpi: MPI, rank: int, size: int) -> None:
+    """Its devices meet those of others in any order, and MPI knows one member a process."""
+    many = rank == size - 1
+    mpi.devices(2 if many else 1)
+    text = f"process {size - 1} has 2 CPU devices.*gloo"
+    for colour in (0, 1) if many else (1, 0):  # as the devices of two cliques
+        comm = mpi.split(colour, int(many))
+        assert mpi.place(comm)[0] == int(many)
+        with pytest.raises(RuntimeError, match=text):
+            mpi.all_reduce(comm, np.zeros(1))
+        with pytest.raises(RuntimeError, match=text):
+            byte = mpi.constant("BYTE")
+            mpi.call("Allgather", np.zeros(1), 8, byte, np.zeros(size), 8, byte, comm)
+    mpi.devices(1)
+    assert mpi.all_reduce(mpi.split(0, rank), np.array([1.0])) == size
+
+
 def test_two_threads(mpi: MPI, rank: int, size: int) -> None:
     sums = []
 

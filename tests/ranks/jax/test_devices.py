@@ -8,6 +8,8 @@ from pathlib import Path
 
 from outside import environment
 
+DEVICES = "--xla_force_host_platform_device_count=2"
+
 PRELUDE = """
 import jax, jax.numpy as jnp, numpy as np
 import paddlempi as dist, paddlempi.jax as pj
@@ -56,13 +58,38 @@ else:
 )
 
 
-def run(folder: Path, program: str) -> None:
-    """Run a program as the only rank of a job without MPI, with two CPU devices."""
+# The devices come after initialize() has looked, and nobody looks at what is compiled. Each process
+# has a device in both rows of the mesh.
+LATER = (
+    PRELUDE
+    + """
+from paddlempi.jax import _private
+_private.watch_meshes = lambda refuse: None
+pj.initialize()
+jax.config.update("jax_num_cpu_devices", 2)
+mesh = Mesh(np.array(jax.devices()).reshape(2, 2).T, ("y", "x"))
+x = jax.make_array_from_callback(
+    (2, 2), NamedSharding(mesh, P("x", "y")), lambda i: np.ones((2, 2), np.float32)[i]
+)
+everywhere = dict(mesh=mesh, in_specs=P("x", "y"), out_specs=P("x", "y"))
+for call in (lambda a: jax.lax.psum(a, "x"), lambda a: jax.lax.all_gather(a, "x", tiled=True)):
+    try:
+        print(jax.jit(jax.shard_map(call, **everywhere))(x).addressable_shards[0].data)
+    except Exception as error:
+        assert "has 2 CPU devices" in str(error), error
+    else:
+        raise AssertionError("values")
+dist.barrier()
+"""
+)
+
+
+def run(folder: Path, program: str, ranks: int = 1, flags: str = DEVICES) -> None:
+    """Run a program as a job without MPI, with two CPU devices."""
     path = folder / "program.py"
     path.write_text(program)
-    flags = "--xla_force_host_platform_device_count=2"
     done = subprocess.run(
-        [sys.executable, "-m", "paddlempi", "run", "-np", "1", str(path)],
+        [sys.executable, "-m", "paddlempi", "run", "-np", str(ranks), str(path)],
         env={**environment(), "XLA_FLAGS": flags},
         capture_output=True,
         text=True,
@@ -79,3 +106,9 @@ def test_calls_on_two_devices(rank: int, tmp_path: Path) -> None:
 def test_initialize_with_two_devices(rank: int, tmp_path: Path) -> None:
     if rank == 0:
         run(tmp_path, START)
+
+
+def test_devices_of_which_only_xla_knows(rank: int, tmp_path: Path) -> None:
+    """Without an error there were values of one device, and memory that nobody had written."""
+    if rank == 0:
+        run(tmp_path, LATER, 2, "")
