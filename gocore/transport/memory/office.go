@@ -501,7 +501,7 @@ func (o *office) taken(r *receiving, m *message) {
 
 // keep makes room for a message that nobody has received.
 func (o *office) keep(m *message) (err error) {
-	if m.short, err = mem.Alloc(max(1, m.Bytes)); err == nil {
+	if m.short, err = allocate(max(1, m.Bytes)); err == nil {
 		o.kept += m.room()
 	}
 	return err

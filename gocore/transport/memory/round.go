@@ -33,7 +33,7 @@ func (c *Comm) Start(what transport.Round, mine, all unsafe.Pointer, words int) 
 	}
 	bytes := int64(8 * words)
 	w := &round{c: c, what: what, words: words, all: all, r: r}
-	if w.block, err = mem.Alloc(max(8, bytes*int64(len(c.members)))); err != nil {
+	if w.block, err = allocate(max(8, bytes*int64(len(c.members)))); err != nil {
 		mem.Free(unsafe.Pointer(r))
 		return nil, err
 	}
