@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,25 +84,26 @@ def _dump(chosen: argparse.Namespace) -> int:
                 f"rank {process['rank']}: {process['file']} "
                 f"(process {process['pid']}, {process['state']})"
             )
-            if process["state"] != "ended":
-                _add_stacks(process)
+    _add_stacks([one for one in done if not one["error"] and one["state"] != "ended"])
     if not done:
         print("no process of this host has a trace that this user can read", file=sys.stderr)
     return int(not done or any(process["error"] for process in done))
 
 
-def _add_stacks(process: dict[str, Any]) -> None:
-    """Add to the trace of a process what its Python threads do, if that can be read."""
-    try:
-        python = stacks.of(process["pid"])
-    except (OSError, ValueError) as error:
-        print(f"rank {process['rank']}: its Python stack is not read: {error}", file=sys.stderr)
-        return
-    path = Path(process["file"])
-    staged = path.with_name(f".{path.name}.{os.getpid()}")
-    data = json.loads(path.read_bytes())
-    staged.write_text(json.dumps({**data, "python": python}) + "\n", encoding="utf-8")
-    staged.replace(path)
+def _add_stacks(processes: Sequence[dict[str, Any]]) -> None:
+    """Add to the traces of processes what their Python threads do, where that can be read."""
+    found = stacks.of(process["pid"] for process in processes)
+    for process in processes:
+        python = found[process["pid"]]
+        if isinstance(python, str):
+            told = f"rank {process['rank']}: its Python stack is not read: {python}"
+            print(told, file=sys.stderr)
+            continue
+        path = Path(process["file"])
+        staged = path.with_name(f".{path.name}.{os.getpid()}")
+        data = json.loads(path.read_bytes())
+        staged.write_text(json.dumps({**data, "python": python}) + "\n", encoding="utf-8")
+        staged.replace(path)
 
 
 def _show(chosen: argparse.Namespace) -> int:

@@ -1,10 +1,10 @@
-"""The Python stacks of another process, which takes no part: it may hang, or be stopped.
+"""The Python stacks of other processes, which take no part: they may hang, or be stopped.
 
-``of(pid)`` runs this file as a program, by the Python of that process. There it learns from itself
-where CPython keeps what (a thread, its frames, their code and lines), because that differs from
-release to release. Then it reads the same places in the memory of the process. It is a program of
-its own because it needs to be that Python, with no other threads. It imports nothing of this
-package.
+``of(pids)`` runs this file as a program, by the Python of these processes. There it learns from
+itself where CPython keeps what (a thread, its frames, their code and lines), because that differs
+from release to release. Then it reads the same places in the memory of each process. It is a
+program of its own because it needs to be that Python, with no other threads. It imports nothing of
+this package.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 __all__ = ["of"]
@@ -28,32 +28,46 @@ _TRIES = 5  # the process goes on while its memory is read
 _WORD = 8
 
 
-def of(pid: int) -> list[list[str]]:
-    """Return the stack of each thread, the main thread first, as ``FILE:LINE in NAME``.
+Stacks = list[list[str]]
+"""The stack of each thread, the main thread first, as ``FILE:LINE in NAME``. The innermost frame
+comes first."""
 
-    The innermost frame comes first.
 
-    Raises:
-        OSError: they cannot be read; the text says why.
-    """
-    python = os.readlink(f"/proc/{pid}/exe")
-    if not re.fullmatch(r"python[\d.]*t?", os.path.basename(python)):
-        raise OSError(f"its program is {python}, and no python of its own")
-    try:
-        done = subprocess.run(
-            [python, "-I", "-S", __file__, str(pid)],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise OSError(f"{python} did not read it in {error.timeout} s") from None
+def of(pids: Iterable[int]) -> dict[int, Stacks | str]:
+    """Return the stacks of each process, or why they cannot be read."""
+    found: dict[int, Stacks | str] = {}
+    pythons: dict[str, list[int]] = {}
+    for pid in pids:
+        try:
+            python = os.readlink(f"/proc/{pid}/exe")
+        except OSError as error:
+            found[pid] = str(error)
+            continue
+        if re.fullmatch(r"python[\d.]*t?", os.path.basename(python)):
+            pythons.setdefault(python, []).append(pid)
+        else:
+            found[pid] = f"its program is {python}, and no python of its own"
+    for python, its in pythons.items():
+        try:
+            found |= _asked(python, its)
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            found |= dict.fromkeys(its, f"{python} does not read it: {error}")
+    return found
+
+
+def _asked(python: str, pids: Sequence[int]) -> dict[int, Stacks | str]:
+    """Let a Python read the stacks of processes of its own kind."""
+    done = subprocess.run(
+        [python, "-I", "-S", __file__, *map(str, pids)],
+        capture_output=True,
+        text=True,
+        timeout=20 + len(pids),
+        check=False,
+    )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
-        raise OSError(last)
-    stacks: list[list[str]] = json.loads(done.stdout)
-    return stacks
+        return dict.fromkeys(pids, last)
+    return dict(zip(pids, json.loads(done.stdout), strict=True))
 
 
 class Unreadable(Exception):
@@ -361,17 +375,25 @@ class Process:
         return memory.bytes(at + header, length * width).decode(coding, "replace")
 
 
-def _main(pid: int) -> str:
+def _read(pid: int, layout: Layout) -> Stacks | str:
     try:
-        return json.dumps(list(Process(pid, Layout(Memory(os.getpid()))).stacks()))
+        return list(Process(pid, layout).stacks())
     except PermissionError:
-        sys.exit(
+        return (
             "this user may not read its memory: be root, or its user where "
             "kernel.yama.ptrace_scope is 0"
         )
-    except Unreadable as error:
+    except (OSError, Unreadable) as error:
+        return str(error)
+
+
+def _main(pids: Sequence[int]) -> str:
+    try:
+        layout = Layout(Memory(os.getpid()))
+    except (OSError, Unreadable) as error:
         sys.exit(str(error))
+    return json.dumps([_read(pid, layout) for pid in pids])
 
 
 if __name__ == "__main__":
-    print(_main(int(sys.argv[1])))
+    print(_main([int(pid) for pid in sys.argv[1:]]))
