@@ -7,6 +7,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/exchange"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/pmi"
+	"github.com/paddlempi/paddlempi/gocore/rollcall"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/work"
@@ -45,7 +46,9 @@ func (j *Job) close() {
 // begin returns what connects all ranks of the world that o asks for, and the MPI that it is of; nil if it is of none.
 func (o *InitOptions) begin() (transport.Comm, mpi.Library, error) {
 	if o.Job == nil {
-		return o.overMPI(mpi.Open)
+		return o.overMPI(func(options mpi.Options) (mpi.Library, error) {
+			return rollcall.Open(options, rollcall.Terms{ReportAfter: world.ReportAfter(), Interrupt: o.Interrupt})
+		})
 	}
 	fd := o.Job.Exchange
 	o.Job.Exchange = -1

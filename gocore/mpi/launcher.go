@@ -40,6 +40,39 @@ func Launcher() LauncherInfo { return host().launcher() }
 // inherited from a rank, by a process that is no rank.
 func HiddenLauncher() LauncherInfo { return host().hiddenLauncher() }
 
+// Of returns what the launcher's variables tell of another process below it. The result has no rank if the process is not
+// of the same job.
+func (l LauncherInfo) Of(pid int) (LauncherInfo, error) { return host().placeOf(l, pid) }
+
+func (s *system) placeOf(l LauncherInfo, pid int) (LauncherInfo, error) {
+	text, err := os.ReadFile(filepath.Join(s.root, fmt.Sprintf("/proc/%d/environ", pid)))
+	if err != nil || l.kind == nil {
+		return noLauncher, err
+	}
+	variables := map[string]string{}
+	for _, variable := range strings.Split(string(text), "\x00") {
+		name, value, _ := strings.Cut(variable, "=")
+		variables[name] = value
+	}
+	other := *s
+	other.env = func(name string) (string, bool) {
+		value, set := variables[name]
+		return value, set
+	}
+	found := other.fromVariables(l.kind, l.PID)
+	if found.Job != l.Job || found.Size != l.Size {
+		return noLauncher, nil
+	}
+	return found, nil
+}
+
+// Spawned tells whether MPI_Comm_spawn has started this process, in a way that leaves it unknown which processes are ranks
+// of the same job: MPICH tells those of two jobs the same.
+func (l LauncherInfo) Spawned() bool {
+	_, spawned := host().env("PMI_SPAWNED")
+	return spawned && l.kind != nil && l.kind.Family == launcher.MPICH
+}
+
 var noLauncher = LauncherInfo{Size: -1, Rank: -1, LocalRank: -1, LocalSize: -1}
 
 func (s *system) launcher() LauncherInfo {

@@ -32,8 +32,8 @@ type library struct {
 }
 
 // start initialises MPI, or adopts an MPI that is initialised already. It reads what the other
-// methods need. s says how, if no launcher of an MPI has started this process.
-func (l *library) start(s *SelfStart) error {
+// methods need. o says how.
+func (l *library) start(o Options) error {
 	l.intel = noteIntelSetting()
 	multiple := C.int(l.abi.Ints[iThreadMultiple])
 	var level C.int
@@ -45,7 +45,7 @@ func (l *library) start(s *SelfStart) error {
 	} else {
 		l.info.Owner = "paddlempi"
 		takeBack := host().tellPrefix(l.info)
-		err := l.initialise(s, multiple, &level)
+		err := l.initialise(o, multiple, &level)
 		takeBack()
 		if err != nil {
 			return err
@@ -87,19 +87,22 @@ func (l *library) start(s *SelfStart) error {
 	return l.openOps()
 }
 
-// initialise calls MPI_Init_thread. If s.Init returns before that call has, MPI is lost to this process.
-func (l *library) initialise(s *SelfStart, want C.int, level *C.int) error {
+// initialise calls MPI_Init_thread. If SelfStart.Init returns before that call has, MPI is lost to this process.
+func (l *library) initialise(o Options, want C.int, level *C.int) error {
 	var begun, over atomic.Bool
 	init := func() error {
 		begun.Store(true)
 		defer over.Store(true)
 		return l.check("MPI_Init_thread", C.pmpi_mpi_init(l.table, want, level))
 	}
-	if s == nil {
+	if o.SelfStart == nil {
+		if o.RollCall != nil {
+			defer o.RollCall.Watch()()
+		}
 		return init()
 	}
 	l.alone = true
-	err := s.Init(l.info, init)
+	err := o.SelfStart.Init(l.info, init)
 	l.stuck = begun.Load() && !over.Load()
 	return err
 }

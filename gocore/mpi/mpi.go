@@ -162,4 +162,13 @@ type Options struct {
 	SysPrefix string        // Python's sys.prefix, under which wheels put their libraries
 	Timeout   time.Duration // of init
 	SelfStart *SelfStart    // how this process starts MPI without a launcher of MPI; nil: a launcher has started it
+	RollCall  RollCall      // waits for the other ranks that a launcher has started; nil: MPI_Init does, without a limit
+}
+
+// RollCall is around MPI_Init, in which nothing ends the wait for a rank that does not come. Package rollcall has one.
+type RollCall interface {
+	// Gather returns when MPI_Init may be called, or the error for which it is not.
+	Gather() error
+	// Watch looks after the call of MPI_Init until stop is called.
+	Watch() (stop func())
 }

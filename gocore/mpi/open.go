@@ -44,8 +44,13 @@ func Open(o Options) (Library, error) {
 		if err := l.beforeInit(o.SelfStart); err != nil {
 			return nil, err
 		}
+		if o.RollCall != nil {
+			if err := o.RollCall.Gather(); err != nil {
+				return nil, err
+			}
+		}
 	}
-	if err := l.start(o.SelfStart); err != nil {
+	if err := l.start(o); err != nil {
 		return nil, l.giveUp(err)
 	}
 	if err := l.checkWorld(o.SelfStart); err != nil {

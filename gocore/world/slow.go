@@ -55,6 +55,16 @@ type Reports struct {
 	recorder *Recorder
 }
 
+// ReportAfter returns after how long a wait is reported; 0: never. A setting that is wrong counts as none, until NewEnv
+// tells all ranks of it.
+func ReportAfter() time.Duration {
+	after, err := reportAfter()
+	if err != nil {
+		return defaultReportAfter
+	}
+	return after
+}
+
 // reportAfter reads ReportVariable.
 func reportAfter() (time.Duration, error) {
 	text, _ := dl.Getenv(ReportVariable)

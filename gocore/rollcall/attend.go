@@ -1,0 +1,58 @@
+package rollcall
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/work"
+)
+
+// attend is the part of a rank that does not call the roll. again says that the rank which did has ended or given up, so
+// that another one has to.
+//
+// A rank whose deadline passes says so, and waits for the answer: MPI_Init may have been agreed on meanwhile, and then it
+// goes there too.
+func (c *call) attend(l *link) (again bool, err error) {
+	defer l.close()
+	l.send(message{Kind: hello, Rank: c.place.Rank, Local: c.place.LocalRank})
+	var asked time.Time // when this rank said that its deadline has passed
+	for {
+		m, err := l.receive(time.Now().Add(work.InterruptEvery))
+		switch {
+		case err == nil:
+			return false, c.told(m)
+		case !errors.Is(err, os.ErrDeadlineExceeded):
+			return asked.IsZero(), c.tooLate(absent{what: fmt.Sprintf("process %d, which waited for them too, has ended", l.pid)})
+		}
+		if err := c.interrupted(); err != nil {
+			return false, err
+		}
+		now := time.Now()
+		switch {
+		case asked.IsZero() && c.late(now):
+			asked = now
+			l.send(message{Kind: bye})
+		case !asked.IsZero() && now.Sub(asked) > grace:
+			what := fmt.Sprintf("process %d, which calls the roll of this host, does not answer: it may be stopped", l.pid)
+			return false, c.tooLate(absent{what: what})
+		}
+	}
+}
+
+// told takes what the rank says that calls the roll.
+func (c *call) told(m message) error {
+	switch m.Kind {
+	case start:
+		c.complete = m.Why == ""
+		c.apart = m.Why
+		return nil
+	case missing:
+		return c.tooLate(absent{ranks: m.Ranks, more: m.More, what: m.Text})
+	case failed:
+		return status.New(m.Code, "%s", m.Text).WithRanks(m.Ranks...)
+	}
+	return c.goOn(fmt.Sprintf("what the process that calls the roll says is unknown (%.80q)", m.Kind))
+}

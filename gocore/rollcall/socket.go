@@ -1,0 +1,129 @@
+package rollcall
+
+import (
+	"encoding/json"
+	"errors"
+	"net"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/paddlempi/paddlempi/gocore/descriptors"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// The sockets of a roll call: of this host, with packets, and with a name that is no file. Any process of the host may
+// connect to such a name, so both ends look whose process the other one is.
+
+// What ranks tell each other.
+const (
+	hello   = "hello"  // to the caller: this rank has come
+	bye     = "bye"    // to the caller: its deadline has passed
+	start   = "start"  // of the caller: all have come, or it is no use to wait. Call MPI_Init
+	missing = "absent" // of the caller, to a bye: these have not come
+	failed  = "failed" // of the caller: there is an error
+)
+
+// message is one packet.
+type message struct {
+	Kind  string
+	Rank  int         // of the sender
+	Local int         // the same among the ranks of the node; -1 if unknown
+	Why   string      // of a start: why not all are waited for; "": all have come
+	Code  status.Code // of a failure
+	Text  string      // of a failure, or about those that are absent
+	Ranks []int
+	More  int // how many more are absent, whose ranks are unknown
+}
+
+// longest is the most bytes of a message.
+const longest = 64 << 10
+
+// sendLimit is how long a message may take to be sent; its receiver may be stopped.
+const sendLimit = 100 * time.Millisecond
+
+// link is a connection to another rank.
+type link struct {
+	conn *net.UnixConn
+	pid  int // of the other rank's process; 0 if this process cannot see it
+	read []byte
+}
+
+// errForeign is the error if another user's process has a name.
+var errForeign = errors.New("a process of another user has the address")
+
+// listen takes a name. taken says that another process has it.
+func listen(name string) (l *net.UnixListener, taken bool, err error) {
+	l, err = net.ListenUnix("unixpacket", &net.UnixAddr{Name: name, Net: "unixpacket"})
+	if err != nil {
+		return nil, errors.Is(err, syscall.EADDRINUSE), err
+	}
+	descriptor(l, descriptors.Note)
+	return l, false, nil
+}
+
+// dial connects to the process that has a name.
+func dial(name string) (*link, error) {
+	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: name, Net: "unixpacket"})
+	if err != nil {
+		return nil, err
+	}
+	return wrap(conn)
+}
+
+// wrap makes a link of a connection to a process of this user, and closes others.
+func wrap(conn *net.UnixConn) (*link, error) {
+	var peer *syscall.Ucred
+	err := errForeign
+	descriptor(conn, func(fd int) { peer, err = syscall.GetsockoptUcred(fd, syscall.SOL_SOCKET, syscall.SO_PEERCRED) })
+	if err == nil && int(peer.Uid) != os.Geteuid() {
+		err = errForeign
+	}
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	descriptor(conn, descriptors.Note)
+	return &link{conn: conn, pid: int(peer.Pid), read: make([]byte, longest)}, nil
+}
+
+func (l *link) close() { closeAll(l.conn) }
+
+// closeAll closes a connection or a listener.
+func closeAll(s interface {
+	syscall.Conn
+	Close() error
+}) {
+	descriptor(s, descriptors.Forget)
+	_ = s.Close()
+}
+
+func (l *link) send(m message) {
+	text, err := json.Marshal(m)
+	if err != nil || len(text) > longest {
+		return
+	}
+	_ = l.conn.SetWriteDeadline(time.Now().Add(sendLimit))
+	_, _ = l.conn.Write(text) // who has ended reads no answer
+}
+
+// receive waits for a message until a time; the zero time: for good.
+func (l *link) receive(until time.Time) (m message, err error) {
+	_ = l.conn.SetReadDeadline(until)
+	n, err := l.conn.Read(l.read)
+	if errors.Is(err, syscall.ECONNRESET) {
+		// The other end has closed before it read all. What it sent before comes now.
+		n, err = l.conn.Read(l.read)
+	}
+	if err != nil {
+		return m, err
+	}
+	return m, json.Unmarshal(l.read[:n], &m)
+}
+
+// descriptor calls f with the descriptor of a connection or a listener.
+func descriptor(s syscall.Conn, f func(fd int)) {
+	if raw, err := s.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { f(int(fd)) })
+	}
+}
