@@ -25,7 +25,7 @@ func (c *call) attend(l *link) (again bool, err error) {
 		case err == nil:
 			return false, c.told(m)
 		case !errors.Is(err, os.ErrDeadlineExceeded):
-			return asked.IsZero(), c.tooLate(absent{what: fmt.Sprintf("process %d, which waited for them too, has ended", l.pid)})
+			return asked.IsZero(), c.tooLate(absent{who: c.some(), what: fmt.Sprintf("process %d, which waited for them too, has ended", l.pid)})
 		}
 		if err := c.interrupted(); err != nil {
 			return false, err
@@ -37,7 +37,7 @@ func (c *call) attend(l *link) (again bool, err error) {
 			l.send(message{Kind: bye})
 		case !asked.IsZero() && now.Sub(asked) > grace:
 			what := fmt.Sprintf("process %d, which calls the roll of this host, does not answer: it may be stopped", l.pid)
-			return false, c.tooLate(absent{what: what})
+			return false, c.tooLate(absent{who: c.some(), what: what})
 		}
 	}
 }
@@ -50,7 +50,7 @@ func (c *call) told(m message) error {
 		c.apart = m.Why
 		return nil
 	case missing:
-		return c.tooLate(absent{ranks: m.Ranks, more: m.More, what: m.Text})
+		return c.tooLate(absent{ranks: m.Ranks, who: m.Who, what: m.Text})
 	case failed:
 		return status.New(m.Code, "%s", m.Text).WithRanks(m.Ranks...)
 	}

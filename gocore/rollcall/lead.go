@@ -14,7 +14,7 @@ import (
 type roll struct {
 	*call
 	came     map[int]guest // by rank
-	left     map[int]bool  // ranks that had come, and have given up or ended
+	left     map[int]int   // ranks that had come, and have given up or ended, with their numbers on this node
 	events   chan event
 	over     chan struct{}
 	looked   time.Time // when it last looked at the processes of those that are missing
@@ -42,7 +42,7 @@ const (
 
 // lead calls the roll of the ranks of this node, until all have come.
 func (c *call) lead(l *net.UnixListener) error {
-	r := &roll{call: c, came: map[int]guest{c.place.Rank: {nil, c.place.LocalRank}}, left: map[int]bool{},
+	r := &roll{call: c, came: map[int]guest{c.place.Rank: {nil, c.place.LocalRank}}, left: map[int]int{},
 		events: make(chan event), over: make(chan struct{}), looked: time.Now(), nextLook: firstLook}
 	defer close(r.over)
 	defer closeAll(l)
@@ -104,15 +104,15 @@ func (r *roll) take(e event) {
 	rank := r.rankOf(e.from)
 	switch {
 	case e.err != nil && rank >= 0:
+		r.left[rank] = r.came[rank].local
 		delete(r.came, rank)
-		r.left[rank] = true
 	case e.err != nil:
 	case e.Kind == bye && rank >= 0:
 		a := r.absent()
-		e.from.send(message{Kind: missing, Ranks: a.ranks, More: a.more, Text: a.what})
+		e.from.send(message{Kind: missing, Ranks: a.ranks, Who: a.who, Text: a.what})
+		r.left[rank] = r.came[rank].local
 		delete(r.came, rank)
-		r.left[rank] = true
-	case e.Kind == hello && e.Rank >= 0 && e.Rank < r.place.Size && rank < 0:
+	case e.Kind == hello && rank < 0 && e.Rank >= 0 && e.Rank < r.place.Size && e.Local >= 0 && e.Local < r.place.LocalSize:
 		if other, there := r.came[e.Rank]; there {
 			e.from.send(message{Kind: failed, Code: status.Launcher, Ranks: []int{e.Rank}, Text: r.twice(e, other)})
 			return
@@ -164,7 +164,7 @@ func (r *roll) look(now time.Time) (goOn bool, err error) {
 	if !r.reported && r.ReportAfter > 0 && now.Sub(r.began) >= r.ReportAfter {
 		r.reported = true
 		a := r.absent()
-		r.report("init_process_group", fmt.Sprintf("%s have not called it: %s", a.who(r.place), a.what), r.began)
+		r.report("init_process_group", fmt.Sprintf("%s have not called it: %s", a.who, a.what), r.began)
 	}
 	return false, nil
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path"
 	"slices"
@@ -20,27 +21,10 @@ import (
 
 // absent is what is known of the ranks of this node that have not come.
 type absent struct {
-	ranks []int  // of the job, as far as they are known
-	more  int    // how many more there are
+	ranks []int  // as far as they are known
+	who   string // those ranks, and those of which only the number on this node is known
 	what  string // what they do instead
 	apart string // why it is no use to wait for them; "": it is
-}
-
-// who names the ranks, with the number of those among which they are.
-func (a absent) who(p mpi.LauncherInfo) string {
-	among := fmt.Sprintf("%d", p.Size)
-	if p.LocalSize < p.Size {
-		among = fmt.Sprintf("the %d ranks of this host", p.LocalSize)
-	}
-	switch {
-	case len(a.ranks) == 0 && a.more == 0:
-		return fmt.Sprintf("some of %s", among)
-	case len(a.ranks) == 0:
-		return fmt.Sprintf("%d of %s", a.more, among)
-	case a.more == 0:
-		return fmt.Sprintf("rank(s) %s of %s", status.Brief(a.ranks), among)
-	}
-	return fmt.Sprintf("rank(s) %s and %d more of %s", status.Brief(a.ranks), a.more, among)
 }
 
 // described is how many ranks a text describes.
@@ -50,29 +34,25 @@ const described = 4
 func (r *roll) absent() absent {
 	all := below(r.place.PID)
 	found := processesOf(r.place, all)
+	gone, locals := r.withoutProcess(found)
 	var a absent
-	var left []int
-	for rank := range r.place.Size {
-		_, came := r.came[rank]
-		_, runs := found[rank]
-		switch {
-		case came:
-		case r.left[rank]:
-			left = append(left, rank)
-		case runs || r.place.LocalSize == r.place.Size:
+	a.ranks = slices.Sorted(maps.Keys(gone))
+	for rank := range found {
+		if _, came := r.came[rank]; !came && !r.hasLeft(rank) {
 			a.ranks = append(a.ranks, rank)
 		}
 	}
-	a.more = r.place.LocalSize - len(r.came) - len(left) - len(a.ranks)
-	if a.more == 0 && len(a.ranks) == 0 {
-		a.ranks = left
+	if len(a.ranks) == 0 && len(locals) == 0 {
+		a.ranks = slices.Collect(maps.Keys(r.left))
 	}
+	slices.Sort(a.ranks)
+	a.who = who(r.place, a.ranks, locals)
 	var text []string
 	for _, rank := range a.ranks[:min(len(a.ranks), described)] {
-		text = append(text, found[rank].describe(rank, r.left[rank]))
+		text = append(text, found[rank].describe(rank, r.hasLeft(rank)))
 	}
-	if a.more > 0 {
-		text = append(text, fmt.Sprintf("%d more have no process on this host that can be seen: they have ended, or were never started", a.more))
+	if len(locals) > 0 {
+		text = append(text, "of those whose rank is unknown this host has no process: they have ended, or were never started")
 	}
 	a.what = strings.Join(text, "; ")
 	for _, rank := range a.ranks {
@@ -85,6 +65,67 @@ func (r *roll) absent() absent {
 			"another user namespace", p.pid, p.name)
 	}
 	return a
+}
+
+func (r *roll) hasLeft(rank int) bool {
+	_, left := r.left[rank]
+	return left
+}
+
+// withoutProcess returns the ranks of this node that have neither come nor a process here, and the numbers on this node of
+// those whose rank cannot be known: where the job has other nodes, and it does not show in which order their ranks are.
+func (r *roll) withoutProcess(found map[int]seen) (ranks map[int]bool, locals []int) {
+	known := map[int]int{} // the number on this node, by rank
+	for rank, g := range r.came {
+		known[rank] = g.local
+	}
+	maps.Copy(known, r.left)
+	for rank, p := range found {
+		known[rank] = p.local
+	}
+	here := map[int]bool{}
+	first, alike := -1, len(known) > 1 || r.place.LocalSize == r.place.Size // the ranks of this node follow each other
+	for rank, local := range known {
+		here[local] = true
+		alike = alike && (first < 0 || rank-local == first)
+		first = rank - local
+	}
+	ranks = map[int]bool{}
+	for local := range r.place.LocalSize {
+		rank := first + local
+		_, there := known[rank]
+		switch {
+		case r.place.LocalSize == r.place.Size:
+			if _, there := known[local]; !there {
+				ranks[local] = true
+			}
+		case here[local]:
+		case alike && !there && rank >= 0 && rank < r.place.Size:
+			ranks[rank] = true
+		default:
+			locals = append(locals, local)
+		}
+	}
+	return ranks, locals
+}
+
+// who names ranks, and the number of those among which they are.
+func who(p mpi.LauncherInfo, ranks, locals []int) string {
+	among := fmt.Sprintf("of %d", p.Size)
+	if p.LocalSize < p.Size {
+		among = fmt.Sprintf("of the %d ranks of this host", p.LocalSize)
+	}
+	var named []string
+	if len(ranks) > 0 {
+		named = append(named, "rank(s) "+status.Brief(ranks))
+	}
+	if len(locals) > 0 {
+		named = append(named, "local rank(s) "+status.Brief(locals))
+	}
+	if len(named) == 0 {
+		named = []string{"some"}
+	}
+	return strings.Join(named, " and ") + " " + among
 }
 
 // describe says what a rank does that is missing. left tells that it had come before.
@@ -134,6 +175,7 @@ func (r *roll) hidden(all []process) *process {
 // seen is a process of a rank.
 type seen struct {
 	pid     int
+	local   int // of the rank, on this node
 	name    string
 	stopped bool
 	apart   string // why the rank does not come here; "": it may
@@ -149,7 +191,7 @@ func processesOf(l mpi.LauncherInfo, all []process) map[int]seen {
 		}
 		s, there := found[place.Rank]
 		if !there {
-			s = seen{pid: p.pid, name: p.name}
+			s = seen{pid: p.pid, local: place.LocalRank, name: p.name}
 		}
 		s.stopped = s.stopped || p.state == 'T' || p.state == 't'
 		if s.apart == "" {

@@ -90,7 +90,7 @@ func (c *call) gather(name string) error {
 			return err
 		}
 		if c.late(time.Now()) {
-			return c.tooLate(absent{what: "none of them answers"})
+			return c.tooLate(absent{who: c.some(), what: "none of them answers"})
 		}
 	}
 }
@@ -105,8 +105,8 @@ func (c *call) goOn(why string) error {
 // empty if they do not: there is no launcher, it has started no other rank here, or it does not say so.
 func (c *call) address() string {
 	p := c.place
-	switch {
-	case p.PID == 0 || p.LocalSize < 2 || p.LocalSize > p.Size || p.Rank < 0 || p.Rank >= p.Size || p.Spawned():
+	if p.PID == 0 || p.LocalSize < 2 || p.LocalSize > p.Size || p.Rank < 0 || p.Rank >= p.Size || p.Spawned() ||
+		p.LocalRank < 0 || p.LocalRank >= p.LocalSize {
 		return ""
 	}
 	starter, err := statOf(p.PID)
@@ -133,8 +133,11 @@ func (c *call) late(now time.Time) bool {
 // tooLate is the error of a rank that has waited until its deadline.
 func (c *call) tooLate(a absent) error {
 	return status.New(status.Timeout, "init: after %.1f s %s had not called init_process_group: %s; every rank must call it",
-		time.Since(c.began).Seconds(), a.who(c.place), a.what).WithRanks(a.ranks...)
+		time.Since(c.began).Seconds(), a.who, a.what).WithRanks(a.ranks...)
 }
+
+// some stands for ranks that this process cannot name.
+func (c *call) some() string { return who(c.place, nil, nil) }
 
 // report writes a line about this wait.
 func (c *call) report(where, what string, since time.Time) {

@@ -28,12 +28,12 @@ const (
 type message struct {
 	Kind  string
 	Rank  int         // of the sender
-	Local int         // the same among the ranks of the node; -1 if unknown
+	Local int         // the same among the ranks of the node
 	Why   string      // of a start: why not all are waited for; "": all have come
 	Code  status.Code // of a failure
-	Text  string      // of a failure, or about those that are absent
+	Text  string      // of a failure, or what is known of those that are missing
+	Who   string      // is missing, in words
 	Ranks []int
-	More  int // how many more are absent, whose ranks are unknown
 }
 
 // longest is the most bytes of a message.
