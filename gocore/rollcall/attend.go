@@ -22,6 +22,12 @@ func (c *call) attend(l *link) (again bool, err error) {
 	for {
 		m, err := l.receive(time.Now().Add(work.InterruptEvery))
 		switch {
+		case err == nil && m.Kind == gone:
+			c.reported = m.Reported
+			if m.Left != nil {
+				c.left = m.Left
+			}
+			return true, nil
 		case err == nil:
 			return false, c.told(m)
 		case !errors.Is(err, os.ErrDeadlineExceeded):

@@ -14,7 +14,6 @@ import (
 type roll struct {
 	*call
 	came     map[int]guest // by rank
-	left     map[int]int   // ranks that had come, and have given up or ended, with their numbers on this node
 	events   chan event
 	over     chan struct{}
 	looked   time.Time // when it last looked at the processes of those that are missing
@@ -40,10 +39,12 @@ const (
 	lastLook  = 2 * time.Second
 )
 
-// lead calls the roll of the ranks of this node, until all have come.
+// lead calls the roll of the ranks of this node, until all have come. If this rank gives up, another one calls it: each has a
+// deadline of its own.
 func (c *call) lead(l *net.UnixListener) error {
-	r := &roll{call: c, came: map[int]guest{c.place.Rank: {nil, c.place.LocalRank}}, left: map[int]int{},
-		events: make(chan event), over: make(chan struct{}), looked: time.Now(), nextLook: firstLook}
+	r := &roll{call: c, came: map[int]guest{c.place.Rank: {nil, c.place.LocalRank}}, events: make(chan event), over: make(chan struct{}),
+		looked: time.Now(), nextLook: firstLook}
+	delete(c.left, c.place.Rank)
 	defer close(r.over)
 	defer closeAll(l)
 	c.speaks = true
@@ -56,6 +57,10 @@ func (c *call) lead(l *net.UnixListener) error {
 			r.take(e)
 		case now := <-tick.C:
 			goOn, err := r.look(now)
+			if err != nil {
+				c.left[c.place.Rank] = c.place.LocalRank
+				r.tell(message{Kind: gone, Left: c.left, Reported: c.reported})
+			}
 			if goOn || err != nil {
 				return err
 			}
@@ -156,10 +161,7 @@ func (r *roll) look(now time.Time) (goOn bool, err error) {
 		}
 	}
 	if r.late(now) {
-		a := r.absent()
-		err := r.tooLate(a)
-		r.tell(message{Kind: failed, Code: status.Timeout, Ranks: a.ranks, Text: err.Error()})
-		return false, err
+		return false, r.tooLate(r.absent())
 	}
 	if !r.reported && r.ReportAfter > 0 && now.Sub(r.began) >= r.ReportAfter {
 		r.reported = true

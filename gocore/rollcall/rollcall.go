@@ -14,6 +14,7 @@ package rollcall
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"os"
 	"syscall"
@@ -46,6 +47,7 @@ type call struct {
 	write   func(line string)
 	exit    func(code int)
 
+	left     map[int]int // ranks that had come, and have given up or ended, with their numbers on this node
 	reported bool
 	speaks   bool   // this process reports a wait in MPI_Init
 	complete bool   // all ranks of this node have come
@@ -71,6 +73,7 @@ func (c *call) Gather() error {
 }
 
 func (c *call) gather(name string) error {
+	c.left = map[int]int{}
 	for {
 		listener, taken, err := listen(name)
 		if err == nil {
@@ -80,7 +83,10 @@ func (c *call) gather(name string) error {
 			return c.goOn(fmt.Sprintf("this process cannot make a socket (%v)", err))
 		}
 		conn, err := dial(name)
-		if err == nil {
+		switch {
+		case errors.Is(err, errForeign):
+			return c.goOn(fmt.Sprintf("ranks of this host are not waited for before MPI_Init: %v where they would meet", err))
+		case err == nil:
 			if again, err := c.attend(conn); !again {
 				return err
 			}
@@ -89,7 +95,7 @@ func (c *call) gather(name string) error {
 		if err := c.interrupted(); err != nil {
 			return err
 		}
-		if c.late(time.Now()) {
+		if c.late(time.Now().Add(-grace)) {
 			return c.tooLate(absent{who: c.some(), what: "none of them answers"})
 		}
 	}

@@ -92,9 +92,11 @@ func TestThoseMissingAreNamed(t *testing.T) {
 func TestOneWithAnEarlierDeadline(t *testing.T) {
 	r := newRanks(t, 3, 400*time.Millisecond)
 	r.calls[1].timeout = 150 * time.Millisecond
+	began := time.Now()
 	for _, err := range r.gather(0, 1) {
 		assert.ErrorContains(t, err, "rank(s) [2] of 3", "not rank 1, which had come")
 	}
+	assert.GreaterOrEqual(t, time.Since(began), 400*time.Millisecond)
 }
 
 func TestTheRankThatCallsIsInterrupted(t *testing.T) {

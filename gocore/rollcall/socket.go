@@ -21,19 +21,22 @@ const (
 	bye     = "bye"    // to the caller: its deadline has passed
 	start   = "start"  // of the caller: all have come, or it is no use to wait. Call MPI_Init
 	missing = "absent" // of the caller, to a bye: these have not come
+	gone    = "gone"   // of the caller: it has given up, another one has to call
 	failed  = "failed" // of the caller: there is an error
 )
 
 // message is one packet.
 type message struct {
-	Kind  string
-	Rank  int         // of the sender
-	Local int         // the same among the ranks of the node
-	Why   string      // of a start: why not all are waited for; "": all have come
-	Code  status.Code // of a failure
-	Text  string      // of a failure, or what is known of those that are missing
-	Who   string      // is missing, in words
-	Ranks []int
+	Kind     string
+	Rank     int         // of the sender
+	Local    int         // the same among the ranks of the node
+	Why      string      // of a start: why not all are waited for; "": all have come
+	Code     status.Code // of a failure
+	Text     string      // of a failure, or what is known of those that are missing
+	Who      string      // is missing, in words
+	Ranks    []int
+	Left     map[int]int // who had come and has given up, with the numbers on the node
+	Reported bool        // the wait
 }
 
 // longest is the most bytes of a message.
@@ -49,8 +52,8 @@ type link struct {
 	read []byte
 }
 
-// errForeign is the error if another user's process has a name.
-var errForeign = errors.New("a process of another user has the address")
+// errForeign is the error if the process at the other end is another user's.
+var errForeign = errors.New("a process of another user has the socket")
 
 // listen takes a name. taken says that another process has it.
 func listen(name string) (l *net.UnixListener, taken bool, err error) {

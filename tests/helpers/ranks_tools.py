@@ -189,10 +189,41 @@ def stamp(name: str) -> None:
         file.write(f"{name} {time.time()}\n")
 
 
+def stamps() -> set[str]:
+    """Return the names that ranks of this job have given to ``stamp``."""
+    with open(os.environ["FAULTS_STAMPS"]) as file:
+        return {line.split()[0] for line in file}
+
+
 def stamped(name: str) -> bool:
     """Whether a rank of this job has called ``stamp(name)``."""
-    with open(os.environ["FAULTS_STAMPS"]) as file:
-        return any(line.split()[0] == name for line in file)
+    return name in stamps()
+
+
+def wait_until(holds: Callable[[], bool], most: float = 30.0) -> None:
+    """Wait until something holds, for ``most`` seconds."""
+    ended = time.monotonic() + most
+    while not holds():
+        assert time.monotonic() < ended, f"not after {most} s"
+        time.sleep(0.01)
+
+
+def end_first(me: bool) -> None:
+    """End this process with status 0, if ``me``; else wait until the one has ended that does."""
+    if me:
+        stamp(f"ends-{os.getpid()}")
+        sys.exit()
+    wait_until(lambda: any(name.startswith("ends-") for name in stamps()))
+    pid = next(name for name in stamps() if name.startswith("ends-")).partition("-")[2]
+    wait_until(lambda: not _lives(pid))
+
+
+def _lives(pid: str) -> bool:
+    """Whether there is such a process. Intel MPI's launcher keeps those that have ended."""
+    try:
+        return ") Z " not in Path("/proc", pid, "stat").read_text()
+    except OSError:
+        return False
 
 
 def leave_together(rank: int) -> None:
