@@ -67,7 +67,7 @@ ROOMS = (
         "the functions behind the C interface: init, submit, wait, exit, the control methods; the "
         "worlds and their groups by id",
         "channel crash diagnose dl exchange grid group heap meet messages method mpi netif op pmi "
-        "ps/job reduce status topo trace transport window work world",
+        "ps/job reduce rollcall status topo trace transport window work world",
         files="doc boundary control control_grid control_join join control_cuda control_heap "
         "control_files control_trace window_calls servers core start prepared guests world windows "
         "closers",
@@ -211,6 +211,12 @@ ROOMS = (
         "the start of an MPI without its launcher, over several nodes: each process answers what "
         "its MPI asks by PMI-1",
         "descriptors dl mpi status",
+    ),
+    Room(
+        "gocore/rollcall",
+        "the ranks that a launcher has started on a node wait for each other before MPI_Init; the "
+        "watch over MPI_Init",
+        "descriptors mpi status work",
     ),
     Room(
         "gocore/mpi/mpifake",

@@ -68,8 +68,10 @@ func (s *system) placeOf(l LauncherInfo, pid int) (LauncherInfo, error) {
 
 // Spawned tells whether MPI_Comm_spawn has started this process, in a way that leaves it unknown which processes are ranks
 // of the same job: MPICH tells those of two jobs the same.
-func (l LauncherInfo) Spawned() bool {
-	_, spawned := host().env("PMI_SPAWNED")
+func (l LauncherInfo) Spawned() bool { return host().spawned(l) }
+
+func (s *system) spawned(l LauncherInfo) bool {
+	_, spawned := s.env("PMI_SPAWNED")
 	return spawned && l.kind != nil && l.kind.Family == launcher.MPICH
 }
 

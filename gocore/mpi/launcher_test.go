@@ -44,6 +44,39 @@ func TestNearestLauncherDecides(t *testing.T) {
 	}
 }
 
+func TestThePlaceOfAnotherProcess(t *testing.T) {
+	ours := map[string]string{"PMIX_NAMESPACE": "prterun-a-7@1", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2"}
+	s := fakeHost(t, []string{"/o/bin/prterun"}, ours)
+	environ := func(text string) {
+		require.NoError(t, os.MkdirAll(filepath.Join(s.root, "proc/7"), 0o755))
+		require.NoError(t, os.WriteFile(filepath.Join(s.root, "proc/7/environ"), []byte(text), 0o600))
+	}
+	_, err := s.placeOf(s.launcher(), 7)
+	require.ErrorIs(t, err, os.ErrNotExist)
+	for text, rank := range map[string]int{
+		"A=b\x00PMIX_NAMESPACE=prterun-a-7@1\x00OMPI_COMM_WORLD_SIZE=4\x00OMPI_COMM_WORLD_RANK=3\x00": 3,
+		"PMIX_NAMESPACE=prterun-a-7@2\x00OMPI_COMM_WORLD_SIZE=4\x00OMPI_COMM_WORLD_RANK=3\x00":        -1, // a job that was spawned
+		"": -1, // of a process that has ended
+	} {
+		environ(text)
+		l, err := s.placeOf(s.launcher(), 7)
+		require.NoError(t, err)
+		assert.Equal(t, rank, l.Rank, text)
+	}
+	none, err := s.placeOf(noLauncher, 7)
+	require.NoError(t, err)
+	assert.Equal(t, -1, none.Rank)
+}
+
+func TestMPICHTellsSpawnedProcessesTheSame(t *testing.T) {
+	vars := map[string]string{"PMI_SIZE": "2", "PMI_RANK": "1"}
+	s := fakeHost(t, []string{"/m/bin/hydra_pmi_proxy"}, vars)
+	assert.False(t, s.spawned(s.launcher()))
+	vars["PMI_SPAWNED"] = "1"
+	assert.True(t, s.spawned(s.launcher()))
+	assert.False(t, s.spawned(fakeHost(t, []string{"/o/bin/prted"}, vars).launcher()), "Open MPI names each job")
+}
+
 func TestLauncherNamesTheJob(t *testing.T) {
 	everything := map[string]string{"PMIX_NAMESPACE": "prterun-a-7@1", "SLURM_STEP_ID": "3", "SLURM_JOB_ID": "42", "PMI_RANK": "0"}
 	assert.Equal(t, "prterun-a-7@1", fakeHost(t, []string{"/o/bin/prted", "slurmstepd"}, everything).launcher().Job)

@@ -14,6 +14,7 @@ import (
 type roll struct {
 	*call
 	came     map[int]guest // by rank
+	known    map[int]int   // the number on this node, by rank, of those whose processes were seen
 	events   chan event
 	over     chan struct{}
 	looked   time.Time // when it last looked at the processes of those that are missing
@@ -35,15 +36,15 @@ type event struct {
 
 const (
 	// firstLook is how long a rank is missing before its process is looked at, and lastLook the most between two looks.
-	firstLook = 250 * time.Millisecond
+	firstLook = 100 * time.Millisecond
 	lastLook  = 2 * time.Second
 )
 
 // lead calls the roll of the ranks of this node, until all have come. If this rank gives up, another one calls it: each has a
 // deadline of its own.
 func (c *call) lead(l *net.UnixListener) error {
-	r := &roll{call: c, came: map[int]guest{c.place.Rank: {nil, c.place.LocalRank}}, events: make(chan event), over: make(chan struct{}),
-		looked: time.Now(), nextLook: firstLook}
+	r := &roll{call: c, came: map[int]guest{c.place.Rank: {nil, c.place.LocalRank}}, known: map[int]int{}, events: make(chan event),
+		over: make(chan struct{}), looked: time.Now(), nextLook: firstLook}
 	delete(c.left, c.place.Rank)
 	defer close(r.over)
 	defer closeAll(l)

@@ -34,25 +34,21 @@ const described = 4
 func (r *roll) absent() absent {
 	all := below(r.place.PID)
 	found := processesOf(r.place, all)
-	gone, locals := r.withoutProcess(found)
-	var a absent
-	a.ranks = slices.Sorted(maps.Keys(gone))
-	for rank := range found {
-		if _, came := r.came[rank]; !came && !r.hasLeft(rank) {
-			a.ranks = append(a.ranks, rank)
-		}
+	for rank, p := range found {
+		r.known[rank] = p.local
 	}
+	ranks, locals := r.missing()
+	a := absent{ranks: ranks}
 	if len(a.ranks) == 0 && len(locals) == 0 {
-		a.ranks = slices.Collect(maps.Keys(r.left))
+		a.ranks = slices.Sorted(maps.Keys(r.left))
 	}
-	slices.Sort(a.ranks)
 	a.who = who(r.place, a.ranks, locals)
 	var text []string
 	for _, rank := range a.ranks[:min(len(a.ranks), described)] {
 		text = append(text, found[rank].describe(rank, r.hasLeft(rank)))
 	}
 	if len(locals) > 0 {
-		text = append(text, "of those whose rank is unknown this host has no process: they have ended, or were never started")
+		text = append(text, fmt.Sprintf("local rank(s) %s have no process on this host: they have ended, or were never started", status.Brief(locals)))
 	}
 	a.what = strings.Join(text, "; ")
 	for _, rank := range a.ranks {
@@ -72,40 +68,40 @@ func (r *roll) hasLeft(rank int) bool {
 	return left
 }
 
-// withoutProcess returns the ranks of this node that have neither come nor a process here, and the numbers on this node of
-// those whose rank cannot be known: where the job has other nodes, and it does not show in which order their ranks are.
-func (r *roll) withoutProcess(found map[int]seen) (ranks map[int]bool, locals []int) {
-	known := map[int]int{} // the number on this node, by rank
+// missing returns the ranks of this node that never came, and the numbers on this node of those whose rank cannot be known:
+// where the job has other nodes, and neither their processes were seen nor does it show in which order the ranks are.
+func (r *roll) missing() (ranks, locals []int) {
+	p := r.place
+	known := maps.Clone(r.known) // the number on this node, by rank
 	for rank, g := range r.came {
 		known[rank] = g.local
 	}
 	maps.Copy(known, r.left)
-	for rank, p := range found {
-		known[rank] = p.local
-	}
 	here := map[int]bool{}
-	first, alike := -1, len(known) > 1 || r.place.LocalSize == r.place.Size // the ranks of this node follow each other
+	first, inOrder := -1, len(known) > 1 // the ranks of this node follow each other
 	for rank, local := range known {
 		here[local] = true
-		alike = alike && (first < 0 || rank-local == first)
+		inOrder = inOrder && (first < 0 || rank-local == first)
 		first = rank - local
 	}
-	ranks = map[int]bool{}
-	for local := range r.place.LocalSize {
-		rank := first + local
-		_, there := known[rank]
-		switch {
-		case r.place.LocalSize == r.place.Size:
-			if _, there := known[local]; !there {
-				ranks[local] = true
-			}
+	if p.LocalSize == p.Size {
+		first, inOrder = 0, true
+	}
+	for local := range p.LocalSize {
+		switch rank := first + local; {
 		case here[local]:
-		case alike && !there && rank >= 0 && rank < r.place.Size:
-			ranks[rank] = true
+		case inOrder && rank >= 0 && rank < p.Size:
+			known[rank] = local
 		default:
 			locals = append(locals, local)
 		}
 	}
+	for rank := range known {
+		if _, came := r.came[rank]; !came && !r.hasLeft(rank) {
+			ranks = append(ranks, rank)
+		}
+	}
+	slices.Sort(ranks)
 	return ranks, locals
 }
 
@@ -291,5 +287,5 @@ func statOf(pid int) (process, error) {
 		return process{}, os.ErrInvalid
 	}
 	parent, err := strconv.Atoi(fields[1])
-	return process{pid: pid, parent: parent, name: string(b[open+1 : end]), state: fields[0][0], since: fields[19]}, err
+	return process{pid: pid, parent: parent, name: printable(string(b[open+1 : end])), state: fields[0][0], since: fields[19]}, err
 }

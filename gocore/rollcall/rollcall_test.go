@@ -3,6 +3,7 @@ package rollcall
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"strings"
@@ -160,17 +161,20 @@ func TestWhatIsNoMessageIsLeftOut(t *testing.T) {
 
 func TestWhoIsMissingOnOneOfSeveralNodes(t *testing.T) {
 	for _, c := range []struct {
-		came map[int]int // by rank, the number on the node
-		text string
+		came, seen map[int]int // by rank, the number on the node
+		text       string
 	}{
-		{map[int]int{4: 0, 5: 1}, "rank(s) [6 7] of the 4 ranks of this host"},
-		{map[int]int{4: 0}, "local rank(s) [1 2 3] of the 4 ranks of this host"},
-		{map[int]int{1: 0, 3: 1}, "local rank(s) [2 3] of the 4 ranks of this host"},
+		{map[int]int{4: 0, 5: 1}, nil, "rank(s) [6 7] of the 4 ranks of this host"},
+		{map[int]int{4: 0}, map[int]int{7: 3}, "rank(s) [5 6 7] of the 4 ranks of this host"},
+		{map[int]int{4: 0}, nil, "local rank(s) [1 2 3] of the 4 ranks of this host"},
+		{map[int]int{1: 0, 3: 1}, nil, "local rank(s) [2 3] of the 4 ranks of this host"},
+		{map[int]int{1: 0, 3: 1}, map[int]int{5: 2}, "rank(s) [5] and local rank(s) [3] of the 4 ranks of this host"},
 	} {
-		r := &roll{call: &call{place: mpi.LauncherInfo{PID: os.Getpid(), Size: 8, LocalSize: 4}}, came: map[int]guest{}}
+		r := &roll{call: &call{place: mpi.LauncherInfo{PID: os.Getpid(), Size: 8, LocalSize: 4}}, came: map[int]guest{}, known: map[int]int{}}
 		for rank, local := range c.came {
 			r.came[rank] = guest{nil, local}
 		}
+		maps.Copy(r.known, c.seen)
 		assert.Equal(t, c.text, r.absent().who)
 	}
 }

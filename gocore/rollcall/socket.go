@@ -5,8 +5,10 @@ import (
 	"errors"
 	"net"
 	"os"
+	"strings"
 	"syscall"
 	"time"
+	"unicode"
 
 	"github.com/paddlempi/paddlempi/gocore/descriptors"
 	"github.com/paddlempi/paddlempi/gocore/status"
@@ -121,7 +123,19 @@ func (l *link) receive(until time.Time) (m message, err error) {
 	if err != nil {
 		return m, err
 	}
-	return m, json.Unmarshal(l.read[:n], &m)
+	err = json.Unmarshal(l.read[:n], &m)
+	m.Why, m.Who, m.Text = printable(m.Why), printable(m.Who), printable(m.Text)
+	return m, err
+}
+
+// printable replaces what could disturb a terminal.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return '?'
+	}, text)
 }
 
 // descriptor calls f with the descriptor of a connection or a listener.

@@ -154,7 +154,9 @@ def init_process_group(
         backend: ``"mpi"``, the only backend.
         timeout: how long an operation waits for the other ranks before it raises
             ``TimeoutError``; a timedelta or seconds. It also limits how long this call waits for
-            the other ranks once MPI runs, and is the default of new groups.
+            the other ranks, and is the default of new groups. Where MPI itself waits for ranks of
+            other nodes, which nothing can end, the process ends with status 1 then, after a line
+            (docs/my-job-hangs.md).
         mpi: the path of the libmpi to load. It goes before ``PADDLEMPI_MPI`` and before any
             search.
         comm: an mpi4py intracommunicator whose ranks become the world, instead of those of

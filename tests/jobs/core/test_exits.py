@@ -194,9 +194,14 @@ def leaves_work_behind() -> None:
     import time
 
     import numpy as np
-    from ranks_tools import dist, done, errors, raises, stamp, stamped, start
+    from ranks_tools import dist, done, errors, raises, stamp, stamped, stamps, start, wait_until
 
-    rank = start(timeout=1.0 if os.environ["FAULTS_WAY"] == "broken" else 30.0)
+    limit = 30.0
+    if os.environ["FAULTS_WAY"] == "broken":
+        limit = 1.0  # of the start, too, so no rank begins before the other can
+        stamp(f"imported-{os.getpid()}")
+        wait_until(lambda: sum(name.startswith("imported-") for name in stamps()) == 2)
+    rank = start(timeout=limit)
     x = np.ones(1000)
     if os.environ["FAULTS_WAY"] == "broken":
         if rank == 0:
