@@ -61,12 +61,12 @@ def test_no_message_names_a_file_that_a_user_lacks() -> None:
     named: dict[str, list[str]] = {}
     for file in (ROOT / "python").rglob("*.py"):
         for text in strings(file):
-            for page in re.findall(r"(?<![/\w])(?:docs/)?[\w-]+\.md\b", text):
+            for page in re.findall(r"(?<![/\w-])(?:docs/)?[\w-]+\.md\b", text):
                 named.setdefault(str(file.relative_to(ROOT)), []).append(page)
     for file in (ROOT / "gocore").rglob("*.go"):
         code = "" if file.name.endswith("_test.go") else file.read_text()
         for text in re.findall(r'"(?:\\.|[^"\\\n])*"', re.sub(r"(?m)^\s*//.*$", "", code)):
-            for page in re.findall(r"(?<![/\w])(?:docs/)?[\w-]+\.md\b", text):
+            for page in re.findall(r"(?<![/\w-])(?:docs/)?[\w-]+\.md\b", text):
                 named.setdefault(str(file.relative_to(ROOT)), []).append(page)
     assert not named
     pages = re.findall(r"\{PAGES\}/([\w-]+\.md)", "".join(map(Path.read_text, _python())))
