@@ -18,7 +18,7 @@ import (
 func (c *call) attend(l *link) (again bool, err error) {
 	defer l.close()
 	l.send(message{Kind: hello, Rank: c.place.Rank, Local: c.place.LocalRank})
-	var asked time.Time // when this rank said that its deadline has passed
+	var gaveUp, asked time.Time // when this rank said that its deadline has passed, and when it asked for a report
 	for {
 		m, err := l.receive(time.Now().Add(work.InterruptEvery))
 		switch {
@@ -28,22 +28,31 @@ func (c *call) attend(l *link) (again bool, err error) {
 				c.left = m.Left
 			}
 			return true, nil
+		case err == nil && m.Kind == reported:
+			c.reported = true
+			continue
 		case err == nil:
 			return false, c.told(m)
 		case !errors.Is(err, os.ErrDeadlineExceeded):
-			return asked.IsZero(), c.tooLate(absent{who: c.some(), what: fmt.Sprintf("process %d, which waited for them too, has ended", l.pid)})
+			return gaveUp.IsZero(), c.tooLate(absent{who: c.some(), what: fmt.Sprintf("process %d, which waited for them too, has ended", l.pid)})
 		}
 		if err := c.interrupted(); err != nil {
 			return false, err
 		}
 		now := time.Now()
+		silent := fmt.Sprintf("process %d, which calls the roll of this host, does not answer: it may be stopped", l.pid)
 		switch {
-		case asked.IsZero() && c.late(now):
-			asked = now
+		case gaveUp.IsZero() && c.late(now):
+			gaveUp = now
 			l.send(message{Kind: bye})
-		case !asked.IsZero() && now.Sub(asked) > grace:
-			what := fmt.Sprintf("process %d, which calls the roll of this host, does not answer: it may be stopped", l.pid)
-			return false, c.tooLate(absent{who: c.some(), what: what})
+		case !gaveUp.IsZero() && now.Sub(gaveUp) > grace:
+			return false, c.tooLate(absent{who: c.some(), what: silent})
+		case asked.IsZero() && c.due(time.Second): // the caller reports it, unless it is stopped
+			asked = now
+			l.send(message{Kind: ask})
+		case !asked.IsZero() && c.due(time.Second) && now.Sub(asked) > grace:
+			c.reported = true
+			c.report("init_process_group", silent, c.began)
 		}
 	}
 }

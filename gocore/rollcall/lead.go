@@ -118,6 +118,9 @@ func (r *roll) take(e event) {
 		e.from.send(message{Kind: missing, Ranks: a.ranks, Who: a.who, Text: a.what})
 		r.left[rank] = r.came[rank].local
 		delete(r.came, rank)
+	case e.Kind == ask && rank >= 0:
+		r.reportOnce()
+		e.from.send(message{Kind: reported})
 	case e.Kind == hello && rank < 0 && e.Rank >= 0 && e.Rank < r.place.Size && e.Local >= 0 && e.Local < r.place.LocalSize:
 		if other, there := r.came[e.Rank]; there {
 			e.from.send(message{Kind: failed, Code: status.Launcher, Ranks: []int{e.Rank}, Text: r.twice(e, other)})
@@ -164,12 +167,20 @@ func (r *roll) look(now time.Time) (goOn bool, err error) {
 	if r.late(now) {
 		return false, r.tooLate(r.absent())
 	}
-	if !r.reported && r.ReportAfter > 0 && now.Sub(r.began) >= r.ReportAfter {
-		r.reported = true
-		a := r.absent()
-		r.report("init_process_group", fmt.Sprintf("%s have not called it: %s", a.who, a.what), r.began)
+	if r.due(0) {
+		r.reportOnce()
 	}
 	return false, nil
+}
+
+// reportOnce reports the wait, unless that was done.
+func (r *roll) reportOnce() {
+	if r.reported || r.ReportAfter == 0 {
+		return
+	}
+	r.reported = true
+	a := r.absent()
+	r.report("init_process_group", fmt.Sprintf("%s have not called it: %s", a.who, a.what), r.began)
 }
 
 // tell says something to all that have come.

@@ -57,7 +57,7 @@ type call struct {
 const (
 	// askAgain is how long a rank waits before it tries again to come to the roll call.
 	askAgain = 2 * time.Millisecond
-	// grace is how long after its deadline a rank waits for the answer of the rank that calls the roll.
+	// grace is how long a rank waits for an answer of the rank that calls the roll.
 	grace = 2 * time.Second
 )
 
@@ -134,6 +134,11 @@ func (c *call) interrupted() error {
 // late tells whether the deadline has passed.
 func (c *call) late(now time.Time) bool {
 	return c.timeout > 0 && now.Sub(c.began) >= c.timeout
+}
+
+// due tells whether the wait is to be reported, and is so for some time already.
+func (c *call) due(since time.Duration) bool {
+	return !c.reported && c.ReportAfter > 0 && time.Since(c.began) >= c.ReportAfter+since
 }
 
 // tooLate is the error of a rank that has waited until its deadline.

@@ -1,13 +1,16 @@
 package rollcall
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"maps"
 	"net"
 	"os"
+	"os/exec"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -124,6 +127,50 @@ func TestTheRankThatCallsIsInterrupted(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.NoError(t, <-second)
+}
+
+func TestTheRankThatCallsIsStopped(t *testing.T) {
+	r := newRanks(t, 2, 3200*time.Millisecond)
+	listener, _, err := listen(r.name)
+	require.NoError(t, err)
+	defer closeAll(listener)
+	r.calls[1].ReportAfter = 10 * time.Millisecond
+	require.ErrorContains(t, r.gather(1)[1], "had not called init_process_group: process")
+	require.Len(t, r.lines, 1)
+	assert.Contains(t, r.lines[0], "calls the roll of this host, does not answer: it may be stopped")
+}
+
+// TestTheSocketIsAnotherUsers runs this test again as another user, who has the socket then.
+func TestTheSocketIsAnotherUsers(t *testing.T) {
+	if name, there := os.LookupEnv("ROLLCALL_NAME"); there {
+		_, _, err := listen(name)
+		fmt.Println("listens", err)
+		_, _ = os.Stdin.Read(make([]byte, 1))
+		return
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("only root can start a process of another user")
+	}
+	r := newRanks(t, 2, 20*time.Second)
+	self, err := os.Open("/proc/self/exe") // the other user may not enter the folder of the test
+	require.NoError(t, err)
+	other := exec.Command("/proc/self/fd/3", "-test.run", "^"+t.Name()+"$")
+	other.ExtraFiles = []*os.File{self}
+	other.Env = []string{"ROLLCALL_NAME=" + r.name}
+	other.Dir = "/"
+	other.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	in, err := other.StdinPipe()
+	require.NoError(t, err)
+	out, err := other.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, other.Start())
+	line, err := bufio.NewReader(out).ReadString('\n')
+	require.NoError(t, err)
+	require.Equal(t, "listens <nil>\n", line)
+	require.NoError(t, r.gather(0)[0], "a stranger does not keep the ranks from MPI_Init")
+	assert.Contains(t, r.calls[0].apart, "a process of another user has the socket")
+	in.Close()
+	_ = other.Wait()
 }
 
 func TestTwoProcessesWithOneRank(t *testing.T) {

@@ -19,12 +19,14 @@ import (
 
 // What ranks tell each other.
 const (
-	hello   = "hello"  // to the caller: this rank has come
-	bye     = "bye"    // to the caller: its deadline has passed
-	start   = "start"  // of the caller: all have come, or it is no use to wait. Call MPI_Init
-	missing = "absent" // of the caller, to a bye: these have not come
-	gone    = "gone"   // of the caller: it has given up, another one has to call
-	failed  = "failed" // of the caller: there is an error
+	hello    = "hello"    // to the caller: this rank has come
+	bye      = "bye"      // to the caller: its deadline has passed
+	ask      = "ask"      // to the caller: has it reported the wait? It does so now at the latest
+	reported = "reported" // of the caller, to an ask
+	start    = "start"    // of the caller: all have come, or it is no use to wait. Call MPI_Init
+	missing  = "absent"   // of the caller, to a bye: these have not come
+	gone     = "gone"     // of the caller: it has given up, another one has to call
+	failed   = "failed"   // of the caller: there is an error
 )
 
 // message is one packet.
