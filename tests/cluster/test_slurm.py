@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
@@ -104,6 +105,20 @@ def test_a_rank_that_fails_ends_the_srun_job(
     assert told, str(result)
     if way == "raise":
         assert "ValueError: rank 1 gave up" in result.err, str(result)
+
+
+@pytest.mark.parametrize(("mpi", "plugin"), FIRST_SPOKEN[:1], indirect=["mpi"])
+def test_a_rank_ends_before_init(slurm: Slurm, mpi: MPI, plugin: str) -> None:
+    """Its host's other rank names it, and the other host's ranks end at the deadline, too."""
+    result = srun(slurm, mpi, plugin, reports.HERE / "ranks_before_init.py", timeout=30)
+    assert not result.timed_out and not result.strays, str(result)
+    assert result.code == 1, str(result)
+    (line,) = result.out.splitlines()
+    named = r"rank 0: init: after 3\.\d s (local )?rank\(s\) \[1\] of the 2 ranks of this host had not"
+    assert re.match(named, line), str(result)
+    for rank in (2, 3):
+        text = rf"rank {rank} has waited for \S+ s in MPI_Init: all 2 ranks of this host have called"
+        assert re.search(text, result.err), str(result)
 
 
 @pytest.mark.parametrize(("mpi", "plugin"), TRAINED, indirect=["mpi"])
