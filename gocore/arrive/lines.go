@@ -145,6 +145,19 @@ func (l *Lines) HasFinished(i int, seq uint64) bool {
 	return C.pa_has_finished(l.base(), C.int(i), C.uint64_t(seq)) != 0
 }
 
+// ReadNoMore tells whether no other member looks at anything of collective seq any more: it has finished with seq, or is gone.
+func (l *Lines) ReadNoMore(seq uint64) bool {
+	if l.Finished(seq) {
+		return true
+	}
+	for i := range l.n {
+		if i != l.me && !l.HasFinished(i, seq) && !l.Gone(i) {
+			return false
+		}
+	}
+	return true
+}
+
 // Look tests whether all members have announced collective seq, whose turn it need not be.
 func (l *Lines) Look(seq uint64) (State, Result) {
 	var from C.int
@@ -267,13 +280,14 @@ func (l *Lines) Settled() bool { return true }
 // Leave tells the other members that this one has left.
 func (l *Lines) Leave() { C.pa_leave(l.base(), C.int(l.me), C.PA_LEFT) }
 
-// Go tells the other members, after Leave, that the process of this one may end: they need it no more.
+// Go tells the other members that this one looks at nothing any more that they share. In the lines of a world it follows Leave:
+// the process of this one may end, and they need it no more.
 func (l *Lines) Go() { C.pa_leave(l.base(), C.int(l.me), C.PA_GONE) }
 
 // Gone returns whether member i has called Go.
 func (l *Lines) Gone(i int) bool { return C.pa_left(l.base(), C.int(i)) == C.PA_GONE }
 
-// Left returns whether member i has left.
+// Left returns whether member i has left, or is gone.
 func (l *Lines) Left(i int) bool {
 	how := C.pa_left(l.base(), C.int(i))
 	return how == C.PA_LEFT || how == C.PA_GONE

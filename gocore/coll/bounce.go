@@ -28,6 +28,7 @@ type Bounce struct {
 	Heap       func() (*heap.Heap, error)
 	Hold       func(member int, l heap.Location, bytes int64) (heap.Ref, error)
 	GivenUp    func(seq uint64) bool // tells whether a member has given a collective up
+	Gone       func(member int) bool // tells whether a member has freed the group: it reads nothing any more
 
 	mu    sync.Mutex
 	block unsafe.Pointer // this rank's, in its heap; nil: it has none yet
@@ -130,22 +131,25 @@ func (b *Bounce) release() {
 	b.refs = nil
 }
 
-// Free gives back what Ready and open took. A block from which another member may still copy stays in use. No collective of
-// the group is under way.
-func (b *Bounce) Free() {
+// Free gives back what Ready and open took, and tells whether it did: it does not while another member may still copy from the
+// block. Told stays until then. No collective of the group is under way.
+func (b *Bounce) Free() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.freed = true
-	idle := b.team == nil || b.team.Idle()
 	if b.team != nil {
+		if !b.team.Idle(b.Gone) {
+			return false
+		}
 		b.team.Free()
 		b.team = nil
 	}
 	b.release()
-	if b.block != nil && idle {
+	if b.block != nil {
 		_ = heap.IfMade().Free(b.block) // it fails only for memory that is not the heap's
 	}
 	b.block = nil
+	return true
 }
 
 // Awaited returns the member for which the operation waits; -1: none.

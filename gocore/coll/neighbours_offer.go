@@ -1,6 +1,7 @@
 package coll
 
 import (
+	"slices"
 	"sync"
 	"unsafe"
 
@@ -13,7 +14,7 @@ import (
 // Blocks keeps memory of this process's heap in which one member of a group on one node packs what it gives to its
 // neighbours. A block is used again when all members have finished with the collective that it belongs to.
 type Blocks struct {
-	// Finished tells whether all members have finished with a collective, as far as they have said.
+	// Finished tells whether no other member reads anything of a collective any more.
 	Finished func(seq uint64) bool
 
 	mu   sync.Mutex
@@ -76,16 +77,18 @@ func (b *Blocks) give(k heapBlock, seq uint64) {
 	}
 }
 
-// Free gives the blocks back to the heap, but those that another member may still read: the memory of these stays in use.
-func (b *Blocks) Free() {
+// Free gives the blocks back to the heap, but those that another member may still read. It tells whether none is left.
+func (b *Blocks) Free() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for i := range b.kept {
-		if b.free(&b.kept[i]) {
-			_ = heap.IfMade().Free(b.kept[i].data)
+	b.kept = slices.DeleteFunc(b.kept, func(k heapBlock) bool {
+		free := b.free(&k)
+		if free {
+			_ = heap.IfMade().Free(k.data)
 		}
-	}
-	b.kept = nil
+		return free
+	})
+	return len(b.kept) == 0
 }
 
 // blockOffer is what a member tells its neighbours.

@@ -133,6 +133,7 @@ func assemble(e *world.Env, id int64, key uint64, ranks []int, comm transport.Co
 	g := &Group{Members: world.Members{Env: e, Rank: slices.Index(ranks, e.Topo.Rank), Size: len(ranks), Ranks: ranks}, ID: id, key: key, collComm: comm, mpi: coll.On(e.Base, comm), forced: forced}
 	g.inquiry.g = g
 	g.timeout.Store(int64(timeout))
+	remaining.free()
 	if err := g.join(comm); err != nil {
 		return nil, err
 	}
@@ -184,9 +185,9 @@ func (g *Group) arriveOver(comm transport.Comm) error {
 			g.local, g.arrival, g.notes = true, lines, lines
 			g.node = &coll.Node{Lines: lines, Reach: g.Reach, Read: g.Read}
 			if shared, _ := g.Env.Node.Heaps(); shared {
-				g.blocks = &coll.Blocks{Finished: lines.Finished}
+				g.blocks = &coll.Blocks{Finished: lines.ReadNoMore}
 				g.bounce = &coll.Bounce{Rank: g.Rank, Size: g.Size, Crowded: g.Env.Node.Crowded(), YieldEvery: lines.Yields(), Told: lines.Behind(), Heap: heap.OfProcess, Hold: g.Acquire,
-					GivenUp: func(seq uint64) bool { return len(lines.Closers(seq)) > 0 }}
+					GivenUp: func(seq uint64) bool { return len(lines.Closers(seq)) > 0 }, Gone: lines.Gone}
 				g.lends = !g.Env.Node.Crowded() // there a second wait costs more than a copy
 			}
 			return nil

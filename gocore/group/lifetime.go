@@ -93,13 +93,7 @@ func (g *Group) Free(reason status.Code) error {
 	}
 	g.Env.Forget(g)
 	g.messages.CloseQuick()
-	if g.blocks != nil {
-		g.blocks.Free()
-	}
-	if g.bounce != nil {
-		g.bounce.Free()
-	}
-	if err := g.arrival.Close(); err != nil {
+	if err := g.freeArrival(); err != nil {
 		return status.New(status.MPI, "destroy_process_group: %v", err)
 	}
 	g.freeHere()

@@ -239,7 +239,13 @@ func (t *Team) UnreadableOf() (int, syscall.Errno) {
 	return int(t.c.unreadable) - 1, syscall.Errno(t.c.cause)
 }
 
-// Idle tells whether all other ranks have ended their part in every operation that this one has begun.
-func (t *Team) Idle() bool {
-	return C.pb_idle(t.c.block, t.c.n, t.c.me, C.uint64_t(t.rounds)) != 0
+// Idle tells whether all other ranks have ended their part in every operation that this one has begun, or are gone: these read
+// nothing any more. The block of a rank may be used for something else once it is gone, not before.
+func (t *Team) Idle(gone func(rank int) bool) bool {
+	for i, block := range unsafe.Slice(t.c.block, t.n) {
+		if i != int(t.c.me) && C.pb_has_ended(block, C.uint64_t(t.rounds)) == 0 && !gone(i) {
+			return false
+		}
+	}
+	return true
 }

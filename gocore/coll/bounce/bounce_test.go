@@ -44,6 +44,9 @@ func newTeams(t *testing.T, n int) (teams []*Team, blocks []unsafe.Pointer) {
 	return teams, blocks
 }
 
+// nobody is gone.
+func nobody(int) bool { return false }
+
 // memory returns n bytes outside the Go heap.
 func memory(t *testing.T, n int64) (unsafe.Pointer, []byte) {
 	p, err := mem.Alloc(max(n, 1))
@@ -212,7 +215,7 @@ func TestOperationsOneAfterAnother(t *testing.T) {
 			})
 			require.EqualValues(t, n, ended.Load())
 			for _, team := range teams {
-				assert.True(t, team.Idle())
+				assert.True(t, team.Idle(nobody))
 			}
 		})
 	}
@@ -236,7 +239,7 @@ func TestWaiting(t *testing.T) {
 	assert.Equal(t, Moving, teams[0].Run(1000, 0), "it publishes its first windows")
 	assert.Equal(t, Pending, teams[0].Run(1000, 0))
 	assert.Equal(t, 1, teams[0].Awaited())
-	assert.False(t, teams[0].Idle())
+	assert.False(t, teams[0].Idle(nobody))
 	assert.Equal(t, Moving, teams[1].Run(1, 0), "one step only")
 	for teams[1].Run(1000, 0) != Pending {
 	}
@@ -262,7 +265,7 @@ func TestAGiverIsNotHeldUp(t *testing.T) {
 	begin(0, p, bytes)
 	require.Equal(t, Pending, teams[0].Run(100, 0))
 	require.Equal(t, 1, teams[0].Awaited())
-	assert.False(t, teams[0].Idle())
+	assert.False(t, teams[0].Idle(nobody))
 	for k := range Slots(2, false) {
 		begin(1, q, bytes)
 		require.Equal(t, Done, teams[1].Run(100, 0))

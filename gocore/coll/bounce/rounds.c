@@ -256,9 +256,6 @@ int pb_awaited(const pb_op *op) {
 	return who;
 }
 
-int pb_idle(const pb_head *const *block, int n, int me, uint64_t round) {
-	for (int i = 0; i < n; i++)
-		if (i != me && load(&block[i]->ended.round) < round)
-			return 0;
-	return 1;
+int pb_has_ended(const pb_head *block, uint64_t round) {
+	return load(&block->ended.round) >= round;
 }

@@ -125,8 +125,8 @@ int pb_run(pb_op *op, int most, int spin, int yield_every);
 /* pb_awaited returns a rank for which this one waits, -1 if there is none. */
 int pb_awaited(const pb_op *op);
 
-/* pb_idle returns 1 if all other ranks have ended their part in the rounds up to that one: then
- * nobody reads the block of rank me any more. */
-int pb_idle(const pb_head *const *block, int n, int me, uint64_t round);
+/* pb_has_ended returns 1 if the rank whose block this is has ended its part in the rounds up to
+ * that one: then it reads no block of another rank any more. */
+int pb_has_ended(const pb_head *block, uint64_t round);
 
 #endif
