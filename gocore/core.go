@@ -63,6 +63,9 @@ func Init(o InitOptions) error {
 	}
 	closeDeparted()
 	env, err := world.NewEnv(comm, o.Timeout, o.Interrupt)
+	if lib == nil {
+		_ = comm.Free() // the world has a duplicate; a communicator of MPI belongs to others
+	}
 	if err != nil {
 		if code := status.CodeOf(err); code == status.Timeout || code == status.Interrupted {
 			inUse.Store(lib != nil) // MPI still waits for the ranks that did not come

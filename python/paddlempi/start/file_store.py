@@ -1,16 +1,21 @@
 """A store in one file, for the processes of one host (``file://``).
 
-The file begins with eight bytes that say what it is. Behind them are records, which are only ever
-appended: a checksum, two lengths, a key and its value. The last record of a key counts. A writer
-holds the lock (``flock``) of the file. It first cuts off what follows the last whole record,
-because a process may have been killed in the middle of one. A reader takes no lock: it goes on
-from the last whole record that it knows.
+The file begins with eight bytes that say what it is, and its generation. Behind them are records: a
+checksum, two lengths, a key and its value. The last record of a key counts. A writer holds the lock
+(``flock``) of the file. It first cuts off what follows the last whole record, because a process may
+have been killed in the middle of one, and appends its own. A reader takes no lock: it goes on from
+the last whole record that it knows.
+
+A file in which most records count no more is written anew, by a writer: ranks may meet in it
+thousands of times. Its generation says meanwhile that it is changing, and is another one then. A
+reader believes what it has read if the generation is still the same.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import stat
 import struct
 import zlib
@@ -23,10 +28,17 @@ from .stores import Store
 __all__ = ["FileStore"]
 
 _MAGIC = b"pmpimeet"
+_CHANGING = bytes(8)
+"""The generation of a file that somebody writes anew, or began to."""
+
+_BEGIN = len(_MAGIC) + len(_CHANGING)
 _HEAD = struct.Struct("<IHI")  # checksum of the rest, length of the key, length of the value
 _UNKNOWN = 65534  # the kernel's overflowuid
 _LARGEST = 256 << 20
 """The most bytes that a file may have. A meeting needs some hundred for each rank."""
+
+_LONG = 64 << 10
+"""The bytes from which on a file is written anew, if a quarter or less of them counts."""
 
 
 class FileStore(Store):
@@ -56,7 +68,8 @@ class FileStore(Store):
                 "may come from another user: name a file that is not there, or is this user's alone"
             )
         self._values: dict[str, bytes] = {}
-        self._end = 0  # of the last whole record that this process has read
+        self._generation = _CHANGING  # of what this process has read
+        self._end = _BEGIN  # of the last whole record that it has read
         with self._locked():
             pass  # writes what the file begins with
 
@@ -104,47 +117,63 @@ class FileStore(Store):
         """Hold the lock of the file, whose last record is whole and known then."""
         fcntl.flock(self._file, fcntl.LOCK_EX)
         try:
-            self._read()
-            if self._end == 0:
-                os.ftruncate(self._file, 0)
-                os.pwrite(self._file, _MAGIC, 0)
-                self._end = len(_MAGIC)
+            whole = self._read()
+            if not whole or (self._end > _LONG and self._end > 4 * len(self._counting())):
+                self._write_anew()
             os.ftruncate(self._file, self._end)
             yield
         finally:
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
+    def _counting(self) -> bytes:
+        """Return the records that count."""
+        return b"".join(_record(key, value) for key, value in self._values.items() if value)
+
+    def _write_anew(self) -> None:
+        """Write the file with the records that count. The caller holds the lock."""
+        records = self._counting()
+        os.pwrite(self._file, _MAGIC + _CHANGING, 0)
+        os.ftruncate(self._file, _BEGIN)
+        self._write(records, _BEGIN)
+        self._end = _BEGIN + len(records)
+        self._values = {key: value for key, value in self._values.items() if value}
+        self._generation = secrets.token_bytes(len(_CHANGING))
+        os.pwrite(self._file, _MAGIC + self._generation, 0)
+
+    def _write(self, data: bytes, at: int) -> None:
+        written = os.pwrite(self._file, data, at)
+        if written < len(data):
+            raise OSError(f"{self._path}: {written} of {len(data)} bytes written: the disk full?")
+
     def _append(self, key: str, value: bytes) -> None:
-        name = key.encode()
-        rest = _HEAD.pack(0, len(name), len(value))[4:] + name + value
-        record = struct.pack("<I", zlib.crc32(rest)) + rest
+        record = _record(key, value)
         if self._end + len(record) > _LARGEST:
             raise ArgumentError(
                 f"init_process_group: the file {self._path} in which the ranks meet has grown to "
                 f"{self._end} bytes: remove it, and start all ranks again"
             )
-        written = os.pwrite(self._file, record, self._end)
-        if written < len(record):
-            raise OSError(f"{self._path}: {written} of {len(record)} bytes written: the disk full?")
+        self._write(record, self._end)
         self._values[key] = value
         self._end += len(record)
 
-    def _read(self) -> None:
-        """Take up the records that have come."""
-        size = os.fstat(self._file).st_size
-        if size <= self._end:
-            return
-        if self._end == 0:
-            begin = os.pread(self._file, len(_MAGIC), 0)
-            if not _MAGIC.startswith(begin):
-                raise ArgumentError(
-                    f"init_process_group: the file {self._path} holds something else than a "
-                    "meeting of ranks: name a new file, or remove this one"
-                )
-            if begin != _MAGIC:
-                return  # its first process was killed, or has not come further
-            self._end = len(_MAGIC)
-        data, at = os.pread(self._file, size - self._end, self._end), 0
+    def _read(self) -> bool:
+        """Take up the records that have come. Return False if the file is not whole."""
+        begin = os.pread(self._file, _BEGIN, 0)
+        if not _MAGIC.startswith(begin[: len(_MAGIC)]):
+            raise ArgumentError(
+                f"init_process_group: the file {self._path} holds something else than a "
+                "meeting of ranks: name a new file, or remove this one"
+            )
+        generation = begin[len(_MAGIC) :]
+        if len(begin) < _BEGIN or generation == _CHANGING:
+            return False  # somebody writes it, or was killed then
+        same = generation == self._generation
+        end = self._end if same else _BEGIN
+        data, at = os.pread(self._file, max(0, os.fstat(self._file).st_size - end), end), 0
+        if os.pread(self._file, _BEGIN, 0) != begin:
+            return False
+        if not same:
+            self._values, self._generation, self._end = {}, generation, _BEGIN
         while at + _HEAD.size <= len(data):
             checksum, key_length, value_length = _HEAD.unpack_from(data, at)
             begin_key = at + _HEAD.size
@@ -155,6 +184,13 @@ class FileStore(Store):
             self._values[name] = data[begin_key + key_length : end]
             at = end
         self._end += at
+        return True
+
+
+def _record(key: str, value: bytes) -> bytes:
+    name = key.encode()
+    rest = _HEAD.pack(0, len(name), len(value))[4:] + name + value
+    return struct.pack("<I", zlib.crc32(rest)) + rest
 
 
 def _others(status: os.stat_result) -> str:
