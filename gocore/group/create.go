@@ -2,9 +2,7 @@ package group
 
 import (
 	"encoding/binary"
-	"fmt"
 	"hash/fnv"
-	"runtime"
 	"slices"
 	"time"
 
@@ -13,10 +11,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/heap"
 	"github.com/paddlempi/paddlempi/gocore/messages"
 	"github.com/paddlempi/paddlempi/gocore/op"
-	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/trace"
 	"github.com/paddlempi/paddlempi/gocore/transport"
-	"github.com/paddlempi/paddlempi/gocore/work"
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
@@ -26,7 +22,18 @@ func World(e *world.Env, id int64, timeout time.Duration) (*Group, error) {
 	if err != nil {
 		return nil, err
 	}
-	return assemble(e, id, 0, transport.EveryRank(e.Topo.Size), comm, e.Forced, timeout)
+	ranks := transport.EveryRank(e.Topo.Size)
+	var g *Group
+	build := func(comm transport.Comm) (err error) {
+		g, err = assemble(e, id, 0, ranks, comm, e.Forced, timeout)
+		return err
+	}
+	if _, ok := comm.(transport.Patient); ok {
+		err = creating(e, "init", ranks, 0, time.Now(), timeout).over(comm, build)
+	} else {
+		err = build(comm)
+	}
+	return g, err
 }
 
 // New makes a group of the given world ranks of e, in their order; this rank is one of them. It is
@@ -43,89 +50,29 @@ func New(e *world.Env, id int64, ranks []int, timeout time.Duration) (*Group, er
 	if len(ranks) == 1 {
 		return assemble(e, id, 0, ranks, nil, 0, timeout)
 	}
-	key := e.Key(ranks)
+	key, began := e.Key(ranks), time.Now()
 	if err := e.Meet("new_group", "called new_group with the same ranks; every member must call it, in the same order", key, ranks, timeout); err != nil {
 		e.Unmake(ranks)
 		return nil, err
 	}
+	c := creating(e, "new_group", ranks, key, began, timeout)
 	var g *Group
-	err := create(e, "new_group", ranks, func() error {
-		comm, err := e.Base.Create(ranks, key)
+	err := c.run(func(comm transport.Comm) error {
+		forced, err := world.AgreeOnForced(c.what, comm)
 		if err != nil {
-			return err
-		}
-		forced, err := world.AgreeOnForced("new_group", comm)
-		if err != nil {
-			_ = comm.Free()
+			c.common = true
 			return err
 		}
 		g, err = assemble(e, id, key, ranks, comm, forced, timeout)
 		return err
-	}, func() {
-		if g != nil {
-			e.Forget(g) // its communicators stay: to free them takes all members
-		}
+	}, func(why error) {
+		g.Fail(why) // the others may have made it
+		e.Forget(g) // its communicators stay: to free them takes all members
 	})
 	if err != nil {
 		return nil, err
 	}
 	return g, nil
-}
-
-// create runs build, which calls MPI with all members of a new group, for the call that what names. These calls of MPI
-// block, so build runs on a thread of its own: if a member dies, it may never return, and the caller gets an error. It
-// counts as a use of the world then, so MPI is not finalized. If it returns after all, abandoned is called.
-func create(e *world.Env, what string, ranks []int, build func() error, abandoned func()) error {
-	return attempt(e, what, ranks, func() error { return nil }, build, abandoned)
-}
-
-// attempt is create that is also given up if ends returns why.
-func attempt(e *world.Env, what string, ranks []int, ends, build func() error, abandoned func()) error {
-	made, given := make(chan error), make(chan struct{})
-	done := e.Use()
-	go func() {
-		defer done()
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		work.ExactSleeps() // else a group takes MPICH 300 ms when ranks share cores
-		err := build()
-		select {
-		case made <- err:
-		case <-given:
-			abandoned()
-		}
-	}()
-	tick := time.NewTicker(world.WatchEvery)
-	defer tick.Stop()
-	var since time.Time // when a death was seen first
-	for {
-		select {
-		case err := <-made:
-			if status.CodeOf(err) == status.ProcFailed { // MPI may know of the death earlier than this rank
-				_ = e.Engine.Wait(func() bool { return len(e.Roster.Dead(ranks)) > 0 }, time.Now().Add(e.Roster.NameLimit()), nil)
-			}
-			if dead := e.Roster.Dead(ranks); err != nil && len(dead) > 0 { // MPI may tell anything of a call with a dead rank
-				return unmadeError(e, what, ranks, dead)
-			}
-			return err
-		case now := <-tick.C:
-			if err := ends(); err != nil {
-				close(given)
-				return err
-			}
-			if since.IsZero() && e.Roster.AnyDied(ranks) {
-				since = now
-			}
-			if !since.IsZero() && now.Sub(since) > world.DeathGrace {
-				close(given)
-				return unmadeError(e, what, ranks, e.Roster.Dead(ranks))
-			}
-		}
-	}
-}
-
-func unmadeError(e *world.Env, what string, ranks, dead []int) error {
-	return e.Roster.DiedError(fmt.Sprintf("%s(ranks=%v)", what, status.Brief(ranks)), dead, "the group was not made")
 }
 
 // assemble makes everything of a group but its first communicator.

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/coll"
-	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/transport"
 )
 
@@ -26,7 +25,8 @@ func (g *Group) Alone(what string, timeout time.Duration) (transport.Comm, error
 // Attempt runs build, which calls MPI without a deadline, on a thread of its own, as new_group does. It is given up if a
 // member dies, or if ends, which is asked now and then, returns why. If build returns after that, abandoned is called.
 func (g *Group) Attempt(what string, ends, build func() error, abandoned func()) error {
-	return attempt(g.Env, what, g.Ranks, ends, build, abandoned)
+	_, err := attempt(g.Env, what, g.Ranks, ends, build, func(error) { abandoned() })
+	return err
 }
 
 // Carrier returns what carries the messages of the group's windows, and their tag: the communicator of its collectives, whose
@@ -53,24 +53,21 @@ func (g *Group) Separate(what string, timeout time.Duration, meanwhile func(tell
 	if g.Size == 1 {
 		return nil, meanwhile(func(words []int64) ([][]int64, error) { return [][]int64{slices.Clone(words)}, nil })
 	}
-	key := e.Key(g.Ranks)
+	key, began := e.Key(g.Ranks), time.Now()
 	need := fmt.Sprintf("called %s; every member must call it, in the same order as new_group", what)
 	if err := e.Meet(what, need, key, g.Ranks, timeout); err != nil {
 		e.Unmake(g.Ranks)
 		return nil, err
 	}
-	var comm transport.Comm
-	err := create(e, what, g.Ranks, func() (err error) {
-		if comm, err = e.Base.Create(g.Ranks, key); err != nil {
-			return err
-		}
+	c := creating(e, what, g.Ranks, key, began, timeout)
+	c.common = true
+	var made transport.Comm
+	err := c.run(func(comm transport.Comm) error {
+		made = comm
 		return meanwhile(func(words []int64) ([][]int64, error) { return comm.Gather(words, nil) })
-	}, func() {})
+	}, func(error) {})
 	if err != nil {
-		if status.CodeOf(err) != status.PeerDied && comm != nil { // else create may still use it, and all members free it
-			_ = comm.Free()
-		}
 		return nil, err
 	}
-	return comm, nil
+	return made, nil
 }

@@ -29,7 +29,7 @@ func FuzzStranger(f *testing.F) {
 	const secretBytes = 16
 	file, err := New("paddlempi-fuzz", 100)
 	require.NoError(f, err)
-	g := &Giver{rendezvous: Rendezvous{1, [2]uint64{0x1122334455667788, 0x99aabbccddeeff00}}}
+	g := &Giver{file: file.fd, rendezvous: Rendezvous{1, [2]uint64{0x1122334455667788, 0x99aabbccddeeff00}}}
 	secret := g.rendezvous.secret()
 	f.Add([]byte{})
 	f.Add([]byte("short"))
@@ -51,7 +51,7 @@ func FuzzStranger(f *testing.F) {
 		}
 		require.NoError(t, syscall.Shutdown(here, syscall.SHUT_WR))
 		knows := bytes.HasPrefix(sent, secret)
-		assert.Equal(t, knows, g.serve(there, file))
+		assert.Equal(t, knows, g.serve(there))
 		syscall.Close(there)
 		left := make([]byte, len(sent)+1)
 		n, err := syscall.Read(kept, left)
@@ -144,7 +144,7 @@ func TestAStrangerThatIsSlow(t *testing.T) {
 		}
 	}()
 	began := time.Now()
-	assert.False(t, g.serve(there, file))
+	assert.False(t, g.serve(there))
 	assert.Less(t, time.Since(began), 15*strangerLimit/10+time.Second)
 	close(stop)
 }

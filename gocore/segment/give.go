@@ -48,19 +48,26 @@ type Giver struct {
 	SameUser bool
 
 	socket     int
+	file       int // a descriptor of its own, of the file that it gives
 	rendezvous Rendezvous
 }
 
-// NewGiver starts to listen. Close stops it.
-func NewGiver() (*Giver, error) {
+// NewGiver starts to listen for processes that want a file, which may be closed meanwhile. Close stops it.
+func NewGiver(f *File) (*Giver, error) {
 	var random [24]byte
 	if _, err := rand.Read(random[:]); err != nil {
 		return nil, status.New(status.Unsupported, "no random numbers for a socket's secret: %v", err)
 	}
 	word := func(i int) uint64 { return binary.LittleEndian.Uint64(random[8*i:]) }
 	g := &Giver{rendezvous: Rendezvous{word(0), [2]uint64{word(1), word(2)}}}
+	file, _, errno := syscall.Syscall(syscall.SYS_FCNTL, uintptr(f.fd), syscall.F_DUPFD_CLOEXEC, 0)
+	if errno != 0 {
+		return nil, status.New(status.Unsupported, "cannot keep shared memory that is to be given: %v", errno)
+	}
+	g.file = int(file)
 	var err error
 	if g.socket, err = newSocket(); err != nil {
+		syscall.Close(g.file)
 		return nil, err
 	}
 	if err = syscall.Bind(g.socket, g.rendezvous.address()); err == nil {
@@ -77,11 +84,14 @@ func NewGiver() (*Giver, error) {
 func (g *Giver) Rendezvous() Rendezvous { return g.rendezvous }
 
 // Close stops listening.
-func (g *Giver) Close() { syscall.Close(g.socket) }
+func (g *Giver) Close() {
+	syscall.Close(g.socket)
+	syscall.Close(g.file)
+}
 
-// Give serves processes until n of them have got f. It returns an error if the deadline passes
+// Give serves processes until n of them have got the file. It returns an error if the deadline passes
 // before. A process that does not send the secret gets nothing.
-func (g *Giver) Give(f *File, n int, deadline time.Time) error {
+func (g *Giver) Give(n int, deadline time.Time) error {
 	for n > 0 {
 		if err := limit(g.socket, deadline); err != nil {
 			return err
@@ -99,7 +109,7 @@ func (g *Giver) Give(f *File, n int, deadline time.Time) error {
 		default:
 			return status.New(status.Unsupported, "accept of a process that wants the shared memory: %v", err)
 		}
-		if g.serve(taker, f) {
+		if g.serve(taker) {
 			n--
 		}
 		syscall.Close(taker)
@@ -115,7 +125,7 @@ func tooFew(n int) error {
 // wait meanwhile.
 const strangerLimit = time.Second
 
-func (g *Giver) serve(taker int, f *File) bool {
+func (g *Giver) serve(taker int) bool {
 	end := time.Now().Add(strangerLimit)
 	want := g.rendezvous.secret()
 	got := make([]byte, len(want)) // reads no more than a secret
@@ -132,7 +142,7 @@ func (g *Giver) serve(taker int, f *File) bool {
 	if subtle.ConstantTimeCompare(got, want) != 1 || g.SameUser && !sameUser(taker) {
 		return false
 	}
-	return syscall.Sendmsg(taker, []byte{1}, syscall.UnixRights(f.fd), nil, 0) == nil
+	return syscall.Sendmsg(taker, []byte{1}, syscall.UnixRights(g.file), nil, 0) == nil
 }
 
 // sameUser tells whether the process at the other end of a socket runs as the user of this one (SO_PEERCRED, unix(7)).

@@ -60,7 +60,7 @@ func TestGive(t *testing.T) {
 	f, err := New("paddlempi-test", 100)
 	require.NoError(t, err)
 	defer f.Close()
-	g, err := NewGiver()
+	g, err := NewGiver(f)
 	require.NoError(t, err)
 	defer g.Close()
 	rendezvous := RendezvousOf(g.Rendezvous().Words())
@@ -81,7 +81,7 @@ func TestGive(t *testing.T) {
 			}
 		}()
 	}
-	assert.NoError(t, g.Give(f, 5, time.Now().Add(soon)))
+	assert.NoError(t, g.Give(5, time.Now().Add(soon)))
 	wg.Wait()
 	assert.LessOrEqual(t, descriptors(t), before, "no descriptor is left")
 }
@@ -94,7 +94,7 @@ func TestGiveToTheSameUserOnly(t *testing.T) {
 	f, err := New("paddlempi-test", 100)
 	require.NoError(t, err)
 	defer f.Close()
-	g, err := NewGiver()
+	g, err := NewGiver(f)
 	require.NoError(t, err)
 	defer g.Close()
 	g.SameUser = true
@@ -108,7 +108,7 @@ func TestGiveToTheSameUserOnly(t *testing.T) {
 		refused <- err
 	}()
 	given := make(chan error)
-	go func() { given <- g.Give(f, 1, time.Now().Add(soon)) }()
+	go func() { given <- g.Give(1, time.Now().Add(soon)) }()
 	assert.Error(t, <-refused)
 	taken, err := Take(g.Rendezvous(), f.Address(), 100, time.Now().Add(soon))
 	require.NoError(t, err)
@@ -121,7 +121,7 @@ func TestGiveTurnsStrangersAway(t *testing.T) {
 	f, err := New("paddlempi-test", 100)
 	require.NoError(t, err)
 	defer f.Close()
-	g, err := NewGiver()
+	g, err := NewGiver(f)
 	require.NoError(t, err)
 	defer g.Close()
 	name := g.Rendezvous().address().Name
@@ -154,7 +154,7 @@ func TestGiveTurnsStrangersAway(t *testing.T) {
 		}
 		got <- err
 	}()
-	assert.NoError(t, g.Give(f, 1, time.Now().Add(soon)))
+	assert.NoError(t, g.Give(1, time.Now().Add(soon)))
 	assert.NoError(t, <-got)
 	assert.Equal(t, status.Unsupported, status.CodeOf(<-refused))
 }
@@ -163,9 +163,9 @@ func TestGiveAndTakeHaveDeadlines(t *testing.T) {
 	f, err := New("paddlempi-test", 100)
 	require.NoError(t, err)
 	defer f.Close()
-	g, err := NewGiver()
+	g, err := NewGiver(f)
 	require.NoError(t, err)
-	assert.Equal(t, status.Timeout, status.CodeOf(g.Give(f, 1, time.Now().Add(20*time.Millisecond))))
+	assert.Equal(t, status.Timeout, status.CodeOf(g.Give(1, time.Now().Add(20*time.Millisecond))))
 	_, err = Take(g.Rendezvous(), f.Address(), 100, time.Now().Add(20*time.Millisecond)) // no Give runs
 	assert.Equal(t, status.Unsupported, status.CodeOf(err))
 	g.Close()
@@ -177,10 +177,10 @@ func TestTakeChecksWhatItGets(t *testing.T) {
 	f, err := New("paddlempi-test", 100)
 	require.NoError(t, err)
 	defer f.Close()
-	g, err := NewGiver()
+	g, err := NewGiver(f)
 	require.NoError(t, err)
 	defer g.Close()
-	go func() { _ = g.Give(f, 1, time.Now().Add(soon)) }()
+	go func() { _ = g.Give(1, time.Now().Add(soon)) }()
 	_, err = Take(g.Rendezvous(), f.Address(), 200, time.Now().Add(soon))
 	assert.ErrorContains(t, err, "not the shared memory of 200 bytes")
 }

@@ -29,6 +29,16 @@ type Exchange interface {
 	Free() error
 }
 
+// Patient is an Exchange that is told how its calls wait which do not say so themselves.
+type Patient interface {
+	// WaitBy tells it; nil stands for as long as it takes. A call ends with the error of the wait.
+	WaitBy(wait Wait)
+	// Await waits like these calls.
+	Await(done func() bool) error
+	// Missing returns the ranks whose words have not come, of the call that waits, or whose wait has ended with an error last.
+	Missing() []int
+}
+
 // Endpoint sends bytes to some ranks and receives them. Tags are from 0 to MaxTag. Data is outside the Go heap,
 // and stays valid until the request is done. All methods are safe for concurrent use.
 type Endpoint interface {

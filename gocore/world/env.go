@@ -139,29 +139,53 @@ func newEnv(world transport.Comm, timeout time.Duration, interrupt work.Interrup
 	if e.Reports.After, mistake = reportAfter(); settings == nil {
 		settings = mistake
 	}
-	if err := e.begin(world, settings, timeout); err != nil {
+	deadline := time.Now().Add(timeout)
+	if err := e.begin(world, settings, timeout, deadline); err != nil {
 		return nil, err
 	}
-	var err error
-	if e.control, err = e.Base.Dup(nil); err != nil {
+	p, patient := e.Base.(transport.Patient)
+	if patient {
+		p.WaitBy(func(done func() bool) error { return e.Engine.Wait(done, deadline, e.Interrupt) })
+		defer p.WaitBy(nil)
+	}
+	err := e.make()
+	if err == nil {
+		return e, nil
+	}
+	if !patient {
 		return nil, err
+	}
+	missing := p.Missing()
+	e.unmake()
+	if err == work.ErrDeadline {
+		err = status.New(status.Timeout, "init: after %v rank(s) %s, which had called init_process_group, had not done their part (are they stopped?)", timeout, status.Brief(missing)).WithRanks(missing...)
+	}
+	return nil, err
+}
+
+// make makes what begin has not. It is collective over Base.
+func (e *Env) make() (err error) {
+	if e.control, err = e.Base.Dup(nil); err != nil {
+		return err
 	}
 	chunk := []int64{e.Device.Chunk}
 	if err = e.Base.Min(chunk); err != nil {
-		return nil, err
+		return err
 	}
 	e.Device.Chunk = chunk[0]
 	if e.Forced, err = AgreeOnForced("init", e.Base); err != nil {
-		_ = e.control.Free()
-		_ = e.Base.Free()
-		return nil, err
+		if _, patient := e.Base.(transport.Patient); !patient {
+			_ = e.control.Free()
+			_ = e.Base.Free()
+		}
+		return err
 	}
 	discover := topo.Discover
-	if joined {
+	if e.Joined {
 		discover = topo.DiscoverJoined
 	}
 	if e.Topo, err = discover(e.Base); err != nil {
-		return nil, err
+		return err
 	}
 	e.Engine.SetCrowded(e.Topo.Crowded())
 	e.Mail = newMailbox(e.control)
@@ -173,24 +197,39 @@ func newEnv(world transport.Comm, timeout time.Duration, interrupt work.Interrup
 	e.Aware.base, e.Aware.staged = e.Base, e.Device.Staged
 	e.Reports.topo = e.Topo
 	if e.Node, err = newNode(e.Base, e.Topo, e.Device.Direct && e.Aware.claim().Aware); err != nil {
-		return nil, err
+		return err
 	}
 	e.Roster.topo, e.Roster.node, e.Roster.mail = e.Topo, e.Node, e.Mail
 	if err := e.Roster.watch(e.Base, e.Reports.onQuestion); err != nil {
-		return nil, err
+		return err
 	}
 	e.Mail.dead = e.Roster.isDead
 	if err := e.Recorder.start(e.Base, e.Topo, e.Node.others()); err != nil {
-		return nil, err
+		return err
 	}
-	return e, e.connect()
+	return e.connect()
+}
+
+// unmake gives back what there is of a world without MPI that could not be made.
+func (e *Env) unmake() {
+	e.Engine.StopProgress()
+	e.Recorder.close()
+	if e.Node != nil {
+		e.Node.closeViews()
+		if e.Node.presence != nil {
+			_ = e.Node.presence.Close()
+		}
+	}
+	if e.control != nil {
+		_ = e.control.Free()
+	}
+	_ = e.Base.Free()
 }
 
 // begin duplicates the world. The ranks then tell each other whether their settings are wrong;
-// mistake is this rank's error, or nil. Only begin needs a deadline: a rank that has come through
-// it also comes to every other step of NewEnv.
-func (e *Env) begin(world transport.Comm, mistake error, timeout time.Duration) error {
-	deadline := time.Now().Add(timeout)
+// mistake is this rank's error, or nil. With MPI only begin has a deadline: a rank that has come through
+// it mostly comes to every other step of NewEnv.
+func (e *Env) begin(world transport.Comm, mistake error, timeout time.Duration, deadline time.Time) error {
 	rank := world.Rank()
 	within := func(done func() bool) error {
 		var slow Slowness

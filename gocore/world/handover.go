@@ -2,14 +2,10 @@ package world
 
 import (
 	"slices"
-	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/segment"
 	"github.com/paddlempi/paddlempi/gocore/transport"
 )
-
-// takeLimit is how long handing over descriptors by socket may take.
-const takeLimit = 10 * time.Second
 
 // handover gives memory files of some ranks of a node to the other ranks of that node. A rank opens a file through
 // /proc where it can. A rank that cannot open some file gets all of them over sockets.
@@ -65,63 +61,6 @@ func (h *handover) open() {
 		}
 		if !there {
 			h.lacks = append(h.lacks, r)
-		}
-	}
-}
-
-// bySockets gives this rank's file to the ranks that lack some file, and takes what this rank lacks. Its error is one
-// of the exchange.
-func (h *handover) bySockets(opened []bool) error {
-	// A rank that lacks some file comes to all givers. Therefore every giver knows how many ranks come to it.
-	takers := 0
-	for _, r := range h.peers {
-		if r != h.comm.Rank() && !opened[r] {
-			takers++
-		}
-	}
-	var giver *segment.Giver
-	mine := absent()
-	if takers > 0 && h.file != nil {
-		var err error
-		if giver, err = segment.NewGiver(); err == nil {
-			giver.SameUser = h.sameUser
-			defer giver.Close()
-			mine = present(giver.Rendezvous().Words())
-		}
-	}
-	meetings, err := h.comm.Gather(mine, nil)
-	if err != nil {
-		return err
-	}
-	deadline := time.Now().Add(takeLimit)
-	given := make(chan struct{})
-	go func() {
-		defer close(given)
-		if giver != nil {
-			_ = giver.Give(h.file, takers, deadline) // a rank that did not get the file says so itself
-		}
-	}()
-	if len(h.lacks) > 0 {
-		h.takeAll(meetings, deadline)
-	}
-	<-given
-	return nil
-}
-
-// takeAll comes to all givers that listen, and keeps the files that this rank lacks.
-func (h *handover) takeAll(meetings [][]int64, deadline time.Time) {
-	for _, r := range h.givers {
-		if r == h.comm.Rank() || meetings[r][0] == 0 {
-			continue
-		}
-		f, err := segment.Take(segment.RendezvousOf([3]int64(meetings[r][1:])), h.address(r), h.size, deadline)
-		if err != nil {
-			continue
-		}
-		if i := slices.Index(h.lacks, r); i < 0 {
-			f.Close()
-		} else if h.take(r, f) == nil {
-			h.lacks = slices.Delete(h.lacks, i, i+1)
 		}
 	}
 }

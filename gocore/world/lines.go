@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/transport"
 )
 
@@ -25,6 +26,10 @@ func (n *Node) MakeLines(comm transport.Exchange, peers []int, more int64) (_ *a
 		file.Close()
 	}
 	if err := comm.Min(ok); err != nil {
+		if lines != nil {
+			lines.Stop(1, status.CodeOf(err)) // others may have heard of this rank: they need not wait for it in a collective
+			_ = lines.Close()
+		}
 		return nil, how, err
 	}
 	if ok[0] == 0 {

@@ -27,15 +27,15 @@ type Node struct {
 }
 
 // newNode opens what the ranks of each node share. direct says that this rank may give messages of device memory to base.
-// newNode is collective over base.
+// newNode is collective over base. After an error there is what was opened before.
 func newNode(base transport.Comm, t *topo.Topology, direct bool) (*Node, error) {
 	n := &Node{base: base, topo: t, ranks: t.Peers(), crowded: t.Crowded()}
 	var err error
 	if n.presence, n.way, err = n.MakeLines(base, n.ranks, 0); err != nil {
-		return nil, err
+		return n, err
 	}
 	if err := n.shareHeaps(); err != nil {
-		return nil, err
+		return n, err
 	}
 	return n, n.connect(direct)
 }

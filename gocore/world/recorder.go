@@ -230,6 +230,35 @@ func (r *Recorder) Read(rank int) (s *trace.Snapshot, why string, err error) {
 	return s, why, err
 }
 
+// Stalled returns those of some ranks that live and do not go on, as far as this rank can see that.
+func (r *Recorder) Stalled(ranks []int) []int {
+	r.write.Lock()
+	views := make([]*trace.View, len(ranks))
+	for i, rank := range ranks {
+		views[i] = r.others[rank]
+	}
+	r.write.Unlock()
+	stalled := make([]bool, len(ranks))
+	var looks sync.WaitGroup
+	for i, v := range views {
+		if v != nil {
+			looks.Add(1)
+			go func() {
+				defer looks.Done()
+				stalled[i] = v.Stalled() != ""
+			}()
+		}
+	}
+	looks.Wait()
+	var list []int
+	for i, rank := range ranks {
+		if stalled[i] {
+			list = append(list, rank)
+		}
+	}
+	return list
+}
+
 // UnderWay tells whether an operation has not ended.
 func (r *Recorder) UnderWay(m trace.Mark) bool {
 	r.write.Lock()

@@ -25,10 +25,12 @@ type Comm struct {
 	context uint64
 	members []int // rank of the office, by rank
 	rank    int
-	made    atomic.Uint64 // how many Comms were made of this one by Dup and Node
+	made    atomic.Uint64 // how many Comms were made of this one by Dup
 	rounds  *Comm         // carries the rounds, which no receive from any tag may meet; nil there
 	begun   atomic.Uint64 // how many rounds have begun
 	bounded bool          // its messages are the application's; see bounds
+	wait    transport.Wait
+	missing []int // see Missing
 }
 
 // Open returns the Comm of all ranks of a world, which share the file: Bytes(size) long, and made by one of them for this
@@ -299,20 +301,24 @@ func (c *Comm) Cancel(r *transport.Request) error {
 	o := c.o
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	in := o.context(c.context)
+	o.giveUp(o.context(c.context), r)
+	return nil
+}
+
+// giveUp ends a receive. The caller holds mu.
+func (o *office) giveUp(in *context, r *transport.Request) {
 	for i, w := range in.waiting {
 		if w.r == r {
 			o.waitNoMore(in, i)
 			o.cancelled(w)
-			return nil
+			return
 		}
 	}
 	for peer := range o.in {
 		if o.leaveLong(peer, r) || o.leaveOpen(peer, r) {
-			break
+			return
 		}
 	}
-	return nil
 }
 
 // Bury implements transport.Burier. What had come from that rank can still be received.
@@ -342,8 +348,13 @@ func (c *Comm) Dup(transport.Wait) (transport.Comm, error) {
 	return c.o.comm(c.child(c.made.Add(1)), c.members), nil
 }
 
-// Node implements transport.Exchange: all ranks are on this node.
-func (c *Comm) Node() (transport.Exchange, error) { return c.Dup(nil) }
+// Node implements transport.Exchange: all ranks are on this node, so it is this Comm.
+func (c *Comm) Node() (transport.Exchange, error) { return lent{c}, nil }
+
+// lent is a Comm that is not freed by who got it.
+type lent struct{ *Comm }
+
+func (lent) Free() error { return nil }
 
 // Create implements transport.Comm. The keys of Comms of several ranks differ.
 func (c *Comm) Create(ranks []int, key uint64) (transport.Comm, error) {
@@ -381,8 +392,17 @@ func (c *Comm) Free() error {
 	return nil
 }
 
-// until waits by wait; nil: as long as it takes.
+// WaitBy implements transport.Patient. The goroutine that makes the calls calls it.
+func (c *Comm) WaitBy(wait transport.Wait) { c.wait = wait }
+
+// Await implements transport.Patient.
+func (c *Comm) Await(done func() bool) error { return c.until(done, nil) }
+
+// until waits by wait; nil: as WaitBy has said.
 func (c *Comm) until(done func() bool, wait transport.Wait) error {
+	if wait == nil {
+		wait = c.wait
+	}
 	if wait != nil {
 		return wait(done)
 	}

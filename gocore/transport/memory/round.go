@@ -18,9 +18,18 @@ type round struct {
 	words int
 	all   unsafe.Pointer // of the caller; nil of a barrier
 	block unsafe.Pointer // the words of all ranks, by rank
-	under []*transport.Request
+	under []part
 	r     *transport.Request
+	left  bool // nobody waits for it any more: it gives r and all back at its end
 }
+
+// part is one of the messages of a round.
+type part struct {
+	*transport.Request
+	from int // the member that it comes from; sent: it goes to one
+}
+
+const sent = -1
 
 // Start implements transport.Comm.
 func (c *Comm) Start(what transport.Round, mine, all unsafe.Pointer, words int) (*transport.Request, error) {
@@ -46,10 +55,10 @@ func (c *Comm) Start(what transport.Round, mine, all unsafe.Pointer, words int) 
 		}
 		in, err := c.rounds.Receive(unsafe.Add(w.block, bytes*int64(member)), bytes, int32(member), tag)
 		if err == nil {
-			w.under = append(w.under, in)
+			w.under = append(w.under, part{in, member})
 			var out *transport.Request
 			if out, err = c.rounds.Send(own, bytes, int32(member), tag); err == nil {
-				w.under = append(w.under, out)
+				w.under = append(w.under, part{out, sent})
 			}
 		}
 		if err != nil {
@@ -74,8 +83,14 @@ func (w *round) step() bool {
 		if last.Code != 0 {
 			w.r.Code = last.Code
 		}
-		mem.Free(unsafe.Pointer(last))
+		mem.Free(unsafe.Pointer(last.Request))
 		w.under = w.under[:len(w.under)-1]
+	}
+	if w.left {
+		for _, block := range []unsafe.Pointer{w.block, w.all, unsafe.Pointer(w.r)} {
+			mem.Free(block)
+		}
+		return true
 	}
 	rows := unsafe.Slice((*int64)(w.block), w.words*len(w.c.members))
 	switch w.what {
@@ -91,6 +106,54 @@ func (w *round) step() bool {
 	mem.Free(w.block)
 	w.c.o.end(w.r, w.r.Code)
 	return true
+}
+
+// leave gives up the round that ends with r, unless it has ended. What it has sent may still be on its way.
+func (c *Comm) leave(r *transport.Request) (left bool) {
+	o := c.o
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	c.missing = nil
+	for i, w := range o.rounds {
+		if w.r != r {
+			continue
+		}
+		c.missing = w.missing()
+		in := o.context(c.rounds.context)
+		for _, p := range w.under {
+			if p.from != sent && !p.Done() {
+				o.giveUp(in, p.Request)
+			}
+		}
+		if w.left = true; w.step() {
+			o.rounds = append(o.rounds[:i], o.rounds[i+1:]...)
+		}
+		return true
+	}
+	return false
+}
+
+// missing returns the members whose words have not come.
+func (w *round) missing() (members []int) {
+	for _, p := range w.under {
+		if p.from != sent && !p.Done() {
+			members = append(members, p.from)
+		}
+	}
+	return members
+}
+
+// Missing implements transport.Patient.
+func (c *Comm) Missing() []int {
+	o := c.o
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, w := range o.rounds {
+		if w.c == c && !w.left {
+			return w.missing()
+		}
+	}
+	return c.missing
 }
 
 // Gather implements transport.Exchange.
@@ -134,13 +197,17 @@ func (c *Comm) words(what transport.Round, words []int64, n int, wait transport.
 		mem.Free(block)
 		return nil, err
 	}
-	if err := c.until(func() bool { return transport.Over(c, r) }, wait); err != nil {
-		return nil, err // the round may still write to the block
+	waited := c.until(func() bool { return transport.Over(c, r) }, wait)
+	if waited != nil && c.leave(r) {
+		return nil, waited
 	}
 	defer mem.Free(block)
+	defer c.Release(r)
+	if waited != nil {
+		return nil, waited
+	}
 	if err := c.Err(r); err != nil {
 		return nil, status.New(status.CodeOf(err), "%v", err)
 	}
-	c.Release(r)
 	return append([]int64(nil), unsafe.Slice((*int64)(block), n)...), nil
 }
