@@ -314,15 +314,25 @@ func (w *Wire) GiveUp(seq uint64, reason status.Code) bool {
 	return true
 }
 
-// Standing returns whether this member has announced seq, and its withdrawal if it takes no part in seq, or none
-// any more. It is safe for concurrent use, also after Close.
-func (w *Wire) Standing(seq uint64) (announced bool, gaveUp *Withdrawal) {
+// Standing is how far a member has come.
+type Standing struct {
+	Announced uint64      // the newest collective that it has announced
+	GaveUp    *Withdrawal // from which on it takes no part; nil: there is none
+}
+
+// At returns whether the member has announced seq, and its withdrawal if it takes no part in seq, or none any more.
+func (s Standing) At(seq uint64) (announced bool, gaveUp *Withdrawal) {
+	if s.GaveUp != nil && s.GaveUp.Seq <= seq {
+		gaveUp = s.GaveUp
+	}
+	return s.Announced >= seq, gaveUp
+}
+
+// Standing returns how far this member has come. It is safe for concurrent use, also after Close.
+func (w *Wire) Standing() Standing {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.gaveUp != nil && w.gaveUp.Seq <= seq {
-		gaveUp = w.gaveUp
-	}
-	return w.announced.Load() >= seq, gaveUp
+	return Standing{w.announced.Load(), w.gaveUp}
 }
 
 // GaveUp returns the withdrawal of this member, nil while it takes part in everything.

@@ -141,7 +141,7 @@ func TestAMemberLeavesAWire(t *testing.T) {
 				require.NoError(t, ws[i].Leave(2, status.PeerLeft), "nobody announces anything after that")
 				assert.True(t, ws[i].Settled())
 			}
-			_, gaveUp := ws[1].Standing(1)
+			_, gaveUp := ws[1].Standing().At(1)
 			assert.Equal(t, &Withdrawal{1, 1, status.PeerLeft}, gaveUp)
 		})
 	}

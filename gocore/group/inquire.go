@@ -141,11 +141,8 @@ func (q *inquiry) notHere(seq uint64) (ranks []int) {
 	return ranks
 }
 
-// Standing tells whether this member has announced collective seq, and who gave it up first, as this member knows; nil
-// if nobody did. Only groups that span nodes are asked.
-func (g *Group) Standing(seq uint64) (announced bool, gaveUp *arrive.Withdrawal) {
-	return g.wire.Standing(seq)
-}
+// Standing tells how far this member has come. Only groups that span nodes are asked.
+func (g *Group) Standing() arrive.Standing { return g.wire.Standing() }
 
 // Learn takes in the answer of another rank to a question about collective seq: whether it has announced it, and who
 // gave it up first; nil if nobody did.

@@ -22,8 +22,8 @@ func FuzzRing(f *testing.F) {
 	f.Add(piece(unsafe.Offsetof(h.rank)/4, 0, 0, 0, 0, 255, 255, 15, 0))
 	f.Add(append(piece(unsafe.Offsetof(h.size)/4, 0, 0, 64, 0), piece(1024, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 16, 0, 1, 0, 0, 0, 0, 0, 0, 0)...))
 	f.Add(piece(unsafe.Offsetof(h.joined)/4, 255, 255, 255, 255, 255, 255, 255, 255))
-	f.Add(piece(17408, 7, 200, 200, 200, 200, 200, 200, 200, 200, 200))
-	f.Add(piece(17408+16, 255, 255, 255, 255, 255, 255, 255, 255))
+	f.Add(piece((headerSize+groupsSize)/4, 7, 200, 200, 200, 200, 200, 200, 200, 200, 200))
+	f.Add(piece((headerSize+groupsSize)/4+16, 255, 255, 255, 255, 255, 255, 255, 255))
 	whole := bytesOf(f)
 	f.Fuzz(func(t *testing.T, input []byte) {
 		b := bytes.Clone(whole)

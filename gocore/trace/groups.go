@@ -2,11 +2,14 @@ package trace
 
 import (
 	"encoding/binary"
+	"slices"
 	"sync/atomic"
 )
 
-// After the header the file has the groups of this process, one after the other, in the order in which
-// they were made. A group is one of these records, in words of 4 bytes:
+// After the header the file has two areas. One has the groups of this process, one after the other, in the order in which
+// they were made; header.joined says which area that is. When it is full, what is still wanted is copied to the other one, which counts
+// from then on: the groups that there are, and those that ended last, of which operations may tell. A group is one of these records, in words
+// of 4 bytes:
 //
 //	id, low and high half of the key, rank of this process in the group, number of members,
 //	step, and the world rank of the first member (step not 0: member i is first + i * step),
@@ -25,6 +28,27 @@ type Group struct {
 	Ranks []int
 }
 
+// noted is a group in the file.
+type noted struct {
+	id     int64
+	record []byte
+	ended  bool
+}
+
+func (n noted) hasEnded() bool { return n.ended }
+
+// joined is a value of header.joined: how often the area has changed, and the bytes of its groups.
+type joined uint64
+
+func (j joined) changes() uint32 { return uint32(j >> 32) }
+func (j joined) bytes() int      { return int(uint32(j)) }
+
+// area returns the area of the groups in the bytes of both.
+func (j joined) area(both []byte) []byte {
+	at := int(j.changes()%2) * areaSize
+	return both[at : at+areaSize]
+}
+
 // Join notes a group that was made. A group that finds no room is not noted: its operations have no
 // members in what a reader gets.
 func (r *Ring) Join(g Group) {
@@ -33,14 +57,69 @@ func (r *Ring) Join(g Group) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	h := r.header()
-	area := r.mem[headerSize : headerSize+groupsSize]
-	record := encodeGroup(g)
-	if h.joined+uint64(len(record)) > uint64(len(area)) {
+	n := noted{id: g.ID, record: encodeGroup(g)}
+	if r.groupsBytes()+len(n.record) > areaSize && slices.ContainsFunc(r.groups, noted.hasEnded) {
+		r.dropEnded(len(n.record))
+	}
+	if r.groupsBytes()+len(n.record) <= areaSize {
+		r.groups = append(r.groups, n)
+		r.writeGroup(n.record)
+	}
+}
+
+// Leave notes that a group has ended.
+func (r *Ring) Leave(id int64) {
+	if r == nil || r.mem == nil {
 		return
 	}
-	copy(area[h.joined:], record)
-	atomic.StoreUint64(&h.joined, h.joined+uint64(len(record)))
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i := range r.groups {
+		if r.groups[i].id == id {
+			r.groups[i].ended = true
+		}
+	}
+}
+
+func (r *Ring) groupsBytes() int { return joined(r.header().joined).bytes() }
+
+// writeGroup writes a record behind the others, and then shows it. The caller holds mu, as of what follows.
+func (r *Ring) writeGroup(record []byte) {
+	h := r.header()
+	j := joined(h.joined)
+	copy(j.area(r.mem[headerSize : headerSize+groupsSize])[j.bytes():], record)
+	atomic.StoreUint64(&h.joined, uint64(j)+uint64(len(record)))
+}
+
+// dropEnded changes the area. It keeps the groups that have not ended, and those that ended last, as far as half of the area is free then
+// and there is room for more bytes.
+func (r *Ring) dropEnded(more int) {
+	room := areaSize/2 - more
+	for _, n := range r.groups {
+		if !n.ended {
+			room -= len(n.record)
+		}
+	}
+	kept := len(r.groups)
+	for kept > 0 && (!r.groups[kept-1].ended || len(r.groups[kept-1].record) <= room) {
+		if kept--; r.groups[kept].ended {
+			room -= len(r.groups[kept].record)
+		}
+	}
+	var list []noted
+	for i, n := range r.groups {
+		if i >= kept || !n.ended {
+			list = append(list, n)
+		}
+	}
+	r.groups = list
+	h := r.header()
+	next := joined(uint64(joined(h.joined).changes()+1) << 32)
+	area, bytes := next.area(r.mem[headerSize:headerSize+groupsSize]), 0
+	for _, n := range r.groups {
+		bytes += copy(area[bytes:], n.record)
+	}
+	atomic.StoreUint64(&h.joined, uint64(next)+uint64(bytes))
 }
 
 func encodeGroup(g Group) []byte {

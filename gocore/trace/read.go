@@ -1,6 +1,7 @@
 package trace
 
 import (
+	"encoding/binary"
 	"io"
 	"sort"
 	"unsafe"
@@ -59,12 +60,32 @@ func read(file io.ReaderAt) (*image, error) {
 }
 
 func readOnce(file io.ReaderAt) (*image, error) {
+	for tries := 1; ; tries++ {
+		i, err := readWhole(file)
+		if err != nil {
+			return nil, err
+		}
+		var now [8]byte
+		if _, err := file.ReadAt(now[:], int64(unsafe.Offsetof(header{}.joined))); err != nil {
+			return nil, status.New(status.Argument, "the ring was cut (%v)", err)
+		}
+		// The area that was copied is written again when the one that follows it is full.
+		if joined(binary.NativeEndian.Uint64(now[:])).changes()-joined(i.header.joined).changes() < 2 {
+			return i, nil
+		}
+		if tries == copies {
+			i.groups = nil
+			return i, nil
+		}
+	}
+}
+
+func readWhole(file io.ReaderAt) (*image, error) {
 	b := make([]byte, ringSize)
 	if n, err := file.ReadAt(b, 0); n < len(b) {
 		return nil, status.New(status.Argument, "the ring has %d bytes instead of %d (%v)", n, len(b), err)
 	}
-	i := &image{header: *(*header)(unsafe.Pointer(&b[0])), groups: b[headerSize : headerSize+groupsSize],
-		entries: unsafe.Slice((*entry)(unsafe.Pointer(&b[headerSize+groupsSize])), entries)}
+	i := &image{header: *(*header)(unsafe.Pointer(&b[0])), entries: unsafe.Slice((*entry)(unsafe.Pointer(&b[headerSize+groupsSize])), entries)}
 	h := &i.header
 	switch {
 	case h.magic != magic:
@@ -76,10 +97,10 @@ func readOnce(file io.ReaderAt) (*image, error) {
 		return nil, status.New(status.Argument, "the ring says that it is of rank %d of %d", h.rank, h.size)
 	case h.pid < 1:
 		return nil, status.New(status.Argument, "the ring says that it is of process %d", h.pid)
-	case h.joined > groupsSize:
-		return nil, status.New(status.Argument, "the ring says that it has %d bytes of groups; there is room for %d", h.joined, groupsSize)
+	case joined(h.joined).bytes() > areaSize:
+		return nil, status.New(status.Argument, "the ring says that it has %d bytes of groups; there is room for %d", joined(h.joined).bytes(), areaSize)
 	}
-	i.groups = i.groups[:h.joined]
+	i.groups = joined(h.joined).area(b[headerSize : headerSize+groupsSize])[:joined(h.joined).bytes()]
 	return i, nil
 }
 

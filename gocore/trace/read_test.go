@@ -61,7 +61,7 @@ func TestDamagedHeader(t *testing.T) {
 		"negative rank":     {unsafe.Offsetof(h.rank), 1 << 31},
 		"size":              {unsafe.Offsetof(h.size), 0},
 		"too large a world": {unsafe.Offsetof(h.size), 1 << 30},
-		"bytes of groups":   {unsafe.Offsetof(h.joined), groupsSize + 1},
+		"bytes of groups":   {unsafe.Offsetof(h.joined), areaSize + 1},
 		"clock":             {unsafe.Offsetof(h.clock), 9},
 		"time":              {unsafe.Offsetof(h.ticks) + 4, 1 << 31},
 	} {

@@ -35,7 +35,8 @@ const (
 	entries    = 1024 // a power of 2
 	entrySize  = 128
 	headerSize = 4096
-	groupsSize = 64 << 10
+	areaSize   = 64 << 10
+	groupsSize = 2 * areaSize
 	ringSize   = headerSize + groupsSize + entries*entrySize
 
 	// The bits of an entry's word below the number of its operation.
@@ -60,7 +61,7 @@ type header struct {
 	clock     uint64
 	ticks     uint64 // when the ring was made
 	monotonic uint64 // the same moment
-	joined    uint64 // bytes of the groups that were written
+	joined    uint64 // see joined
 	lost      uint64 // operations that found no entry
 	host      [64]byte
 	boot      [40]byte // of the kernel: ranks with the same one share their clocks
@@ -128,7 +129,8 @@ type Ring struct {
 	mem  []byte
 	list *[entries]entry
 
-	mu       sync.Mutex // guards the groups, and what follows
+	mu       sync.Mutex // guards the groups of the file, and what follows
+	groups   []noted    // what the file has
 	nextTold int
 }
 

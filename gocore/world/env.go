@@ -13,7 +13,6 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/topo"
-	"github.com/paddlempi/paddlempi/gocore/trace"
 	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
@@ -50,11 +49,12 @@ type Env struct {
 	departed atomic.Bool                  // this rank has left: it begins nothing more
 	closed   bool                         // the groups are freed; Base, Roster and Node are not
 
-	mu    sync.Mutex       // guards broke, made, byKey and live
+	mu    sync.Mutex       // guards broke, made, byKey, freed and live
 	broke time.Duration    // the longest timeout of the groups that broke; 0 if none did
 	made  map[string]int   // how many groups were made of a list of ranks
-	byKey map[uint64]Group // groups that span nodes; also those that were freed, because other members may still ask
-	live  map[Group]bool   // groups that were made and not freed
+	byKey map[uint64]Group // groups that span nodes
+	freed freedGroups      // those that were freed
+	live  map[Group]about  // groups that were made and not freed
 }
 
 // Group is what Env knows of a group of its world.
@@ -70,9 +70,8 @@ type Group interface {
 	Rest(first unsafe.Pointer, bytes int64) (on transport.Endpoint, tag int32, more, most int64)
 	// Expire gives up the queued collectives whose deadline has passed.
 	Expire(now time.Time)
-	// Standing tells whether this member has announced collective seq, and who gave it up first; nil if nobody did.
-	// Only a group that spans nodes is asked.
-	Standing(seq uint64) (announced bool, gaveUp *arrive.Withdrawal)
+	// Standing tells how far this member has come. Only a group that spans nodes is asked.
+	Standing() arrive.Standing
 	// Learn takes in the answer of world rank from to the question for its standing.
 	Learn(from int, seq uint64, here bool, gaveUp *arrive.Withdrawal)
 	// Stuck returns the collective in which a thread is inside MPI and cannot return; nil if there is none.
@@ -119,7 +118,7 @@ func NewJoined(world transport.Comm) (*Env, error) {
 }
 
 func newEnv(world transport.Comm, timeout time.Duration, interrupt work.Interrupt, joined bool) (*Env, error) {
-	e := &Env{Joined: joined, Interrupt: interrupt, Engine: work.NewEngine(), made: map[string]int{}, byKey: map[uint64]Group{}, live: map[Group]bool{}}
+	e := &Env{Joined: joined, Interrupt: interrupt, Engine: work.NewEngine(), made: map[string]int{}, byKey: map[uint64]Group{}, live: map[Group]about{}}
 	e.Watcher = Watcher{e: e, stop: make(chan struct{})}
 	e.Departure = Departure{e: e, stranded: map[fmt.Stringer]bool{}}
 	e.Roster = &Roster{questions: questions{asked: Asked{}, gone: map[int]bool{}}}
@@ -486,31 +485,4 @@ func (e *Env) Free() error {
 func (e *Env) Use() (done func()) {
 	e.makers.Add(1)
 	return func() { e.makers.Add(-1) }
-}
-
-// Remember enters a group that was made. key identifies it on all members; spans says that its members share no memory,
-// so that they ask each other.
-func (e *Env) Remember(g Group, about trace.Group, spans bool) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.live[g] = true
-	e.Recorder.ring.Join(about)
-	if spans {
-		e.byKey[about.Key] = g
-	}
-}
-
-// Forget removes a group that was freed. A group that spans nodes keeps its key, because other members may still ask
-// whether this rank has announced a collective of it.
-func (e *Env) Forget(g Group) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	delete(e.live, g)
-}
-
-// groupOf returns the group that spans nodes and has a key; nil if there is none.
-func (e *Env) groupOf(key uint64) Group {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.byKey[key]
 }

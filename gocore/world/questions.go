@@ -77,8 +77,8 @@ func (e *Env) Answer(to int, key, seq uint64) {
 		if gone {
 			says, because.Reason = answerNever, status.PeerLeft
 		}
-	} else if g := e.groupOf(key); g != nil {
-		says, because = standing(g, seq, gone)
+	} else if s, member, ok := e.standingOf(key); ok {
+		says, because = standing(s, member, seq, gone)
 	}
 	reply := binary.LittleEndian.AppendUint64(nil, seq)
 	for _, word := range []uint64{says, uint64(because.Reason), uint64(because.By)} {
@@ -87,13 +87,13 @@ func (e *Env) Answer(to int, key, seq uint64) {
 	e.Mail.send(to, mailAnswer, key, reply)
 }
 
-// standing is the answer about collective seq of g. gone says that this rank has left.
-func standing(g Group, seq uint64, gone bool) (says uint64, because arrive.Withdrawal) {
-	announced, gaveUp := g.Standing(seq)
+// standing is the answer about collective seq of a group of which this rank is a member. gone says that this rank has left.
+func standing(s arrive.Standing, member int, seq uint64, gone bool) (says uint64, because arrive.Withdrawal) {
+	announced, gaveUp := s.At(seq)
 	if announced {
 		says = answerHere
 	} else if gone && gaveUp == nil {
-		gaveUp = &arrive.Withdrawal{By: g.Member(), Reason: status.PeerLeft}
+		gaveUp = &arrive.Withdrawal{By: member, Reason: status.PeerLeft}
 	}
 	if gaveUp != nil {
 		says, because = says|answerNever, *gaveUp
