@@ -2,7 +2,6 @@ package trace
 
 import (
 	"encoding/binary"
-	"slices"
 	"sync/atomic"
 )
 
@@ -35,8 +34,6 @@ type noted struct {
 	ended  bool
 }
 
-func (n noted) hasEnded() bool { return n.ended }
-
 // joined is a value of header.joined: how often the area has changed, and the bytes of its groups.
 type joined uint64
 
@@ -58,7 +55,7 @@ func (r *Ring) Join(g Group) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	n := noted{id: g.ID, record: encodeGroup(g)}
-	if r.groupsBytes()+len(n.record) > areaSize && slices.ContainsFunc(r.groups, noted.hasEnded) {
+	if r.groupsBytes()+len(n.record) > areaSize && r.ended > 0 {
 		r.dropEnded(len(n.record))
 	}
 	if r.groupsBytes()+len(n.record) <= areaSize {
@@ -75,8 +72,9 @@ func (r *Ring) Leave(id int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for i := range r.groups {
-		if r.groups[i].id == id {
+		if r.groups[i].id == id && !r.groups[i].ended {
 			r.groups[i].ended = true
+			r.ended++
 		}
 	}
 }
@@ -107,9 +105,13 @@ func (r *Ring) dropEnded(more int) {
 		}
 	}
 	var list []noted
+	r.ended = 0
 	for i, n := range r.groups {
-		if i >= kept || !n.ended {
-			list = append(list, n)
+		if i < kept && n.ended {
+			continue
+		}
+		if list = append(list, n); n.ended {
+			r.ended++
 		}
 	}
 	r.groups = list

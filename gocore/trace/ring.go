@@ -131,6 +131,7 @@ type Ring struct {
 
 	mu       sync.Mutex // guards the groups of the file, and what follows
 	groups   []noted    // what the file has
+	ended    int        // how many of them have ended
 	nextTold int
 }
 

@@ -228,3 +228,48 @@ func TestGroups(t *testing.T) {
 	assert.Greater(t, len(s.Groups), 1000)
 	assert.Equal(t, groups[3].Ranks, s.Groups[len(s.Groups)-1].Ranks)
 }
+
+// Groups that end make room for others, however many there were. What a reader gets is whole at any time, and has the groups that there
+// are, and those that ended last.
+func TestGroupsThatEnd(t *testing.T) {
+	r := newRing(t)
+	stays := Group{ID: 1, Key: 5, Rank: 1, Ranks: []int{3, 1, 2}}
+	r.Join(stays)
+	done := make(chan struct{})
+	var reading sync.WaitGroup
+	reading.Add(1)
+	go func() {
+		defer reading.Done()
+		for {
+			s, err := r.Read()
+			assert.NoError(t, err)
+			if len(s.Groups) > 0 { // else the groups changed all the time
+				assert.EqualValues(t, 1, s.Groups[0].ID)
+			}
+			for i := range s.Groups[1:] {
+				assert.Less(t, s.Groups[i].ID, s.Groups[i+1].ID)
+				assert.Equal(t, hex(uint64(5*s.Groups[i].ID)), s.Groups[i].Key)
+			}
+			select {
+			case <-done:
+				return
+			default:
+			}
+		}
+	}()
+	const last = 20_000
+	for id := int64(2); id <= last; id++ {
+		r.Join(Group{ID: id, Key: uint64(5 * id), Rank: 1, Ranks: []int{3, 1, 2}})
+		r.Leave(id)
+	}
+	close(done)
+	reading.Wait()
+	s, err := r.Read()
+	require.NoError(t, err)
+	require.Greater(t, len(s.Groups), 500)
+	assert.Equal(t, GroupRecord{1, hex(5), 1, stays.Ranks}, s.Groups[0])
+	for i, g := range s.Groups[1:] {
+		require.EqualValues(t, last-len(s.Groups)+2+i, g.ID)
+	}
+	assert.Less(t, len(r.groups), 4000)
+}
