@@ -174,3 +174,24 @@ func TestAMemberThatStopsAfterTheMeetingUnderMPI(t *testing.T) {
 		})
 	}
 }
+
+// The flight recorder knows the groups that there are, however many there were.
+func TestTheRecorderKnowsTheLatestGroups(t *testing.T) {
+	ranksInMemory(t, 2, func(t *testing.T, e *world.Env, g *Group) {
+		const last = 5000
+		for id := int64(1); id <= last; id++ {
+			one, err := New(e, id, []int{g.Rank}, time.Minute)
+			if !assert.NoError(t, err) {
+				return
+			}
+			if id < last {
+				assert.NoError(t, one.Free(status.GroupDestroyed))
+			}
+		}
+		s, _, err := e.Recorder.Read(g.Rank)
+		if assert.NoError(t, err) && assert.Greater(t, len(s.Groups), 1000) {
+			assert.Equal(t, []int{0, 1}, s.Groups[0].Ranks)
+			assert.EqualValues(t, last, s.Groups[len(s.Groups)-1].ID)
+		}
+	})
+}

@@ -246,6 +246,9 @@ func (e *Env) begin(world transport.Comm, mistake error, timeout time.Duration, 
 	}
 	mistaken, err := gatherBool(e.Base, mistake != nil, within)
 	if err != nil {
+		if _, patient := e.Base.(transport.Patient); patient { // else MPI may still use it
+			_ = e.Base.Free()
+		}
 		return e.timedOut(err, timeout)
 	}
 	var wrong []int

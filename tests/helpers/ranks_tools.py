@@ -163,20 +163,42 @@ def repeat_over_nodes(call: Callable[[], object]) -> None:
 
 def refuse_system_calls(numbers: Sequence[int]) -> None:
     """Install a seccomp filter: these system calls fail with EPERM, here and in all children."""
+    refuse = 0x00050001
+    _filter_system_calls(numbers, refuse, 0)
+
+
+def hold_system_call(number: int) -> Callable[[], None]:
+    """Install a seccomp filter: the system call waits, until the function that is returned is called.
+
+    From then on it fails with ENOSYS.
+    """
+    notify, all_threads, new_listener, no_thread_is_named = 0x7FC00000, 1, 8, 16
+    flags = all_threads | new_listener | no_thread_is_named
+    listener = _filter_system_calls([number], notify, flags)
+    return lambda: os.close(listener)
+
+
+def _filter_system_calls(numbers: Sequence[int], action: int, flags: int) -> int:
+    """Let these system calls end in an action; return what seccomp(2) does."""
     import ctypes
     import struct
 
-    load, equal, give, allow, refuse = 0x20, 0x15, 0x06, 0x7FFF0000, 0x00050001
+    from system_calls import number
+
+    load, equal, give, allow = 0x20, 0x15, 0x06, 0x7FFF0000
     program = [(load, 0, 0, 0)]
-    program += [(equal, len(numbers) - i, 0, number) for i, number in enumerate(numbers)]
-    program += [(give, 0, 0, allow), (give, 0, 0, refuse)]
+    program += [(equal, len(numbers) - i, 0, call) for i, call in enumerate(numbers)]
+    program += [(give, 0, 0, allow), (give, 0, 0, action)]
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
     described = struct.pack("HxxxxxxQ", len(program), ctypes.addressof(code))
     libc = ctypes.CDLL(None, use_errno=True)
-    set_no_new_privileges, set_seccomp, with_filter = 38, 22, 2
-    for arguments in ((set_no_new_privileges, 1, 0, 0, 0), (set_seccomp, with_filter, described)):
-        if libc.prctl(*arguments):
-            raise OSError(ctypes.get_errno(), "prctl")
+    set_no_new_privileges, set_filter = 38, 1
+    if libc.prctl(set_no_new_privileges, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl")
+    result = libc.syscall(int(number("seccomp")), set_filter, flags, described)
+    if result < 0:
+        raise OSError(ctypes.get_errno(), "seccomp")
+    return int(result)
 
 
 def stamp(name: str) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import platform
 
 _NUMBERS = {
-    "x86_64": {"memfd_create": 319, "process_vm_readv": 310},
-    "aarch64": {"memfd_create": 279, "process_vm_readv": 270},
+    "x86_64": {"memfd_create": 319, "process_vm_readv": 310, "seccomp": 317},
+    "aarch64": {"memfd_create": 279, "process_vm_readv": 270, "seccomp": 277},
 }
 
 
