@@ -429,7 +429,8 @@ def new_group(
     Raises:
         ArgumentError: ``ranks`` is empty, or a rank is out of range or given twice.
         DtypeError: ``ranks`` is no sequence of integers.
-        TimeoutError: a member did not call it in time; ``ranks`` of the error are those members.
+        TimeoutError: a member did not call it in time, or stopped in it; ``ranks`` of the error
+            are those members.
         PeerLeftError: the members ``ranks`` have ended, so that they will not call it.
 
     Source: :func:`torch.distributed.new_group`, which sorts the ranks.

@@ -168,7 +168,7 @@ def refuse_system_calls(numbers: Sequence[int]) -> None:
 
 
 def hold_system_call(number: int) -> Callable[[], None]:
-    """Install a seccomp filter: the system call waits, until the function that is returned is called.
+    """Install a seccomp filter: the system call waits until what is returned is called.
 
     From then on it fails with ENOSYS.
     """

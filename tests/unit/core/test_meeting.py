@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,63 @@ def test_a_record_that_was_cut_is_dropped(tmp_path: Path) -> None:
         assert store.get(["a", "b"]) == [b"1", b""]
         store.set("b", b"3")
         assert FileStore(str(path)).get(["a", "b"]) == [b"1", b"3"]
+        store.close()
+
+
+def test_a_file_in_which_ranks_meet_often_stays_short(tmp_path: Path) -> None:
+    path = tmp_path / "meeting"
+    writer, other, looks = (FileStore(str(path)) for _ in range(3))
+    writer.set("kept", b"for ever")
+    longest = 0
+    for world in range(3000):
+        name = f"world {world}"
+        (writer, other)[world % 2].set(name, b"x" * 100)
+        (writer, other)[world // 2 % 2].delete([f"world {world - 1}"])
+        if world % 100 == 99:
+            assert looks.get([name, f"world {world - 1}", "kept"]) == [b"x" * 100, b"", b"for ever"]
+        longest = max(longest, path.stat().st_size)
+    assert longest < 100_000
+    assert FileStore(str(path)).get(["world 2999", "kept"]) == [b"x" * 100, b"for ever"]
+
+
+def test_readers_while_a_file_is_written_anew(tmp_path: Path) -> None:
+    """They see each value that was there before, or that has come since."""
+    path = tmp_path / "meeting"
+    over = threading.Event()
+    writer, reader = FileStore(str(path)), FileStore(str(path))
+    writer.set("first", b"0")
+
+    def write() -> None:
+        for number in range(1, 3000):
+            writer.set("first", f"{number}".encode())
+            writer.set("second", b"y" * 200)
+        over.set()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    last = 0
+    while not over.is_set():
+        first = int(reader.get(["first"])[0])
+        assert first >= last
+        last = first
+    thread.join()
+    assert reader.get(["first"]) == [b"2999"]
+
+
+def test_a_process_is_killed_while_it_writes_the_file_anew(tmp_path: Path) -> None:
+    path = tmp_path / "meeting"
+    first = FileStore(str(path))
+    first.set("a", b"1")
+    whole = path.read_bytes()
+    for length in (8, 12, 16, len(whole) - 1, len(whole)):
+        path.write_bytes((whole[:8] + bytes(8) + whole[16:])[:length])
+        assert first.get(["a"]) == [b"1"]  # what it knew
+        store = FileStore(str(path))  # which begins anew: nothing is believed of such a file
+        assert store.get(["a"]) == [b""]
+        store.set("a", b"2")
+        assert FileStore(str(path)).get(["a"]) == first.get(["a"]) == [b"2"]
+        path.write_bytes(whole)
+        assert first.get(["a"]) == [b"1"]
         store.close()
 
 
