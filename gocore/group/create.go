@@ -28,7 +28,7 @@ func World(e *world.Env, id int64, timeout time.Duration) (*Group, error) {
 		g, err = assemble(e, id, 0, ranks, comm, e.Forced, timeout)
 		return err
 	}
-	if _, ok := comm.(transport.Patient); ok {
+	if _, ok := comm.(transport.Limited); ok {
 		err = creating(e, "init", ranks, 0, time.Now(), timeout).over(comm, build)
 	} else {
 		err = build(comm)

@@ -41,7 +41,7 @@ func creating(e *world.Env, what string, ranks []int, key uint64, began time.Tim
 
 // run makes the communicator, and calls build with it. abandoned is called if build succeeds after the caller got the error why.
 func (c *creation) run(build func(transport.Comm) error, abandoned func(why error)) error {
-	if _, ok := c.e.Base.(transport.Patient); !ok {
+	if _, ok := c.e.Base.(transport.Limited); !ok {
 		return c.byMPI(build, abandoned)
 	}
 	comm, err := c.e.Base.Create(c.ranks, c.key)
@@ -53,7 +53,7 @@ func (c *creation) run(build func(transport.Comm) error, abandoned func(why erro
 
 // over is run without MPI, over a communicator that it frees after an error.
 func (c *creation) over(comm transport.Comm, build func(transport.Comm) error) error {
-	p := comm.(transport.Patient)
+	p := comm.(transport.Limited)
 	p.WaitBy(func(done func() bool) error { return c.wait(done, p) })
 	err := build(comm)
 	p.WaitBy(nil)
@@ -64,7 +64,7 @@ func (c *creation) over(comm transport.Comm, build func(transport.Comm) error) e
 }
 
 // wait waits for words of the members.
-func (c *creation) wait(done func() bool, p transport.Patient) error {
+func (c *creation) wait(done func() bool, p transport.Limited) error {
 	var lost error
 	looks := 0
 	err := c.e.Engine.Wait(func() bool {
@@ -90,7 +90,7 @@ func (c *creation) wait(done func() bool, p transport.Patient) error {
 }
 
 // lost returns why the words for which this member waits will not come, nil if they may.
-func (c *creation) lost(p transport.Patient) error {
+func (c *creation) lost(p transport.Limited) error {
 	if err := c.e.EndingError(c.what, c.ranks); err != nil {
 		return err
 	}

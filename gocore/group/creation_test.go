@@ -131,7 +131,7 @@ func TestAMemberThatGivesUpWhileTheOthersHaveMadeIt(t *testing.T) {
 		comm, err := e.Base.Create(both, 7)
 		assert.NoError(t, err)
 		rounds := 0
-		comm.(transport.Patient).WaitBy(func(done func() bool) error {
+		comm.(transport.Limited).WaitBy(func(done func() bool) error {
 			const last = 3
 			if rounds++; rounds == last && comm.Rank() == 1 {
 				return status.New(status.Timeout, "no time")

@@ -29,8 +29,8 @@ type Exchange interface {
 	Free() error
 }
 
-// Patient is an Exchange that is told how its calls wait which do not say so themselves.
-type Patient interface {
+// Limited is an Exchange that is told how those of its calls wait that do not say so themselves.
+type Limited interface {
 	// WaitBy tells it; nil stands for as long as it takes. A call ends with the error of the wait.
 	WaitBy(wait Wait)
 	// Await waits like these calls.

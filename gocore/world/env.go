@@ -142,8 +142,8 @@ func newEnv(world transport.Comm, timeout time.Duration, interrupt work.Interrup
 	if err := e.begin(world, settings, timeout, deadline); err != nil {
 		return nil, err
 	}
-	p, patient := e.Base.(transport.Patient)
-	if patient {
+	p, limited := e.Base.(transport.Limited)
+	if limited {
 		p.WaitBy(func(done func() bool) error { return e.Engine.Wait(done, deadline, e.Interrupt) })
 		defer p.WaitBy(nil)
 	}
@@ -151,7 +151,7 @@ func newEnv(world transport.Comm, timeout time.Duration, interrupt work.Interrup
 	if err == nil {
 		return e, nil
 	}
-	if !patient {
+	if !limited {
 		return nil, err
 	}
 	missing := p.Missing()
@@ -173,7 +173,7 @@ func (e *Env) make() (err error) {
 	}
 	e.Device.Chunk = chunk[0]
 	if e.Forced, err = AgreeOnForced("init", e.Base); err != nil {
-		if _, patient := e.Base.(transport.Patient); !patient {
+		if _, limited := e.Base.(transport.Limited); !limited {
 			_ = e.control.Free()
 			_ = e.Base.Free()
 		}
@@ -246,7 +246,7 @@ func (e *Env) begin(world transport.Comm, mistake error, timeout time.Duration, 
 	}
 	mistaken, err := gatherBool(e.Base, mistake != nil, within)
 	if err != nil {
-		if _, patient := e.Base.(transport.Patient); patient { // else MPI may still use it
+		if _, limited := e.Base.(transport.Limited); limited { // else MPI may still use it
 			_ = e.Base.Free()
 		}
 		return e.timedOut(err, timeout)

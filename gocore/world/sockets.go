@@ -74,7 +74,7 @@ func (h *handover) takeAll(meetings [][]int64, deadline time.Time) map[int]*segm
 
 // keep waits for the files that are taken, and keeps those that this rank lacks. If the wait ends early nobody keeps any.
 func (h *handover) keep(taken <-chan map[int]*segment.File) error {
-	if p, ok := h.comm.(transport.Patient); ok {
+	if p, ok := h.comm.(transport.Limited); ok {
 		if err := p.Await(func() bool { return len(taken) > 0 }); err != nil {
 			go func() {
 				for _, f := range <-taken {

@@ -392,10 +392,10 @@ func (c *Comm) Free() error {
 	return nil
 }
 
-// WaitBy implements transport.Patient. The goroutine that makes the calls calls it.
+// WaitBy implements transport.Limited. The goroutine that makes the calls calls it.
 func (c *Comm) WaitBy(wait transport.Wait) { c.wait = wait }
 
-// Await implements transport.Patient.
+// Await implements transport.Limited.
 func (c *Comm) Await(done func() bool) error { return c.until(done, nil) }
 
 // until waits by wait; nil: as WaitBy has said.

@@ -143,7 +143,7 @@ func (w *round) missing() (members []int) {
 	return members
 }
 
-// Missing implements transport.Patient.
+// Missing implements transport.Limited.
 func (c *Comm) Missing() []int {
 	o := c.o
 	o.mu.Lock()
