@@ -198,9 +198,9 @@ func TestTablesOfAnotherShape(t *testing.T) {
 		source, err := FromTable("w", config(was), saved, nil)
 		require.NoError(t, err)
 		dir := t.TempDir()
-		part, err := WritePart(context.Background(), dir, 1, 0, 1, []Source{source}, nil)
+		part, err := WritePart(context.Background(), dir, 1, 0, 1, []Source{source}, false, nil)
 		require.NoError(t, err)
-		require.NoError(t, Commit(context.Background(), dir, 1, []ServerPart{part}, nil))
+		require.NoError(t, Commit(context.Background(), dir, 1, []ServerPart{part}, nil, nil))
 		m, err := newest(dir)
 		require.NoError(t, err)
 		for _, now := range all {
