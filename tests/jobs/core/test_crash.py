@@ -7,8 +7,11 @@ import re
 import job
 import pytest
 
-GO = ("SIGSEGV: segmentation violation", "SIGBUS: bus error", "unexpected fault address")
 FAULTHANDLER = "Fatal Python error"
+DUMPS = (
+    *("SIGSEGV: segmentation violation", "SIGBUS: bus error", "unexpected fault address"),
+    FAULTHANDLER,
+)
 
 
 def crash() -> None:
@@ -115,6 +118,7 @@ def crashed(case: str, **env: str) -> list[str]:
         if line.startswith(f"paddlempi: {rank}{signal} in {CASES[case]}: ")
     ] or [None]
     assert at is not None, ended.output
+    assert not [line for line in lines[:at] if line.startswith(DUMPS)], ended.output
     return lines[at:]
 
 
