@@ -24,6 +24,7 @@ ADVICE = (
 )
 
 _LAUNCHER = re.compile(r"(mpirun|mpiexec|prterun|orterun|srun)\b.*")
+_SHELL = re.compile(r"(ba|da|z)?sh")
 _PYTHON = re.compile(r"(python|pypy)[\d.]*t?")
 _MOST_FILES = 200
 
@@ -52,6 +53,8 @@ def warning(command: Sequence[str]) -> str:
 def _program(words: Sequence[str]) -> tuple[str, Path, str] | None:
     """Return the program of ranks: what it is called, its file and its source."""
     for at, word in enumerate(words):
+        if _SHELL.fullmatch(Path(word).name) and words[at + 1 : at + 2] == ["-c"]:
+            return _program(" ".join(words[at + 2 : at + 3]).split())
         if _PYTHON.fullmatch(Path(word).name):
             return _of_python(words[at + 1 :])
         if word.endswith(".py"):

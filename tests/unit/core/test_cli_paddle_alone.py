@@ -80,6 +80,12 @@ def test_nothing_to_say(command: str) -> None:
     assert paddle_alone.warning(command.split()) == ""
 
 
+def test_a_command_of_a_shell() -> None:
+    command = ["mpirun", "-np", "2", "bash", "-c"]
+    assert paddle_alone.warning([*command, "A=1 exec python -u alone.py > log"])
+    assert paddle_alone.warning([*command, "python with_us.py"]) == ""
+
+
 def test_code_on_the_command_line() -> None:
     command = ["mpirun", "-np", "2", "python", "-c"]
     assert paddle_alone.warning([*command, PADDLE]).startswith("python -c imports Paddle")
