@@ -22,6 +22,7 @@ import toolchain
 _SMALL_ROOMS = (
     *(
         "cgroup",
+        "crash",
         "cuda",
         "descriptors",
         "diagnose",
@@ -32,8 +33,8 @@ _SMALL_ROOMS = (
         "liveness",
     ),
     *("meet", "method", "netif", "pmi", "ps/admin/...", "ps/checkpoint", "ps/client", "ps/link"),
-    *("ps/master", "ps/request", "ps/route", "ps/server", "ps/table", "segment", "status", "topo"),
-    "trace",
+    *("ps/master", "ps/request", "ps/route", "ps/server", "ps/table", "rollcall", "segment"),
+    *("status", "topo", "trace"),
 )
 
 # What no operation passes, or only with a call or two: mostly what the administration of parameter
