@@ -26,7 +26,7 @@ import torch.distributed.distributed_c10d as c10d
 from .. import group
 from ..errors import ArgumentError
 from ..group_arguments import to_seconds
-from . import environment, errors, reducers, world
+from . import dynamo, environment, errors, reducers, world
 from .issue import Issuer
 from .mixed import MixedProcessGroup
 from .process_group import ProcessGroupMPI
@@ -214,17 +214,8 @@ def create(ranks: Sequence[int]) -> Any:
 
 @functools.cache
 def _hide_from_dynamo() -> None:
-    """Tell ``torch.compile`` not to compile the methods that C++ calls inside a compiled model.
-
-    It would compile these methods like functions of the model, and since torch 2.15 that fails.
-    """
-    frames = torch._C._dynamo.eval_frame
-    run = frames._FrameAction.SKIP  # run the function, and what it calls, without compiling
     for kind in (ProcessGroupMPI, MixedProcessGroup, Issuer, Work, OperationWork):
-        for method in vars(kind).values():
-            code = getattr(method, "__code__", None)
-            if code is not None:
-                frames.set_code_exec_strategy(code, frames._FrameExecStrategy(run, run))
+        dynamo.hide(vars(kind).values())
 
 
 def _local(function: str, name: str, absent: Any) -> Any:

@@ -36,7 +36,7 @@ from .. import _native, group, memory
 from .._ops import ASYNC, Op
 from ..errors import TimeoutError
 from ..group_arguments import to_seconds
-from . import promote, sharding, shown, sparse, window, world
+from . import operators, promote, sharding, shown, sparse, window, world
 from .arguments import by_dtype, has_cuda, resolved, writable
 from .messages import TENSORS, VERSIONS, Messages
 from .profile import state
@@ -117,6 +117,11 @@ class ProcessGroupMPI(Messages):
     @bound_device_id.setter
     def bound_device_id(self, device: Any) -> None:
         """Ignore the device."""
+
+    def boxed(self) -> Any:
+        """Return the group as torch's operators take it: an object of TorchScript."""
+        operators.serve_all()
+        return super().boxed()
 
     def _get_backend(self, device: Any) -> ProcessGroupMPI:
         return self

@@ -8,8 +8,7 @@ So it does under a transform of functorch, and with a tensor whose class has a
 ``__torch_dispatch__`` of its own, such as AsyncCollectiveTensor: they put other tensors in the
 place of the given ones.
 
-The operators have kernels for the backends that C++ knows. Ours are registered under a dispatch key
-of which torch makes no other use, and which only these calls include. Other groups do not meet it.
+The operator then calls the method, by a kernel of :mod:`.operators`.
 
 A trace has the operators' rows, and inside them the spans of :mod:`.profile`. It has no row
 ``record_param_comms``, as with gloo: torch writes it with what only C++ can give, and a row of that
@@ -20,8 +19,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,58 +27,21 @@ import torch.autograd.profiler as state
 from torch._C._distributed_c10d import ProcessGroup, ReduceOp, Work
 from torch.utils import _python_dispatch
 
-__all__ = ["METHODS", "show"]
+from . import operators
+from .operators import METHODS, flat, local
 
-is_seen = torch._C._len_torch_dispatch_stack
-"""The number of dispatch modes that are active in this thread. Methods first read a variable of
-``_python_dispatch``, which is faster: whether some are active in some thread."""
+__all__ = ["show"]
 
 transforms = torch._C._functorch.peek_interpreter_stack
 """The innermost transform of functorch (grad, vmap, functionalize) in this thread, or None."""
 
-METHODS = {
-    "allreduce": ("allreduce_", 1),
-    "allreduce_coalesced": ("allreduce_coalesced_", 1),
-    "broadcast": ("broadcast_", 1),
-    "reduce": ("reduce_", 1),
-    "allgather": ("allgather_", 2),
-    "allgather_coalesced": ("allgather_coalesced_", 2),
-    "all_gather_single": ("_allgather_base_", 2),
-    "_allgather_base": ("_allgather_base_", 2),
-    "all_gather_single_coalesced": ("allgather_into_tensor_coalesced_", 2),
-    "allgather_into_tensor_coalesced": ("allgather_into_tensor_coalesced_", 2),
-    "gather": ("gather_", 2),
-    "gather_single": ("gather_into_tensor_", 2),
-    "gather_into_tensor": ("gather_into_tensor_", 2),
-    "scatter": ("scatter_", 2),
-    "reduce_scatter": ("reduce_scatter_", 2),
-    "reduce_scatter_single": ("_reduce_scatter_base_", 2),
-    "_reduce_scatter_base": ("_reduce_scatter_base_", 2),
-    "reduce_scatter_single_coalesced": ("reduce_scatter_tensor_coalesced_", 2),
-    "reduce_scatter_tensor_coalesced": ("reduce_scatter_tensor_coalesced_", 2),
-    "alltoall": ("alltoall_", 2),
-    "all_to_all_single": ("alltoall_base_", 2),
-    "alltoall_base": ("alltoall_base_", 2),
-    "barrier": ("barrier", 0),
-    "send": ("send", 1),
-    "recv": ("recv_", 1),
-    "recv_anysource": ("recv_any_source_", 1),
-}
-"""The methods of a group, the operator of each, and how many arguments of both are tensors."""
 
-_KEY = "FPGA"  # below the key of modes, above that of the CPU's kernels
-_key: Any = torch._C._dispatch_key_parse(_KEY)
-_keys = torch._C.DispatchKeySet(_key)
-
-
-class _Local(threading.local):
-    calls: Sequence[_Call] = ()
-    """The calls under way in this thread that an operator is to make, the innermost last."""
-    inside = False
-    """Whether an operator makes a call: the methods that it calls are parts of it."""
-
-
-_local = _Local()
+def is_seen() -> bool:
+    """Whether dispatch modes are active in this thread. Methods first read a variable of
+    ``_python_dispatch``, which is faster: whether some are active in some thread.
+    """
+    stack = torch._C._len_torch_dispatch_stack()
+    return bool(stack or torch._ops._len_torch_dispatch_stack_pre_dispatch())
 
 
 class _Call:
@@ -88,6 +49,7 @@ class _Call:
 
     def __init__(
         self,
+        operator: str,
         method: Callable[..., Any],
         tensors: int,
         group: Any,
@@ -96,20 +58,24 @@ class _Call:
     ) -> None:
         self.made: Any = None  # what the method has returned
         self.ran = False
+        self._operator = operator
         self._method, self._tensors = method, tensors
         self._group, self._arguments, self._named = group, arguments, named
         self._guard: Any = None
 
     def __enter__(self) -> _Call:
-        _register()
-        _local.calls = [*_local.calls, self]
-        self._guard = torch._C._IncludeDispatchKeyGuard(_key)
+        operators.serve()
+        if is_seen() or transforms() is not None:
+            operators.serve_all()  # a graph may keep the operator, and call it by itself
+        shown = operators.Shown(self._operator, self._group, self.run, self.reduce_op)
+        local.shown = [*local.shown, shown]
+        self._guard = torch._C._IncludeDispatchKeyGuard(operators.shown_key)
         self._guard.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._guard.__exit__(*error)
-        _local.calls = _local.calls[:-1]
+        local.shown = local.shown[:-1]
 
     def shown(self) -> tuple[Sequence[Any], dict[str, Any]]:
         """Return the arguments for C++: sparse tensors are shown by their values."""
@@ -125,13 +91,16 @@ class _Call:
         arguments, count = self._arguments, self._tensors
         if len(arguments) >= count and not any(map(_is_sparse, arguments[:count])):
             arguments = (*given[:count], *arguments[count:])
-        before, _local.inside = _local.inside, True
-        try:
-            with torch._C._ExcludeDispatchKeyGuard(_keys):
-                self.made = self._method(self._group, *arguments, **self._named)
-        finally:
-            _local.inside = before
+        self.made = self._method(self._group, *arguments, **self._named)
         return self.made
+
+    def reduce_op(self) -> Any:
+        """Return the reduce op among the arguments, which are options or one itself."""
+        for given in (*self._arguments[self._tensors :], *self._named.values()):
+            found = getattr(given, "reduceOp", given)
+            if isinstance(found, (ReduceOp, ReduceOp.RedOpType)):
+                return found
+        return ReduceOp.SUM
 
 
 def show(group_type: Any) -> None:
@@ -140,7 +109,7 @@ def show(group_type: Any) -> None:
     ``allreduce``, ``send`` and ``recv`` have a short way and ask for modes themselves: the methods
     of their longer ways are ``_allreduce``, ``_send`` and ``_recv``.
     """
-    for name, (operator, tensors) in METHODS.items():
+    for name, (operator, _) in METHODS.items():
         if not hasattr(torch.ops.c10d, operator):
             continue
         base = getattr(ProcessGroup, name, None)
@@ -148,7 +117,7 @@ def show(group_type: Any) -> None:
             base = _caller(getattr(torch.ops.c10d, operator).default) or base
         if base is not None:
             own = f"_{name}" if name in ("allreduce", "send", "recv") else name
-            setattr(group_type, own, _shown(getattr(group_type, own), name, tensors, base))
+            setattr(group_type, own, _shown(getattr(group_type, own), name, base))
 
 
 # pybind11 calls the C++ method, and not its override in Python, if the override is its caller: a
@@ -162,7 +131,7 @@ def {name}({declared}):
         or stand_in({tensor_arguments})
     ):
         return method({passed})
-    call = begin(method, {tensors}, self, ({arguments},), dict({named}))
+    call = begin("{operator}", method, {tensors}, self, ({arguments},), dict({named}))
     if call is None:
         return method({passed})
     with call:
@@ -177,8 +146,9 @@ def {name}({declared}):
 """
 
 
-def _shown(method: Any, name: str, tensors: int, base: Any) -> Any:
+def _shown(method: Any, name: str, base: Any) -> Any:
     """Return a method that calls the C++ method of a name where somebody looks on."""
+    operator, tensors = METHODS[name]
     parameters = list(inspect.signature(method).parameters.values())
     only_named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     first = [p.name for p in parameters if p.name not in only_named]
@@ -190,6 +160,7 @@ def _shown(method: Any, name: str, tensors: int, base: Any) -> Any:
     named = ", ".join(f"{x}={x}" for x in only_named)
     text = _TEMPLATE.format(
         name=name,
+        operator=operator,
         declared=", ".join(declared),
         passed=", ".join([*first, *([named] if named else [])]),
         tensors=tensors,
@@ -213,9 +184,9 @@ def _shown(method: Any, name: str, tensors: int, base: Any) -> Any:
 
 def _begin(*call: Any) -> _Call | None:
     """Return a call to show; None if nobody looks on in this thread, or if it is part of one."""
-    if _local.inside:
+    if local.inside:
         return None
-    _, count, _, arguments, _ = call
+    _, _, count, _, arguments, _ = call
     looks = is_seen() or state._is_profiler_enabled or transforms() is not None
     return _Call(*call) if looks or _stand_in(*arguments[:count]) else None
 
@@ -263,45 +234,7 @@ _OPERATORS = [operator for operator, _ in METHODS.values()]
 _TWO_NAMES = {operator for operator in _OPERATORS if _OPERATORS.count(operator) > 1}
 
 
-@functools.cache
-def _register() -> None:
-    """Register the kernels, when the first call is shown."""
-    _libraries.append(torch.library.Library("_", "IMPL"))
-    _libraries[-1].fallback(torch.library.fallthrough_kernel, _KEY)
-    _libraries.append(torch.library.Library("c10d", "IMPL"))
-    for operator, tensors in set(METHODS.values()):
-        if hasattr(torch.ops.c10d, operator):
-            kernel = _kernel(getattr(torch.ops.c10d, operator).default, tensors)
-            _libraries[-1].impl(operator, kernel, _KEY)
-
-
-_libraries: list[Any] = []  # what they have registered lasts as long as they do
-
-
-def _kernel(operator: Any, tensors: int) -> Callable[..., Any]:
-    count = len(operator._schema.returns)
-
-    def kernel(*arguments: Any) -> Any:
-        call = _local.calls[-1] if _local.calls else None
-        if call is None or any(tensor.is_meta for tensor in _flat(arguments[:tensors])):
-            # A mode wants to know only what would come out.
-            with torch._C._ExcludeDispatchKeyGuard(_keys):
-                return operator(*arguments)
-        work = call.run(arguments).boxed()
-        return work if count == 1 else (arguments[0], work)
-
-    return kernel
-
-
 # Tensors
-
-
-def _flat(items: Any) -> Iterator[Any]:
-    for item in items:
-        if isinstance(item, (list, tuple)):
-            yield from _flat(item)
-        elif isinstance(item, torch.Tensor):
-            yield item
 
 
 _plain: dict[type, bool] = {torch.Tensor: True, torch.nn.Parameter: True}
@@ -330,7 +263,7 @@ def _stand_in(*arguments: Any) -> bool:
 
 
 def _is_sparse(argument: Any) -> bool:
-    return any(tensor.is_sparse for tensor in _flat([argument]))
+    return any(tensor.is_sparse for tensor in flat([argument]))
 
 
 def _dense(argument: Any) -> Any:
