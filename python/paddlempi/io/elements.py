@@ -22,7 +22,7 @@ from .._ops import DTYPE_BY_NAME
 from ..errors import ArgumentError, DtypeError, Error, UnsupportedError
 from ..memory import describer, framework_of
 from ..tensors.kind import CPU, CUDA_HOST, KNOWN_DTYPES, name_of, without_memory
-from .places import Place, slabs, whole
+from .places import Place, overlaps, slabs, whole
 
 __all__ = ["STAGED", "Elements", "new", "raw"]
 
@@ -75,7 +75,17 @@ class Elements:
         UnsupportedError: it is in the memory of a device, and not of torch or Paddle.
     """
 
-    __slots__ = ("_framework", "array", "dtype", "itemsize", "readonly", "shape", "tensor", "where")
+    __slots__ = (
+        "_framework",
+        "array",
+        "dtype",
+        "itemsize",
+        "overlaps",
+        "readonly",
+        "shape",
+        "tensor",
+        "where",
+    )
 
     def __init__(self, tensor: Any) -> None:
         self.tensor = tensor
@@ -89,6 +99,7 @@ class Elements:
                     "and .mask"
                 )
             self._of_numpy(np.asarray(tensor))
+            self.readonly = self.readonly or isinstance(tensor, np.generic)  # it was copied
             return
         description = _buffer.describe(tensor)
         if description is None:
@@ -99,6 +110,7 @@ class Elements:
         self.shape = tuple(shape)
         self.itemsize = _DTYPES[code].itemsize
         place = Place(0, self.shape, tuple(strides)) if strides is not None else whole(self.shape)
+        self.overlaps = overlaps(self.shape, place.strides)
         ends = [(n - 1) * step for n, step in zip(self.shape, place.strides, strict=True)]
         nothing = 0 in self.shape
         if not address and not nothing:
@@ -139,6 +151,8 @@ class Elements:
             raise DtypeError(f"{array.dtype.str} is not in this machine's byte order")
         self.dtype, self.shape, self.itemsize = name, array.shape, array.itemsize
         self.readonly = not array.flags.writeable
+        steps = [abs(step) / array.itemsize for step in array.strides]
+        self.overlaps = not array.flags.c_contiguous and overlaps(array.shape, steps)
         ends = [(n - 1) * step for n, step in zip(array.shape, array.strides, strict=True)]
         begin = array.__array_interface__["data"][0]
         low = begin + sum(end for end in ends if end < 0)
@@ -199,10 +213,15 @@ class Elements:
             name: what the error calls the tensor.
 
         Raises:
-            ArgumentError: they are read-only, or their memory is.
+            ArgumentError: they are read-only, or their memory is, or they share it with each other.
         """
         if self.readonly:
             raise ArgumentError(f"{name} is read-only, and would be written to")
+        if self.overlaps:
+            raise ArgumentError(
+                f"{name} has elements that share memory (a stride of 0 or overlapping ones), and "
+                "would be written to: give a copy"
+            )
         device, low, high = self.where
         if device == CPU and low < high and not (_takes(low) and _takes(high - 1)):
             raise ArgumentError(

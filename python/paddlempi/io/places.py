@@ -22,6 +22,7 @@ __all__ = [
     "Slab",
     "box",
     "flipped",
+    "overlaps",
     "runs",
     "slabs",
     "span",
@@ -131,3 +132,21 @@ def slabs(place: Place, limit: int) -> Iterator[Slab]:
                     place.strides,
                 ),
             )
+
+
+def overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether two elements of an array may have the same address, as the core sees it.
+
+    It is true for every overlap, and for some arrays with strides made by hand.
+
+    Args:
+        shape, strides: the array's. A stride of 1 is one element.
+    """
+    if 0 in shape:
+        return False
+    reach = 0  # from the first to the last element of the dimensions so far
+    for step, n in sorted((abs(step), n) for step, n in zip(strides, shape, strict=True) if n > 1):
+        if step <= reach:
+            return True
+        reach += step * (n - 1)
+    return False

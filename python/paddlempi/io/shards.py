@@ -26,7 +26,8 @@ class Shard:
 
     Raises:
         ArgumentError: the part does not lie within the whole.
-        DtypeError: ``global_shape`` or ``offsets`` has something that is no integer.
+        DtypeError: ``array`` is no tensor that can be saved; ``global_shape`` or ``offsets`` has
+            something that is no integer.
     """
 
     __slots__ = ("array", "global_shape", "offsets")
@@ -35,8 +36,7 @@ class Shard:
         self.array = array
         self.global_shape = _integers("global_shape", global_shape)
         self.offsets = _integers("offsets", offsets)
-        shape = getattr(array, "shape", None)
-        lengths = _integers("array.shape", (len(array),) if shape is None else tuple(shape))
+        lengths = Elements(array).shape
         if not within(Box(self.offsets, lengths), self.global_shape):
             raise ArgumentError(
                 f"Shard: an array of shape {list(lengths)} at offsets={list(self.offsets)} is no "

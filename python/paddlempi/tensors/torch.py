@@ -45,21 +45,18 @@ _STRIDED = torch.strided
 
 def _describe(tensor: Any) -> Description:
     code, on_host = _CODES.get(tensor.dtype), tensor.is_cpu
-    if code is None or tensor.layout is not _STRIDED or (not on_host and tensor.is_meta):
-        raise DtypeError(
-            f"a torch tensor of dtype {tensor.dtype}, layout {tensor.layout} on device "
-            f"'{tensor.device}' cannot be sent: it must be dense, have memory, and {KNOWN_DTYPES}"
-        )
+    if code is None or not _is_dense(tensor) or (not on_host and tensor.is_meta):
+        raise _not_dense(tensor)
     if tensor.is_conj() or tensor.is_neg():
         raise DtypeError(
             "a torch tensor that is a lazy conjugate or negative has other bits in memory: "
             "call resolve_conj() and resolve_neg() on it first"
         )
     strides = None if tensor.is_contiguous() else tensor.stride()
+    address = _address(tensor)
+    if not address and tensor.numel():
+        return _describe(_waited(tensor))
     if on_host:  # also if it is pinned
-        address = tensor.data_ptr()
-        if not address and tensor.numel():
-            raise without_memory(tensor)
         return address, code, tensor.shape, strides, CPU, 0, False, 0
     index = _cuda_index(tensor)
     if index is None:
@@ -68,7 +65,41 @@ def _describe(tensor: Any) -> Description:
             "sent; move it with .cpu()"
         )
     stream = _current(index)
-    return tensor.data_ptr(), code, tensor.shape, strides, CUDA, index, False, stream
+    return address, code, tensor.shape, strides, CUDA, index, False, stream
+
+
+def _is_dense(tensor: Any) -> bool:
+    return tensor.layout is _STRIDED and not tensor.is_nested
+
+
+def _not_dense(tensor: Any) -> DtypeError:
+    nested = " (nested)" * tensor.is_nested
+    return DtypeError(
+        f"a torch tensor of dtype {tensor.dtype}, layout {tensor.layout}{nested} on device "
+        f"'{tensor.device}' cannot be sent: it must be dense, have memory, and {KNOWN_DTYPES}"
+    )
+
+
+def _address(tensor: Any) -> int:
+    """Return where the elements are; 0 for a tensor without memory."""
+    try:
+        return int(tensor.data_ptr())
+    except RuntimeError:  # of a wrapper of functorch, as under torch.func.grad
+        return 0
+
+
+def _waited(tensor: Any) -> Any:
+    """Return the tensor that one without memory stands for: of torch's functional collectives.
+
+    It lives as long as the given one.
+
+    Raises:
+        DtypeError: the tensor is another one.
+    """
+    kind = type(tensor)
+    if kind.__name__ == "AsyncCollectiveTensor" and kind.__module__.startswith("torch."):
+        return tensor.trigger_wait()
+    raise without_memory(tensor)
 
 
 def _bump(tensor: Any) -> None:
@@ -178,9 +209,12 @@ def spread(values: Any, dtype: str, shape: tuple[int, ...]) -> Any:
 
     Raises:
         ArgumentError: the shapes do not fit, or a number is out of the dtype's range.
-        DtypeError: the values are no numbers, or would lose a fraction or an imaginary part.
+        DtypeError: the values are no numbers, would lose a fraction or an imaginary part, or are a
+            tensor that is not dense.
     """
     tensor = values if isinstance(values, torch.Tensor) else _numbers(values, dtype)
+    if not _is_dense(tensor):
+        raise _not_dense(tensor)
     tensor = tensor.detach().resolve_conj().resolve_neg()
     extra = tensor.dim() - len(shape)
     if extra > 0 and tensor.shape[:extra] == (1,) * extra:
@@ -216,9 +250,13 @@ def promote(tensor: Any) -> None:
 
     Raises:
         UnsupportedError: somebody may know the address, or there is no shared memory.
+        DtypeError: the tensor has no memory.
     """
     if tensor.layout is not _STRIDED or not tensor.is_cpu:
         raise _stays(f"it is on device '{tensor.device}', and not a dense tensor in host memory")
+    _describe(tensor)
+    if tensor.numel() and not _address(tensor):
+        tensor = _waited(tensor)
     size = tensor.numel() * tensor.element_size()
     if not size or _native.control("heap_has", address=tensor.data_ptr(), bytes=size)["has"]:
         return
@@ -287,6 +325,8 @@ def rows_of(gradient: Any) -> tuple[Any, Any]:
 
 
 def _like(tensor: Any) -> Any:
+    if not _is_dense(tensor):
+        raise _not_dense(tensor)
     return torch.empty_like(tensor.detach())
 
 

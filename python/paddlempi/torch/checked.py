@@ -95,7 +95,7 @@ class Checked(Issuer):
                     ),
                 )
             return splits
-        if not isinstance(tensor, torch.Tensor):
+        if not isinstance(tensor, torch.Tensor) or tensor.is_nested:
             return None  # the core raises the error
         rows = tensor.shape[0] if tensor.dim() else 1
         if rows % size:

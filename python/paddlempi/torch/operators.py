@@ -33,7 +33,7 @@ from . import dynamo
 from .issue import Issuer
 from .work import DONE
 
-__all__ = ["METHODS", "Shown", "flat", "local", "serve", "serve_all", "shown_key"]
+__all__ = ["METHODS", "OPTIONS", "Shown", "flat", "local", "serve", "serve_all", "shown_key"]
 
 METHODS = {
     "allreduce": ("allreduce_", 1),
@@ -66,7 +66,7 @@ METHODS = {
 }
 """The methods of a group, the operator of each, and how many arguments of both are tensors."""
 
-_OPTIONS = {
+OPTIONS = {
     "allreduce_": c10d.AllreduceOptions,
     "allreduce_coalesced_": c10d.AllreduceCoalescedOptions,
     "broadcast_": c10d.BroadcastOptions,
@@ -192,7 +192,7 @@ def _kernel(name: str, operator: Any, method: str, behind: Any) -> Callable[...,
 
 def _behind_tensors(operator: str, given: dict[str, Any]) -> list[Any]:
     """Return the arguments of a method behind its tensors, from those of its operator."""
-    options = _OPTIONS[operator]() if operator in _OPTIONS else None
+    options = OPTIONS[operator]() if operator in OPTIONS else None
     arguments = []
     for name, value in given.items():
         if name == "sparse_indices" and value is not None:

@@ -28,7 +28,7 @@ from torch._C._distributed_c10d import ProcessGroup, ReduceOp, Work
 from torch.utils import _python_dispatch
 
 from . import operators
-from .operators import METHODS, flat, local
+from .operators import METHODS, OPTIONS, flat, local
 
 __all__ = ["show"]
 
@@ -205,20 +205,18 @@ def _caller(operator: Any) -> Callable[..., Any] | None:
     torch 2.15 knows some methods by two names, and C++ would call ours of the other name.
     """
     names = [argument.name for argument in operator._schema.arguments]
+    kind = OPTIONS[operator._schema.name.partition("::")[2]]
     if "reduce_op" in names and not hasattr(ReduceOp, "boxed"):
         return None
 
     def call(group: Any, *arguments: Any) -> Any:
-        given, options = list(arguments), None
-        if given and hasattr(given[-1], "asyncOp"):
-            options = given.pop()
+        given = list(arguments)
+        options = given.pop() if given and hasattr(given[-1], "asyncOp") else kind()
         values = []
         for name in names:
             if name == "process_group":
                 values.append(group.boxed())
             elif name in _FROM_OPTIONS:
-                if options is None:
-                    break  # the operator has the same defaults as the options
                 values.append(_FROM_OPTIONS[name](options))
             elif given:
                 values.append(given.pop(0) or [] if "split" in name else given.pop(0))
@@ -245,8 +243,8 @@ def _is_plain(kind: type) -> bool:
     plain = _plain.get(kind)
     if plain is None:
         plain = getattr(kind, "__torch_dispatch__", None) == torch.Tensor.__torch_dispatch__
-        # DTensor knows nothing of these operators. Its error says less than the core's.
-        plain = _plain[kind] = plain or kind.__name__ == "DTensor"
+        # These know nothing of the operators. Their errors say less than the core's.
+        plain = _plain[kind] = plain or kind.__name__ in ("DTensor", "NestedTensor")
     return plain
 
 
