@@ -120,30 +120,44 @@ static int stream_of(const exchange_api *api, const DLTensor *view, uint64_t *st
 	return 1;
 }
 
-/* is_neg tells whether x is a lazy negative view. Types that do not know such views are not asked a
- * second time. */
-static int is_neg(PyObject *x) {
-	static PyObject *method, *none_of; /* a type whose objects have no such method */
-	if ((PyObject *)x->ob_type == none_of)
-		return 0;
-	if (method == NULL && (method = PyUnicode_InternFromString("is_neg")) == NULL)
+/* A question is a method without arguments that the tensors of some framework have. */
+typedef struct {
+	const char *name;
+	PyObject *method;
+	PyObject *none_of; /* dict: types whose objects have no such method */
+} question;
+
+/* answer returns what x answers, and otherwise if it has no such method. Types that have none are
+ * not asked a second time. */
+static int answer(question *q, PyObject *x, int otherwise) {
+	PyObject *type = (PyObject *)x->ob_type;
+	if (q->method == NULL && (q->method = PyUnicode_InternFromString(q->name)) == NULL)
 		goto failed;
-	PyObject *answer = PyObject_CallMethodObjArgs(x, method, NULL);
-	if (answer == NULL) {
-		assign(&none_of, (PyObject *)x->ob_type);
+	if (q->none_of == NULL && (q->none_of = PyDict_New()) == NULL)
+		goto failed;
+	if (PyDict_GetItemWithError(q->none_of, type))
+		return otherwise;
+	PyObject *said = PyObject_CallMethodObjArgs(x, q->method, NULL);
+	if (said == NULL) {
+		PyErr_Clear();
+		PyDict_SetItem(q->none_of, type, Py_None);
 		goto failed;
 	}
-	int neg = PyObject_IsTrue(answer);
-	Py_DecRef(answer);
-	return neg;
+	int yes = PyObject_IsTrue(said);
+	Py_DecRef(said);
+	return yes;
 failed:
 	PyErr_Clear();
-	return 0;
+	return otherwise;
 }
+
+static question is_neg = {.name = "is_neg"};     /* torch: a lazy negative view */
+static question is_dense = {.name = "is_dense"}; /* Paddle: no SelectedRows, nor sparse */
 
 int32_t dlpack_describe(PyObject *x, DLTensor *view, uint64_t *stream) {
 	const exchange_api *api = api_of(x);
-	if (api == NULL)
+	/* Paddle takes memory that is none of SelectedRows for theirs, and crashes. */
+	if (api == NULL || !answer(&is_dense, x, 1))
 		return 0;
 	memset(view, 0, sizeof *view);
 	if (api->dltensor_from_py_object_no_sync(x, view)) {
@@ -164,6 +178,6 @@ int32_t dlpack_describe(PyObject *x, DLTensor *view, uint64_t *stream) {
 		expected *= view->shape[d];
 	}
 	int32_t dtype = dtype_of(view->dtype.code, view->dtype.bits);
-	return dtype && is_neg(x) ? 0 : dtype;
+	return dtype && answer(&is_neg, x, 0) ? 0 : dtype;
 }
 #endif

@@ -20,12 +20,12 @@ from paddlempi import errors, io, ps
 
 __all__ = [
     "IN_PLACE",
-    "Table",
     "SENT",
     "SERVED",
     "SERVED_WRITTEN",
     "WRITTEN",
     "Kind",
+    "Table",
     "Ways",
     "found",
     "tried",
@@ -37,9 +37,9 @@ Array = np.ndarray[Any, Any]
 class Kind(NamedTuple):
     """A kind of tensors.
 
-    ``make(values)`` makes one, and ``read(tensor)`` returns its values. ``sent`` and ``written`` are
-    the errors of functions that only read the tensor, and of those that write to it; None: they are
-    right.
+    ``make(values)`` makes one, and ``read(tensor)`` returns its values. ``sent`` and ``written``
+    are the errors of functions that only read the tensor, and of those that write to it; None: they
+    are right.
     """
 
     name: str
@@ -715,7 +715,8 @@ def _problem(ways: Ways, table: Table, name: str, kind: Kind) -> str | None:
 
 
 STRICT = ("Window(tensor)", "Cartesian.halo_exchange", "ps.", "torch.allgather")
-"""The beginnings of the names of functions that refuse what others take: what is in no heap; a leaf that needs a gradient; rows that are not contiguous; sparse tensors with dense results."""
+"""The beginnings of the names of functions that refuse what others take: what is in no heap; a leaf
+that needs a gradient; rows that are not contiguous; sparse tensors with dense results."""
 LENIENT = ("Window[...]", "io.", "torch.")
 """The beginnings of the names of functions that also take tensors which others refuse, rightly."""
 

@@ -99,7 +99,8 @@ class Elements:
                     "and .mask"
                 )
             self._of_numpy(np.asarray(tensor))
-            self.readonly = self.readonly or isinstance(tensor, np.generic)  # it was copied
+            if isinstance(tensor, np.generic):
+                self.readonly = True  # the array is a copy
             return
         description = _buffer.describe(tensor)
         if description is None:

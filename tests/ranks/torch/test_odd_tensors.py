@@ -15,7 +15,7 @@ import paddlempi
 import pytest
 import torch
 import torch.distributed._functional_collectives as functional
-from every_tensor import SERVED, SERVED_WRITTEN, TABLES, Kind, Table, Ways, tried
+from every_tensor import TABLES, Kind, Table, Ways, tried
 from paddlempi.errors import ArgumentError, DtypeError
 from paddlempi.torch.operators import METHODS
 from test_stand_ins import Wrapped
@@ -91,7 +91,7 @@ LAZY = [
     kind("imaginary part", lambda v: plain(-1j * v).to(torch.complex64).conj().imag),
     kind("conj", lambda v: plain(v.conj()).conj(), values=(VALUES * (1 + 1j)).astype("c8")),
 ]
-"""torch's operators take these, and paddlempi's functions refuse them: their memory is another's."""
+"""torch's operators take these. paddlempi's functions refuse them: the memory is another's."""
 OTHER = [
     kind(name, make, DtypeError, DtypeError)
     for name, make in {
