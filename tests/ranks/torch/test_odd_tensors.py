@@ -15,7 +15,8 @@ import paddlempi
 import pytest
 import torch
 import torch.distributed._functional_collectives as functional
-from every_tensor import TABLES, Kind, Table, Ways, tried
+from every_function import TABLES, Table, Ways
+from every_tensor import Kind, tried
 from paddlempi.errors import ArgumentError, DtypeError
 from paddlempi.torch.operators import METHODS
 from test_stand_ins import Wrapped
