@@ -17,7 +17,6 @@ Both keys are below that of dispatch modes and above those of the devices' kerne
 from __future__ import annotations
 
 import collections
-import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -127,32 +126,39 @@ class _Local(threading.local):
 local = _Local()
 
 
-@functools.cache
 def serve() -> None:
     """Have operators make the calls that are shown."""
-    _libraries.append(torch.library.Library("_", "IMPL"))
-    _libraries[-1].fallback(torch.library.fallthrough_kernel, _SHOWN)
-    _register(_SHOWN)
+    if _SHOWN not in _registered:
+        _register(_SHOWN)
 
 
-@functools.cache
 def serve_all() -> None:
     """Have operators take our groups, whoever calls them."""
-    _register(_EVERY)
+    if _EVERY not in _registered:
+        _register(_EVERY)
 
 
-_libraries: list[Any] = []  # what they have registered lasts as long as they do
+_registering = threading.Lock()
+_registered: dict[str, list[Any]] = {}
+"""The libraries of each key: what they have registered lasts as long as they do."""
 
 
 def _register(key: str) -> None:
-    _libraries.append(torch.library.Library("c10d", "IMPL"))
-    for name, method in {operator: method for method, (operator, _) in METHODS.items()}.items():
-        if hasattr(torch.ops.c10d, name):
-            operator = getattr(torch.ops.c10d, name).default
-            behind = torch._C._dispatch_keyset_full_after(torch._C._dispatch_key_parse(key))
-            kernel = _kernel(name, operator, method, behind)
-            dynamo.hide([kernel])
-            _libraries[-1].impl(name, kernel, key, with_keyset=True)
+    with _registering:
+        if key in _registered:
+            return  # another thread came first
+        libraries = [torch.library.Library("c10d", "IMPL")]
+        if key == _SHOWN:  # BackendSelect has a fallback of torch
+            libraries.append(torch.library.Library("_", "IMPL"))
+            libraries[-1].fallback(torch.library.fallthrough_kernel, key)
+        behind = torch._C._dispatch_keyset_full_after(torch._C._dispatch_key_parse(key))
+        for name, method in {operator: method for method, (operator, _) in METHODS.items()}.items():
+            if hasattr(torch.ops.c10d, name):
+                operator = getattr(torch.ops.c10d, name).default
+                kernel = _kernel(name, operator, method, behind)
+                dynamo.hide([kernel])
+                libraries[0].impl(name, kernel, key, with_keyset=True)
+        _registered[key] = libraries
 
 
 def _kernel(name: str, operator: Any, method: str, behind: Any) -> Callable[..., Any]:
