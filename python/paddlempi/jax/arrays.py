@@ -53,7 +53,8 @@ def carry_out(
         A new array.
 
     Raises:
-        ArgumentError: the function can only write into its argument. The other ranks are told.
+        ArgumentError: the function can only write into its argument, or the array was deleted. The
+            other ranks are told.
     """
     op = Op(code)  # type: ignore[call-arg]
     group = None if group_id == 0 else group_of_id(group_id)
@@ -71,6 +72,9 @@ def carry_out(
         )
     if is_async:
         _refuse(op, group, "async_op: an array of JAX is asynchronous by itself; leave it out")
+    if not isinstance(recv, jax.core.Tracer) and recv.is_deleted():
+        why = "the array was deleted: delete() or a function that it was donated to took its memory"
+        _refuse(op, group, why)
     check_array(op.label, recv)
     call = Call(op, group, reduce_op, scale, root)
     result: jax.Array = apply(call, [recv], recv.shape, recv.dtype)

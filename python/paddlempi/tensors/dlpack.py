@@ -134,6 +134,12 @@ def describe(tensor: Any) -> Description:
         UnsupportedError: the memory is neither the host's nor CUDA's.
     """
     name = name_of(type(tensor))
+    is_deleted = getattr(tensor, "is_deleted", None)  # of JAX
+    if is_deleted is not None and is_deleted():
+        raise DtypeError(
+            f"a {name} that was deleted has no memory: delete() or a function that it was donated "
+            "to has given it away"
+        )
     device_type, device_id = map(int, tensor.__dlpack_device__())
     if device_type in (CUDA, CUDA_MANAGED):
         wanted, stream = _streams(tensor, device_id)

@@ -78,3 +78,23 @@ def test_arrays_are_sent(dist: ModuleType, rank: int, size: int) -> None:
     dist.recv(row, before)
     work.wait()
     assert row == before
+
+
+def test_deleted_arrays(dist: ModuleType, size: int) -> None:
+    """A function that an array is donated to deletes it. All ranks learn of the error."""
+
+    def gone() -> Any:
+        array = jnp.arange(4.0)
+        array.delete()
+        return array
+
+    outs = [np.zeros(4, np.float32) for _ in range(size)]
+    for call, error in (
+        (lambda: dist.all_gather(outs, gone()), errors.DtypeError),
+        (lambda: dist.isend(gone(), 0), errors.DtypeError),
+        (lambda: dist.all_reduce(gone()), errors.ArgumentError),
+        (lambda: dist.broadcast(gone(), 0), errors.ArgumentError),
+    ):
+        with pytest.raises(error, match="deleted"):
+            call()
+    dist.barrier()
