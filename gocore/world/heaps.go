@@ -25,10 +25,11 @@ func (n *Node) shareHeaps() error {
 		return err
 	}
 	opened, complete, err := h.run()
+	n.views, n.adopts = views, true
 	if err != nil {
+		n.closeViews()
 		return err
 	}
-	n.views, n.adopts = views, true
 	for _, r := range n.ranks {
 		n.adopts = n.adopts && opened[r]
 		if complete[r] || n.noHeaps != "" {
