@@ -160,6 +160,9 @@ func (b *Bounce) Awaited() int {
 	return b.team.Awaited()
 }
 
+// Awaits tells whether the operation waits for a member, perhaps among others.
+func (b *Bounce) Awaits(member int) bool { return b.team != nil && b.team.Awaits(member) }
+
 // DamagedBlock is the error that the block of a member holds what no member writes there.
 type DamagedBlock struct{ Member int }
 

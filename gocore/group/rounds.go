@@ -98,12 +98,14 @@ func (c *collective) awaitRounds(deadline time.Time) error {
 	return err
 }
 
-// outOfRounds returns an error if the member for which this one waits has died, or a member has given c up.
+// outOfRounds returns an error if a member for which this one waits has died, or a member has given c up. Two members may wait
+// for each other, and one of them for the dead one, too.
 func (c *collective) outOfRounds() error {
 	g := c.g
-	who := g.bounce.Awaited()
-	if who >= 0 && g.Env.Roster.Died(g.Ranks[who]) && g.bounce.Awaited() == who { // what it did before it died counts
-		return c.lost([]int{who})
+	for who := range g.Ranks {
+		if who != g.Rank && g.bounce.Awaits(who) && g.Env.Roster.Died(g.Ranks[who]) && g.bounce.Awaits(who) { // what it did before it died counts
+			return c.lost([]int{who})
+		}
 	}
 	if len(g.arrival.Closers(c.args.Seq)) > 0 {
 		return c.closedError()

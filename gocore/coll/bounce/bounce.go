@@ -231,6 +231,9 @@ func (t *Team) Run(most, spin int) State {
 // Awaited returns the rank for which this one waits, -1 if there is none.
 func (t *Team) Awaited() int { return int(C.pb_awaited(t.c)) }
 
+// Awaits tells whether this rank waits for rank i, perhaps among others.
+func (t *Team) Awaits(i int) bool { return C.pb_awaits(t.c, C.int(i)) != 0 }
+
 // DamagedBy returns the rank whose block holds what no rank writes there, after Run has returned Damaged.
 func (t *Team) DamagedBy() int { return int(t.c.damaged) - 1 }
 

@@ -239,21 +239,31 @@ static int behind(const pb_op *op, int first, int last, size_t which, uint64_t r
 	return -1;
 }
 
-int pb_awaited(const pb_op *op) {
+/* awaited is pb_awaited for the ranks from `from` on, before `to`. */
+static int awaited(const pb_op *op, int from, int to) {
 	uint64_t round = op->before + op->finished + 1;
-	int who = op->gone - 1;
-	if (who < 0 && op->finished < op->rounds) {
-		if (op->kind == PB_SLICED && op->reduced > op->finished)
-			who = op->gets ? behind(op, 0, op->n, offsetof(pb_head, reduced), round) : -1;
-		else
-			who = behind(op, op->first, op->last, offsetof(pb_head, published), round);
+	int who = -1;
+	if (op->finished < op->rounds) {
+		if (op->kind != PB_SLICED || op->reduced <= op->finished)
+			who = behind(op, from > op->first ? from : op->first, to < op->last ? to : op->last,
+						 offsetof(pb_head, published), round);
+		else if (op->gets)
+			who = behind(op, from, to, offsetof(pb_head, reduced), round);
 	}
 	round = op->before + op->published + 1;
 	if (who < 0 && op->gives && op->published < op->rounds && round > (uint64_t)op->slots)
-		who = behind(op, 0, op->n, offsetof(pb_head, finished), round - (uint64_t)op->slots);
+		who = behind(op, from, to, offsetof(pb_head, finished), round - (uint64_t)op->slots);
 	if (who < 0 && op->lends && op->gives && op->published == op->rounds)
-		who = behind(op, 0, op->n, offsetof(pb_head, finished), op->before + op->rounds);
+		who = behind(op, from, to, offsetof(pb_head, finished), op->before + op->rounds);
 	return who;
+}
+
+int pb_awaited(const pb_op *op) {
+	return op->gone ? op->gone - 1 : awaited(op, 0, op->n);
+}
+
+int pb_awaits(const pb_op *op, int i) {
+	return op->gone == i + 1 || awaited(op, i, i + 1) == i;
 }
 
 int pb_has_ended(const pb_head *block, uint64_t round) {

@@ -122,8 +122,10 @@ void pb_begin(pb_op *op);
  * window or less. Returns the state. */
 int pb_run(pb_op *op, int most, int spin, int yield_every);
 
-/* pb_awaited returns a rank for which this one waits, -1 if there is none. */
+/* pb_awaited returns a rank for which this one waits, -1 if there is none. pb_awaits returns 1 if
+ * it waits for rank i, perhaps among others. */
 int pb_awaited(const pb_op *op);
+int pb_awaits(const pb_op *op, int i);
 
 /* pb_has_ended returns 1 if the rank whose block this is has ended its part in the rounds up to
  * that one: then it reads no block of another rank any more. */
