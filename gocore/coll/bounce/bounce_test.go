@@ -246,6 +246,32 @@ func TestWaiting(t *testing.T) {
 	assert.Equal(t, 0, teams[1].Awaited(), "rank 0 has gone")
 }
 
+// A rank may wait for several others, of which it names one. It knows of each whether it waits for it.
+func TestWaitingForSeveral(t *testing.T) {
+	teams, _ := newTeams(t, 3)
+	p, _ := memory(t, windowBytes)
+	q, _ := memory(t, windowBytes)
+	begin := func(me int, at unsafe.Pointer) {
+		teams[me].Give(0, at, windowBytes)
+		teams[me].Get(0, at, windowBytes)
+		teams[me].Begin(&Call{Kind: Copy, First: 0, Last: 1, Gives: me == 0, Gets: me > 0, Longest: windowBytes})
+	}
+	slots := Slots(3, false)
+	for range slots {
+		begin(0, p)
+		require.Equal(t, Done, teams[0].Run(100, 0))
+	}
+	begin(0, p)
+	require.Equal(t, Pending, teams[0].Run(100, 0))
+	assert.Equal(t, 1, teams[0].Awaited())
+	assert.Equal(t, []bool{false, true, true}, []bool{teams[0].Awaits(0), teams[0].Awaits(1), teams[0].Awaits(2)})
+	begin(1, q)
+	require.Equal(t, Done, teams[1].Run(100, 0))
+	assert.Equal(t, 2, teams[0].Awaited())
+	assert.False(t, teams[0].Awaits(1))
+	assert.True(t, teams[0].Awaits(2))
+}
+
 // A rank that only gives is ahead by the slots of its block, and not more.
 func TestAGiverIsNotHeldUp(t *testing.T) {
 	teams, _ := newTeams(t, 2)
@@ -266,6 +292,7 @@ func TestAGiverIsNotHeldUp(t *testing.T) {
 	require.Equal(t, Pending, teams[0].Run(100, 0))
 	require.Equal(t, 1, teams[0].Awaited())
 	assert.False(t, teams[0].Idle(nobody))
+	assert.True(t, teams[0].Idle(func(rank int) bool { return rank == 1 }))
 	for k := range Slots(2, false) {
 		begin(1, q, bytes)
 		require.Equal(t, Done, teams[1].Run(100, 0))
