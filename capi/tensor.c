@@ -225,7 +225,7 @@ int side_stream(const side *a, const side *b, uint64_t *stream) {
 }
 
 /* from_description reads what describe(x) returned: (address, dtype, shape, strides or None, device
- * type, device id, read-only, stream). */
+ * type, device id, read-only, stream). Anything else than a tuple is a copy: see describe_copy. */
 static int from_description(side *s, pmpi_buf *b, PyObject *t, int *readonly) {
 	if (!(PyType_GetFlags(t->ob_type) & TPFLAGS_TUPLE) || PyTuple_Size(t) != 8) {
 		PyErr_SetString(PyExc_TypeError,
@@ -358,6 +358,30 @@ static int is_masked(PyObject *x) {
 	return 0;
 }
 
+/* describe_copy describes a copy that is sent in place of a tensor whose memory has other values.
+ * The side owns it as it owns a view, so it lives as long as the operation. */
+static int describe_copy(side *s, pmpi_buf *b, PyObject *copy, const char *name, int i) {
+	if (name[0] == 'r') {
+		Py_DecRef(copy);
+		raise_code(PMPI_ERR_TYPE,
+				   "recv tensor %d is a lazy conjugate or negative of torch, whose memory has "
+				   "other values: call resolve_conj() and resolve_neg() on it first",
+				   i);
+		return -1;
+	}
+	Py_buffer *v = &s->views[s->n_views++];
+	memset(v, 0, sizeof *v);
+	v->obj = copy;
+	int readonly = 0;
+	PyObject *f = describer(copy);
+	PyObject *t = f ? PyObject_CallFunctionObjArgs(f, copy, NULL) : NULL;
+	if (t == NULL)
+		return -1;
+	int rc = from_description(s, b, t, &readonly);
+	Py_DecRef(t);
+	return rc;
+}
+
 static int describe_one(side *s, pmpi_buf *b, PyObject *x, const char *name, int i) {
 	memset(b, 0, sizeof *b);
 	int readonly = 0, rc = -1;
@@ -400,6 +424,8 @@ static int describe_one(side *s, pmpi_buf *b, PyObject *x, const char *name, int
 	PyObject *t = PyObject_CallFunctionObjArgs(f, x, NULL);
 	if (t == NULL)
 		return -1;
+	if (!(PyType_GetFlags(t->ob_type) & TPFLAGS_TUPLE))
+		return describe_copy(s, b, t, name, i);
 	rc = from_description(s, b, t, &readonly);
 	Py_DecRef(t);
 described:

@@ -38,6 +38,8 @@ __all__ = [
     "describe",
     "empty_like",
     "in_place",
+    "other_values",
+    "readable",
     "record",
     "register",
 ]
@@ -70,11 +72,37 @@ def describe(tensor: Any) -> Description | None:
     """Return the description of a tensor; None if the core reads its type itself, or it is none.
 
     Raises:
-        DtypeError: the tensor has a dtype or a layout that cannot be sent.
+        DtypeError: the tensor has a dtype or a layout that cannot be sent, or its memory has other
+            values.
         UnsupportedError: it is on a device that is none of CUDA's.
     """
+    found = _described(tensor)
+    if found is None or isinstance(found, tuple):
+        return found
+    raise other_values("a tensor")
+
+
+def readable(tensor: Any) -> Any:
+    """Return a tensor, or a copy of one whose memory has other values, as torch's lazy negatives.
+
+    Raises:
+        DtypeError, UnsupportedError: as :func:`describe`.
+    """
+    found = _described(tensor)
+    return tensor if found is None or isinstance(found, tuple) else found
+
+
+def _described(tensor: Any) -> Any:
     kind = _kind_of(tensor.__class__)
     return None if kind.describe is None else kind.describe(tensor)
+
+
+def other_values(name: str) -> DtypeError:
+    """Return the error for a tensor that is not to be written to, because its memory has others."""
+    return DtypeError(
+        f"{name} is a lazy conjugate or negative of torch, whose memory has other values: "
+        "call resolve_conj() and resolve_neg() on it first"
+    )
 
 
 def bump(tensor: Any) -> None:

@@ -167,6 +167,8 @@ def _problem(ways: Ways, table: Table, name: str, kind: Kind) -> str | None:
         allowed = misfits | ({wanted, errors.RefusedError} if wanted else set())
         if name.startswith(STRICT):
             allowed |= {errors.ArgumentError, errors.UnsupportedError}
+        if name.startswith("ps.") and v.dtype.kind == "c":  # tables have no complex rows
+            allowed |= {errors.DtypeError}
         return None if isinstance(error, tuple(allowed)) else f"{type(error).__name__}: {error}"
     except Exception as error:
         return f"{type(error).__name__}: {error}"

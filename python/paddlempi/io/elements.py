@@ -69,6 +69,7 @@ class Elements:
         shape: its shape.
         itemsize: bytes of an element.
         array: its elements; None if they are in device memory.
+        copied: whether they are those of a copy, because its memory has other values.
 
     Raises:
         DtypeError: it is no tensor, or of another dtype.
@@ -78,6 +79,7 @@ class Elements:
     __slots__ = (
         "_framework",
         "array",
+        "copied",
         "dtype",
         "itemsize",
         "overlaps",
@@ -88,7 +90,7 @@ class Elements:
     )
 
     def __init__(self, tensor: Any) -> None:
-        self.tensor = tensor
+        self.tensor, self.copied = tensor, False
         self._framework = framework_of(tensor, "")
         self.array: Any = None
         if self._framework == "numpy" or isinstance(tensor, np.generic):
@@ -102,6 +104,8 @@ class Elements:
             if isinstance(tensor, np.generic):
                 self.readonly = True  # the array is a copy
             return
+        self.tensor = tensor = _buffer.readable(given := tensor)
+        self.copied = tensor is not given
         description = _buffer.describe(tensor)
         if description is None:
             self._of_numpy(_seen(tensor))
@@ -215,7 +219,10 @@ class Elements:
 
         Raises:
             ArgumentError: they are read-only, or their memory is, or they share it with each other.
+            DtypeError: the memory has other values.
         """
+        if self.copied:
+            raise _buffer.other_values(name)
         if self.readonly:
             raise ArgumentError(f"{name} is read-only, and would be written to")
         if self.overlaps:

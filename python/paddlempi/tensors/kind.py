@@ -51,8 +51,9 @@ class Kind(NamedTuple):
     """How the library handles a type of tensors.
 
     Attributes:
-        describe: returns the description of a tensor. None: the core reads tensors of this type
-            itself.
+        describe: returns the description of a tensor; or, if its memory has other values than the
+            tensor, a copy with those of the tensor, which the core sends in its place. None: the
+            core reads tensors of this type itself.
         bump: tells autograd that a tensor was written to. None: there is no autograd.
         empty_like: returns a new tensor of the same shape, dtype and type, with undefined elements.
         stream: for a tensor in CUDA memory, returns a function without arguments that returns the
@@ -68,7 +69,7 @@ class Kind(NamedTuple):
             place. Returns False, and has done nothing, if the tensor needs no gradient.
     """
 
-    describe: Callable[[Any], Description] | None
+    describe: Callable[[Any], Description | Any] | None
     bump: Callable[[Any], None] | None
     empty_like: Callable[[Any], Any]
     stream: Callable[[Any], Callable[[], int] | None] | None = None

@@ -43,15 +43,12 @@ _CODES = codes_of(torch)
 _STRIDED = torch.strided
 
 
-def _describe(tensor: Any) -> Description:
+def _describe(tensor: Any) -> Description | torch.Tensor:
     code, on_host = _CODES.get(tensor.dtype), tensor.is_cpu
     if code is None or not _is_dense(tensor) or (not on_host and tensor.is_meta):
         raise _not_dense(tensor)
-    if tensor.is_conj() or tensor.is_neg():
-        raise DtypeError(
-            "a torch tensor that is a lazy conjugate or negative has other bits in memory: "
-            "call resolve_conj() and resolve_neg() on it first"
-        )
+    if tensor.is_conj() or tensor.is_neg():  # the memory has other values
+        return tensor.detach().resolve_conj().resolve_neg()
     strides = None if tensor.is_contiguous() else tensor.stride()
     address = _address(tensor)
     if not address and tensor.numel():

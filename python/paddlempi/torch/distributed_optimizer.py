@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .. import memory, ps
+from .. import _buffer, ps
 from ..errors import DtypeError, UnsupportedError
 from ..ps.distributed import Access, CommonOptimizer, Vector
 from ..ps.layers import RemoteLayer
@@ -263,7 +263,7 @@ def distinct(tensor: torch.Tensor) -> torch.Tensor:
             if stride == 0 and found.shape[dim] > 1:
                 found = found.narrow(dim, 0, 1)
     try:
-        memory.describer("torch").KINDS[torch.Tensor].describe(found)
+        _buffer.describe(found)
     except DtypeError as error:
         raise UnsupportedError(str(error)) from None
     end = 0  # of what the dimensions before take

@@ -98,14 +98,33 @@ def test_torch_tensors_that_cannot_be_sent(dist: ModuleType, torch: Any) -> None
     for bad in (
         torch.zeros(3).to_sparse(),
         torch.zeros(3, device="meta"),
-        torch.zeros(3, dtype=torch.complex64).conj(),
         torch.quantize_per_tensor(torch.zeros(3), 0.1, 0, torch.qint8),
+    ):
+        with pytest.raises(dist.errors.DtypeError, match="torch"):
+            dist.all_reduce(bad)
+    dist.barrier()
+
+
+def test_memory_that_has_other_values(dist: ModuleType, torch: Any, rank: int, size: int) -> None:
+    """torch's lazy conjugates and negatives are sent as they are, and not written to."""
+    for lazy in (
+        torch.tensor([1 + 2j, 3 + 4j]).conj(),
         torch.tensor([1 + 2j, 3 + 4j]).conj().imag,
         torch.tensor([1 + 2j]).conj().imag[0].reshape(1),  # contiguous
         torch._neg_view(torch.ones(4)),
     ):
-        with pytest.raises(dist.errors.DtypeError, match="torch"):
-            dist.all_reduce(bad)
+        wanted = lazy.resolve_conj().resolve_neg()
+        assert lazy.data_ptr() != wanted.data_ptr()
+        target = torch.zeros_like(wanted)
+        work = dist.isend(lazy, (rank + 1) % size, tag=3)
+        dist.recv(target, (rank - 1) % size, tag=3)
+        work.wait()
+        assert torch.equal(target, wanted)
+        all_of_them = torch.zeros((size, *wanted.shape), dtype=wanted.dtype)
+        dist.all_gather_into_tensor(all_of_them, lazy)
+        assert torch.equal(all_of_them, wanted.expand(size, *wanted.shape))
+        with pytest.raises(dist.errors.DtypeError, match=r"recv tensor 0 .*resolve_neg"):
+            dist.all_reduce(lazy)
     dist.barrier()
 
 
