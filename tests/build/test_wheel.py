@@ -76,8 +76,8 @@ def test_sizes(zig_built: Built, tmp_path: Path) -> None:
     """
     core = zig_built.unpack(tmp_path).stat().st_size
     wheel = zig_built.wheel.stat().st_size
-    assert core <= 15_200_000, f"the core has {core} bytes"
-    assert wheel <= 6_200_000, f"the wheel has {wheel} bytes"
+    assert core <= 15_500_000, f"the core has {core} bytes"
+    assert wheel <= 6_400_000, f"the wheel has {wheel} bytes"
 
 
 def test_core_has_no_path_of_its_making(zig_built: Built, tmp_path: Path) -> None:
@@ -115,6 +115,7 @@ def test_the_library_for_jaxlib(zig_built: Built, tmp_path: Path) -> None:
     assert sum(name.startswith("MPIABI_") for name in names) == 371 + 260
     others = {name for name in names if not name.startswith("MPIABI_")}
     assert others == {
+        "paddlempi_trampoline_devices",
         "paddlempi_trampoline_start",
         "mpiwrapper_export_fortran_constants_",
         *(f"MPIXABI_Query_{kind}_support" for kind in ("cuda", "hip", "rocm", "ze")),

@@ -83,13 +83,15 @@ ELSEWHERE = frozenset(
         "Intercommunicator.recv",
         "Intercommunicator.send",
         "empty_like",
+        "ps.Plan.set_state_dict",
         "ps.RemoteTable.prefetch",
         "ps.Table.load_state_dict",
         "ps.prefetch",
         "ps.pull",
     }
 )
-"""They need other jobs; do not touch the memory; or take ids, or NumPy's arrays of a file."""
+"""They need other jobs; do not touch the memory; or take ids, a model's state, or NumPy's arrays of
+a file."""
 
 
 def found() -> set[str]:

@@ -114,6 +114,11 @@ class DistributedOptimizer(CommonOptimizer):
     def _detached(parameter: Any) -> Any:
         return parameter
 
+    def _noted_gradients(self) -> list[tuple[Any, int]] | None:
+        # Paddle makes a new object of a gradient whenever it is asked, so it cannot be known again.
+        parameters = self._parameters()
+        return None if not parameters or any(p.grad is not None for p in parameters) else []
+
     @staticmethod
     def _is_sparse(gradient: Any) -> bool:
         return bool(gradient.is_selected_rows())
@@ -140,6 +145,7 @@ class DistributedOptimizer(CommonOptimizer):
         discard_of(self._owner)
         if self._all_parameters():  # Paddle's optimizers do not do it without
             self.optim.clear_grad(set_to_zero)
+        self._owner.settle()
 
     clear_gradients = clear_grad
 

@@ -86,7 +86,7 @@ class CommonOptimizer:
                     "another name, the same on all trainers"
                 )
             self._check_states()
-        self._owner = Owner(_names_of(tables), rest=tables is None)
+        self._owner = Owner(_names_of(tables), tables is None, self._noted_gradients)
         found.owners.check("ps.DistributedOptimizer", self._owner)
         if dense != "local":
             on_servers = {id(p) for p in self._parameters()} if self._served else set()
@@ -129,6 +129,10 @@ class CommonOptimizer:
         """Return a parameter as a tensor that may be written to."""
         raise NotImplementedError
 
+    def _noted_gradients(self) -> Sequence[tuple[Any, int]] | None:
+        """Return the gradients that there are, for :class:`Owner`; without any parameter, None."""
+        raise NotImplementedError
+
     @staticmethod
     def _is_sparse(gradient: Any) -> bool:
         raise NotImplementedError
@@ -162,8 +166,11 @@ class CommonOptimizer:
                 with contextlib.suppress(Error):
                     _native.core().refuse(Op.ALL_REDUCE_COALESCED, self._group._id, str(error))
             raise
+        finally:
+            self._owner.settle()
         if self._group is not None:
             self._average_gradients(self._group, averaged)
+            self._owner.settle()
         if self._served:
             self.refresh()
         else:

@@ -132,6 +132,11 @@ class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ign
     def _detached(parameter: torch.Tensor) -> torch.Tensor:
         return distinct(parameter)
 
+    def _noted_gradients(self) -> list[tuple[torch.Tensor, int]] | None:
+        parameters = self._parameters()
+        found = [p.grad for p in parameters if p.grad is not None]
+        return [(gradient, gradient._version) for gradient in found] if parameters else None
+
     @staticmethod
     def _is_sparse(gradient: torch.Tensor) -> bool:
         return gradient.layout is not torch.strided
@@ -173,6 +178,7 @@ class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ign
         """Drop the gradients: of the dense parameters, and those that its layers have noted."""
         discard_of(self._owner)
         self.optim.zero_grad(set_to_none)
+        self._owner.settle()
 
     def state_dict(self) -> Any:
         """Return the state of the wrapped optimizer. What lies on servers is in ``ps.save``."""

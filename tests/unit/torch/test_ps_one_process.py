@@ -261,6 +261,35 @@ def test_optimizers_that_share_tables_step_together(ps_core: PsCore) -> None:
         a.step()
 
 
+def test_models_that_are_trained_in_turn(ps_core: PsCore) -> None:
+    """Each with an optimizer that was given no tables: whose gradients there are says whose step."""
+    ps.init()
+    torch.manual_seed(5)
+    ids = torch.arange(2)
+    layers = [ps.Embedding(ROWS, DIM, name=f"rows{i}", optimizer=ps.SGD(1.0)) for i in range(2)]
+    heads = [torch.nn.Linear(DIM, 1) for _ in layers]
+    both = [ps.DistributedOptimizer(SGD(head.parameters(), 0.0)) for head in heads]
+    before = [layer(ids).detach() for layer in layers]
+    for turn in (0, 1, 0, 0, 1, 1, 1, 0):
+        for _ in range(2):  # a backward whose gradients are dropped
+            both[turn].zero_grad()
+            heads[turn](layers[turn](ids)).sum().backward()
+        both[turn].step()
+    for layer, head, first in zip(layers, heads, before, strict=True):
+        torch.testing.assert_close(layer(ids).detach(), first - 4 * head.weight.detach())
+    # As a generator whose loss goes through the discriminator.
+    both[0].zero_grad()
+    both[1].zero_grad()
+    heads[1](layers[1](ids)).sum().backward()
+    both[1].step()
+    heads[1](heads[0](layers[0](ids)) + layers[1](ids)).sum().backward()
+    both[0].step()
+    both[1].zero_grad()
+    heads[1](layers[1](ids)).sum().backward()
+    with pytest.raises(errors.ArgumentError, match="do not step together"):
+        both[1].step()
+
+
 @pytest.mark.parametrize("kind", [Adam, partial(SGD, momentum=0.9, weight_decay=0.1)])
 def test_a_parameter_that_a_step_does_not_use_stays(ps_core: PsCore, kind: Any) -> None:
     torch.manual_seed(2)
