@@ -20,7 +20,8 @@ import torch.distributed as dist
 torch.set_num_threads(1)
 attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 assert dist.is_mpi_available() and dist.is_backend_available("mpi")
-for backend in sys.argv[1].split(","):
+backends = sys.argv[1].split(",")
+for backend in backends:
     dist.init_process_group(backend)
     rank = dist.get_rank()
     assert dist.get_world_size() == 2 and rank == int(os.environ["RANK"])
@@ -34,9 +35,10 @@ for backend in sys.argv[1].split(","):
         model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
         model(torch.full((2, 4), 1.0 + rank)).sum().backward()
         assert model.module.weight.grad.eq(3).all()
-    gloo = dist.new_group(backend="gloo")
-    dist.all_reduce(x, group=gloo)
-    assert x.item() == 6
+    if backend == backends[-1]:  # in a world after it gloo may read the addresses of this one
+        gloo = dist.new_group(backend="gloo")
+        dist.all_reduce(x, group=gloo)
+        assert x.item() == 6
     if "restarts" in sys.argv and attempt == 0 and rank == 0:
         os.kill(os.getpid(), 9)
     dist.barrier()
