@@ -262,7 +262,7 @@ def test_optimizers_that_share_tables_step_together(ps_core: PsCore) -> None:
 
 
 def test_models_that_are_trained_in_turn(ps_core: PsCore) -> None:
-    """Each with an optimizer that was given no tables: whose gradients there are says whose step."""
+    """Each with an optimizer without tables: whose gradients there are says whose step it is."""
     ps.init()
     torch.manual_seed(5)
     ids = torch.arange(2)
