@@ -76,25 +76,26 @@ def describe(tensor: Any) -> Description | None:
             values.
         UnsupportedError: it is on a device that is none of CUDA's.
     """
-    found = _described(tensor)
-    if found is None or isinstance(found, tuple):
-        return found
-    raise other_values("a tensor")
+    there, found = readable(tensor)
+    if there is not tensor:
+        raise other_values("a tensor")
+    return found
 
 
-def readable(tensor: Any) -> Any:
-    """Return a tensor, or a copy of one whose memory has other values, as torch's lazy negatives.
+def readable(tensor: Any) -> tuple[Any, Description | None]:
+    """Return a tensor to read, with its description as of :func:`describe`.
+
+    It is the given one, or a copy if its memory has other values, as that of torch's lazy
+    negatives.
 
     Raises:
         DtypeError, UnsupportedError: as :func:`describe`.
     """
-    found = _described(tensor)
-    return tensor if found is None or isinstance(found, tuple) else found
-
-
-def _described(tensor: Any) -> Any:
-    kind = _kind_of(tensor.__class__)
-    return None if kind.describe is None else kind.describe(tensor)
+    describer = _kind_of(tensor.__class__).describe
+    if describer is None:
+        return tensor, None
+    found = describer(tensor)
+    return (tensor, found) if isinstance(found, tuple) else (found, describer(found))
 
 
 def other_values(name: str) -> DtypeError:

@@ -104,9 +104,9 @@ class Elements:
             if isinstance(tensor, np.generic):
                 self.readonly = True  # the array is a copy
             return
-        self.tensor = tensor = _buffer.readable(given := tensor)
-        self.copied = tensor is not given
-        description = _buffer.describe(tensor)
+        self.tensor, description = _buffer.readable(tensor)
+        self.copied = self.tensor is not tensor
+        tensor = self.tensor
         if description is None:
             self._of_numpy(_seen(tensor))
             return
@@ -156,7 +156,7 @@ class Elements:
             raise DtypeError(f"{array.dtype.str} is not in this machine's byte order")
         self.dtype, self.shape, self.itemsize = name, array.shape, array.itemsize
         self.readonly = not array.flags.writeable
-        steps = [abs(step) / array.itemsize for step in array.strides]
+        steps = [step / array.itemsize for step in array.strides]
         self.overlaps = not array.flags.c_contiguous and overlaps(array.shape, steps)
         ends = [(n - 1) * step for n, step in zip(array.shape, array.strides, strict=True)]
         begin = array.__array_interface__["data"][0]

@@ -155,10 +155,16 @@ class CommonOptimizer:
         RefusedError. After any other error no trainer averages dense gradients in this step.
         """
         try:
+            self._take_step()
+        finally:
+            self._owner.settle()
+
+    def _take_step(self) -> None:
+        try:
             self._check()
             self._note()
             stepping.step_of(self._owner, average=self._average)
-            averaged = self._gradients() if self._group is not None else []
+            averaged = self._gradients() if self._group is not None else None
         except BaseException as error:
             if isinstance(error, (ArgumentError, DtypeError, UnsupportedError)):
                 stepping.refuse(self._owner)
@@ -166,11 +172,8 @@ class CommonOptimizer:
                 with contextlib.suppress(Error):
                     _native.core().refuse(Op.ALL_REDUCE_COALESCED, self._group._id, str(error))
             raise
-        finally:
-            self._owner.settle()
-        if self._group is not None:
-            self._average_gradients(self._group, averaged)
-            self._owner.settle()
+        if self._group is not None and averaged is not None:
+            self._average_gradients(self._group, *averaged)
         if self._served:
             self.refresh()
         else:
@@ -229,26 +232,26 @@ class CommonOptimizer:
         places = {id(p): place for place, p in enumerate(self._parameters())}
         return f"{places[id(parameter)]}, of shape {tuple(parameter.shape)},"
 
-    def _gradients(self) -> list[tuple[Any, Any]]:
-        """Return the parameters with their gradients, zeros for those without one.
+    def _gradients(self) -> tuple[Any, list[tuple[Any, Any]]]:
+        """Return what is averaged.
 
-        The first is None, with a tensor of 1 for each parameter that this trainer has used, else 0.
+        Returns:
+            A tensor with 1 for each parameter that this trainer has used, else 0; and the
+            parameters with their gradients, zeros for those without one.
         """
         parameters = self._parameters()
         flags = self._flags([float(p.grad is not None) for p in parameters], parameters)
-        here = [self._zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        return [(None, flags), *zip(parameters, here, strict=True)]
+        return flags, [(p, self._zeros_like(p) if p.grad is None else p.grad) for p in parameters]
 
     @staticmethod
-    def _average_gradients(group: ProcessGroup, pairs: list[tuple[Any, Any]]) -> None:
+    def _average_gradients(group: ProcessGroup, flags: Any, pairs: list[tuple[Any, Any]]) -> None:
         """Average over the trainers. A parameter that no trainer has used keeps no gradient."""
-        by_dtype: dict[Any, list[Any]] = {}
+        by_dtype: dict[Any, list[Any]] = {flags.dtype: [flags]}
         for _, gradient in pairs:
             by_dtype.setdefault(gradient.dtype, []).append(gradient)
         for tensors in by_dtype.values():
             all_reduce_coalesced(tensors, ReduceOp.AVG, group)
-        (_, flags), *rest = pairs
-        for (parameter, gradient), share in zip(rest, flags.tolist(), strict=True):
+        for (parameter, gradient), share in zip(pairs, flags.tolist(), strict=True):
             if share and parameter.grad is None:
                 parameter.grad = gradient
 

@@ -10,6 +10,7 @@ import torch
 
 from .. import _buffer, ps
 from ..errors import DtypeError, UnsupportedError
+from ..io.places import overlaps
 from ..ps.distributed import Access, CommonOptimizer, Vector
 from ..ps.layers import RemoteLayer
 from ..ps.stepping import discard_of
@@ -272,17 +273,11 @@ def distinct(tensor: torch.Tensor) -> torch.Tensor:
         _buffer.describe(found)
     except DtypeError as error:
         raise UnsupportedError(str(error)) from None
-    end = 0  # of what the dimensions before take
-    dims = sorted(
-        (stride, size) for stride, size in zip(found.stride(), found.shape, strict=True) if size > 1
-    )
-    for stride, size in dims if found.numel() else ():
-        if stride <= end:
-            raise UnsupportedError(
-                f"a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()}, whose "
-                "elements share memory: give the model a copy of it (contiguous())"
-            )
-        end += stride * (size - 1)
+    if overlaps(found.shape, found.stride()):
+        raise UnsupportedError(
+            f"a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()}, whose "
+            "elements share memory: give the model a copy of it (contiguous())"
+        )
     return found
 
 

@@ -9,7 +9,7 @@ other use with these operators, and only when they are needed (:func:`serve`, :f
 * ``BackendSelect``, which every thread includes, for who calls an operator without the method: a
   graph of ``make_fx``, or ``torch.ops.c10d``. Both need the group as an object of TorchScript, so
   this waits for the first one. From then on calls of other groups pass through Python too, which
-  takes some 10 us of each.
+  takes up to 100 us of each.
 
 Both keys are below that of dispatch modes and above those of the devices' kernels.
 """

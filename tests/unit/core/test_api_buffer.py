@@ -162,8 +162,9 @@ def test_torch() -> None:
         with pytest.raises(DtypeError, match="torch"):
             describe(bad)
     lazy = torch.tensor([1 + 2j]).conj()  # memory that has other values
-    assert torch.equal(_buffer.readable(lazy), torch.tensor([1 - 2j]))
-    assert not _buffer.readable(lazy).is_conj() and _buffer.readable(tensor) is tensor
+    copy, description = _buffer.readable(lazy)
+    assert torch.equal(copy, torch.tensor([1 - 2j])) and not copy.is_conj()
+    assert description == describe(copy) and _buffer.readable(tensor)[0] is tensor
     with pytest.raises(DtypeError, match="lazy conjugate"):
         _buffer.describe(lazy)
     leaf = torch.nn.Parameter(torch.zeros(3))
