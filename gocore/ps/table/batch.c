@@ -297,6 +297,18 @@ static uint64_t shards_of(const pt_table *t, const pt_batch *b, int64_t from, in
 	return shards;
 }
 
+/* copy_there copies those rows of some ids that are there, lists the places of the others, and
+ * returns how many these are. */
+static uint32_t copy_there(pt_table *t, pt_batch *b, int64_t from, int64_t to, uint32_t *missing) {
+	uint64_t shards = shards_of(t, b, from, to);
+	for (uint64_t left = shards; left; left &= left - 1)
+		pthread_rwlock_rdlock(&t->shard[__builtin_ctzll(left)].lock);
+	uint32_t n = CHOOSE(pt_pull, t->c.isa)(t, b, (uint32_t)from, (uint32_t)to, missing);
+	for (uint64_t left = shards; left; left &= left - 1)
+		pthread_rwlock_unlock(&t->shard[__builtin_ctzll(left)].lock);
+	return n;
+}
+
 int pt_pull(pt_table *t, pt_batch *b) {
 	if (b->values == NULL)
 		return alone(t, b, make);
@@ -304,15 +316,27 @@ int pt_pull(pt_table *t, pt_batch *b) {
 	int rc = PT_OK;
 	for (int64_t from = 0; from < b->n && rc == PT_OK; from += PULLED) {
 		int64_t to = b->n < from + PULLED ? b->n : from + PULLED;
-		uint64_t shards = shards_of(t, b, from, to);
-		for (uint64_t left = shards; left; left &= left - 1)
-			pthread_rwlock_rdlock(&t->shard[__builtin_ctzll(left)].lock);
-		uint32_t n = CHOOSE(pt_pull, t->c.isa)(t, b, (uint32_t)from, (uint32_t)to, missing);
-		for (uint64_t left = shards; left; left &= left - 1)
-			pthread_rwlock_unlock(&t->shard[__builtin_ctzll(left)].lock);
+		uint32_t n = copy_there(t, b, from, to, missing);
 		rc = pull_missing(t, b, missing, n);
 	}
 	return rc;
+}
+
+int pt_look(pt_table *t, pt_batch *b, int zeros) {
+	size_t row_bytes = (size_t)t->c.dim * (b->dtype == PT_FLOAT32 ? 4 : 2);
+	uint32_t *missing = b->scratch;
+	for (int64_t from = 0; from < b->n; from += PULLED) {
+		int64_t to = b->n < from + PULLED ? b->n : from + PULLED;
+		uint32_t n = copy_there(t, b, from, to, missing);
+		for (uint32_t k = 0; k < n; k++) {
+			char *out = (char *)b->values + missing[k] * row_bytes;
+			if (zeros || t->c.initializer == PT_ZEROS)
+				memset(out, 0, row_bytes);
+			else
+				pt_first_values(&t->c, id_at(b, missing[k]), b->dtype, out);
+		}
+	}
+	return PT_OK;
 }
 
 int pt_read(pt_table *t, pt_batch *b) {

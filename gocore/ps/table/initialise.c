@@ -84,8 +84,11 @@ static void normal2(const uint32_t *u, double out[2]) {
 }
 
 void pt_initialise(const pt_config *c, int64_t id, void *row) {
-	if (c->initializer == PT_ZEROS)
-		return; /* slabs are zero, and a row is initialised once */
+	if (c->initializer != PT_ZEROS) /* slabs are zero, and a row is initialised once */
+		pt_first_values(c, id, c->dtype, row);
+}
+
+void pt_first_values(const pt_config *c, int64_t id, int32_t dtype, void *row) {
 	for (int64_t at = 0; at < c->dim; at += 4) {
 		uint32_t u[4];
 		double v[4];
@@ -101,10 +104,16 @@ void pt_initialise(const pt_config *c, int64_t id, void *row) {
 		}
 		for (int64_t k = 0; k < 4 && at + k < c->dim; k++) {
 			float f = (float)v[k];
-			if (c->dtype == PT_FLOAT32)
+			if (c->dtype == PT_FLOAT32) {
 				((float *)row)[at + k] = f;
+				continue;
+			}
+			int bf16 = c->dtype == PT_BFLOAT16;
+			uint16_t h = bf16 ? store_bf16(f) : store_f16(f);
+			if (dtype == PT_FLOAT32)
+				((float *)row)[at + k] = bf16 ? load_bf16(h) : load_f16(h);
 			else
-				((uint16_t *)row)[at + k] = c->dtype == PT_BFLOAT16 ? store_bf16(f) : store_f16(f);
+				((uint16_t *)row)[at + k] = h;
 		}
 	}
 }

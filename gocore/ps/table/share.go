@@ -63,11 +63,12 @@ func (t *Table) push(b *C.pt_batch) C.int {
 	})
 }
 
-// pull copies the rows of a batch, by several threads if it is large: each has some of the ids.
-func (t *Table) pull(b *C.pt_batch) C.int {
+// copyOut copies the rows of a batch by pt_pull or pt_look, by several threads if it is large: each
+// has some of the ids.
+func (t *Table) copyOut(b *C.pt_batch, copied func(part *C.pt_batch) C.int) C.int {
 	n := t.threads(b.n)
 	if n == 1 || b.values == nil {
-		return C.pt_pull(t.t, b)
+		return copied(b)
 	}
 	row := int64(elementBytes(b.dtype)) * t.Dim
 	parts := make([]*C.pt_batch, n)
@@ -79,7 +80,7 @@ func (t *Table) pull(b *C.pt_batch) C.int {
 		part.scratch = unsafe.Add(b.scratch, 4*from) // a pull needs 4 bytes an id
 		parts[i] = &part
 	}
-	return together(n, func(i int) C.int { return C.pt_pull(t.t, parts[i]) })
+	return together(n, func(i int) C.int { return copied(parts[i]) })
 }
 
 func elementBytes(dtype C.int32_t) int {

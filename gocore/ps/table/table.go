@@ -13,6 +13,8 @@ package table
 #cgo !amd64,!arm64 LDFLAGS: -lm
 #cgo noescape pt_pull
 #cgo nocallback pt_pull
+#cgo noescape pt_look
+#cgo nocallback pt_look
 #cgo noescape pt_push
 #cgo nocallback pt_push
 #cgo noescape pt_check
@@ -143,7 +145,21 @@ type Batch struct {
 
 // Pull copies the rows of the ids into Values, and makes those that are missing.
 func (t *Table) Pull(b Batch) error {
-	return t.call("pull", b, t.pull)
+	return t.call("pull", b, func(c *C.pt_batch) C.int {
+		return t.copyOut(c, func(part *C.pt_batch) C.int { return C.pt_pull(t.t, part) })
+	})
+}
+
+// Look copies the rows of the ids into Values, as Pull does, but makes none: an id that has no row
+// has the values that its row would begin with, or zeros. It needs no memory of the table.
+func (t *Table) Look(b Batch, zeros bool) error {
+	var with C.int
+	if zeros {
+		with = 1
+	}
+	return t.call("look up", b, func(c *C.pt_batch) C.int {
+		return t.copyOut(c, func(part *C.pt_batch) C.int { return C.pt_look(t.t, part, with) })
+	})
 }
 
 // Make makes the rows of the ids that are missing: a push of them then needs no memory. Values is
@@ -426,7 +442,7 @@ func (t *Table) checked(name string, b Batch) (C.pt_batch, error) {
 	if ids.Count > MostBatch {
 		return c, status.New(status.Argument, "%s: %d ids are more than one call takes, %d", name, ids.Count, MostBatch)
 	}
-	what := map[string]string{"pull": "out", "push": "gradients"}[name]
+	what := map[string]string{"pull": "out", "look up": "out", "push": "gradients"}[name]
 	if what == "" {
 		what = "rows"
 	}

@@ -181,6 +181,10 @@ int pt_push(pt_table *t, pt_batch *b);
 int pt_read(pt_table *t, pt_batch *b);
 int pt_write(pt_table *t, pt_batch *b);
 
+/* pt_look is pt_pull that makes nothing and needs no memory: ids without a row have the values that
+ * it would begin with, or zeros. It returns PT_OK. */
+int pt_look(pt_table *t, pt_batch *b, int zeros);
+
 /* Several threads share a push. One calls pt_share, which sorts the batch and returns how many
  * bytes of scratch memory each thread needs, aligned to a cache line. Then each calls
  * pt_push_share, and all together have done what pt_push does; the push has failed if one returns
@@ -226,8 +230,12 @@ int pt_insert(pt_table *t, pt_shard *s, int64_t id, uint64_t hash, int reserved,
 /* pt_square_root returns a root, without libm where the processor has one. */
 double pt_square_root(double x);
 
-/* pt_initialise writes the first values of the row of an id. */
+/* pt_initialise writes the first values of the row of an id, over zeros. */
 void pt_initialise(const pt_config *c, int64_t id, void *row);
+
+/* pt_first_values gives these values of an initializer that is not PT_ZEROS, as the row has them:
+ * in the dtype of the table, or in float32. */
+void pt_first_values(const pt_config *c, int64_t id, int32_t dtype, void *row);
 
 /* The code for one instruction set (hot.h). pull copies the rows of the ids from one place of the
  * batch to another, lists the places of those that have none, and returns how many these are; the
