@@ -208,7 +208,7 @@ int pmpi_order(pmpi_work work, uint64_t stream);
 
 /* A call of a table of embeddings, which the methods table_new and ps_declare of pmpi_control make.
  * Tensors are contiguous and in host memory. values has one row of the table for each id. A table
- * on servers takes PULL, PUSH and WRITE, without states and step.
+ * on servers takes PULL, LOOK, LOOK_ZEROS, PUSH and WRITE, without states and step.
  *
  * Or a call of a KV of servers, which the method ps_kv_declare makes; n is 1. ids are its keys.
  * PUSH, PULL and PUSH_PULL start a call, whose tensors may be used again at once: *count becomes

@@ -299,6 +299,11 @@ enum {
   /* PMPI_KV_REPLY answers a call, on its server; values: the rows of a pull.
    * step: the call, of ps_kv_next. */
   PMPI_KV_REPLY = 11,
+  /* PMPI_TABLE_LOOK is a PULL that makes no rows: an id without one has what
+   * its row would begin with. */
+  PMPI_TABLE_LOOK = 12,
+  /* PMPI_TABLE_LOOK_ZEROS is a LOOK that has zeros for an id without a row. */
+  PMPI_TABLE_LOOK_ZEROS = 13,
 };
 
 /* pmpi_table_needs returns the tensors that a call cannot do without, as bits: 1 for ids, 2 for
@@ -315,6 +320,8 @@ static inline unsigned pmpi_table_needs(int32_t code)
   case PMPI_KV_PULL: return 1;
   case PMPI_KV_PUSH_PULL: return 3;
   case PMPI_KV_TAKE: return 1;
+  case PMPI_TABLE_LOOK: return 3;
+  case PMPI_TABLE_LOOK_ZEROS: return 3;
   }
   return 0;
 }
@@ -328,6 +335,8 @@ static inline unsigned pmpi_table_writes(int32_t code)
   case PMPI_TABLE_IDS: return 1;
   case PMPI_KV_WAIT: return 2;
   case PMPI_KV_TAKE: return 3;
+  case PMPI_TABLE_LOOK: return 2;
+  case PMPI_TABLE_LOOK_ZEROS: return 2;
   }
   return 0;
 }

@@ -409,6 +409,8 @@ class TableCall(IntEnum):
     READ = 3
     WRITE = 4
     IDS = 5
+    LOOK = 12
+    LOOK_ZEROS = 13
 
 
 class KVCall(IntEnum):

@@ -45,6 +45,11 @@ var calls = []call{
 		Doc: "fills ids, of int64, and values with the keys and rows of a call, on its server; a pull has no values. step: the call, of ps_kv_next"},
 	{Code: 11, KV: true, Ident: "Reply", May: []string{"ids", "values"},
 		Doc: "answers a call, on its server; values: the rows of a pull. step: the call, of ps_kv_next"},
+
+	{Code: 12, Ident: "Look", Needs: []string{"ids", "values"}, Writes: []string{"values"},
+		Doc: "is a PULL that makes no rows: an id without one has what its row would begin with"},
+	{Code: 13, Ident: "LookZeros", Needs: []string{"ids", "values"}, Writes: []string{"values"},
+		Doc: "is a LOOK that has zeros for an id without a row"},
 }
 
 // Of says whose call it is: "Table" or "KV".

@@ -32,6 +32,11 @@ func once(what request.Op, tables []TableRows) error {
 	return nil
 }
 
+// wrongOut is the error of a pull into a tensor that is not of float32.
+func wrongOut(what request.Op, r *TableRows) error {
+	return status.New(status.Type, "%v: out of table %q is of %v; it must be of float32", what, r.Table.Name, r.Values.DType)
+}
+
 // check returns an error about a tensor of a call.
 func check(what string, r *TableRows) error {
 	ids, values, name := r.IDs, r.Values, r.Table.Name

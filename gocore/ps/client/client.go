@@ -125,36 +125,47 @@ func (c *Client) Staleness() float64 {
 // error, such as Timeout or Interrupted, they are the rows after its step wherever a server has it:
 // Pull waits for the other trainers as the push would have.
 func (c *Client) Pull(tables []TableRows) error {
-	if c.geo.every.Load() > 0 {
-		return c.pullLocal(tables)
-	}
-	return c.pull(tables)
+	return c.read(request.Pull, tables)
 }
 
-// pull is Pull of rows on the servers.
-func (c *Client) pull(tables []TableRows) error {
-	t, err := c.plan(request.Pull, tables)
+// Look is Pull that makes no rows on the servers: ids without a row have what it would begin with,
+// or zeros. No training comes of it: a server notes nothing of it, for the staleness of a push or
+// for what a trainer has pulled last, and does not have it wait for slower trainers.
+func (c *Client) Look(tables []TableRows, zeros bool) error {
+	if zeros {
+		return c.read(request.LookZeros, tables)
+	}
+	return c.read(request.Look, tables)
+}
+
+// read is Pull or Look.
+func (c *Client) read(what request.Op, tables []TableRows) error {
+	if c.geo.every.Load() > 0 {
+		return c.readLocal(what, tables)
+	}
+	return c.readFar(what, tables)
+}
+
+// readFar is read of rows on the servers.
+func (c *Client) readFar(what request.Op, tables []TableRows) error {
+	t, err := c.plan(what, tables)
 	if err != nil {
 		return err
 	}
 	defer t.free()
 	for i := range t.tables {
-		if b := tables[i].Values; b.DType != op.Float32 {
-			return status.New(status.Type, "pull: out of table %q is of %v; it must be of float32", tables[i].Table.Name, b.DType)
+		if tables[i].Values.DType != op.Float32 {
+			return wrongOut(what, &tables[i])
 		}
 	}
-	results, err := c.ask(request.Pull, t, nil)
+	results, err := c.ask(what, t, nil)
 	if err != nil {
 		return err
 	}
-	c.made(t)
-	c.mu.Lock()
-	for s, r := range results {
-		if r.effect == Applied {
-			c.here[s].version, c.here[s].stepsAtPull = r.answer.Version, c.here[s].steps
-		}
+	if what == request.Pull {
+		c.made(t)
+		c.pulled(results)
 	}
-	c.mu.Unlock()
 	for i, r := range t.tables {
 		if r.table.Rows == op.Float32 {
 			r.plan.Gather(tables[i].Values, r.rows, r.rowBytes)
@@ -163,6 +174,17 @@ func (c *Client) pull(tables []TableRows) error {
 		}
 	}
 	return nil
+}
+
+// pulled notes which versions of the servers a pull has seen.
+func (c *Client) pulled(results []result) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for s, r := range results {
+		if r.effect == Applied {
+			c.here[s].version, c.here[s].stepsAtPull = r.answer.Version, c.here[s].steps
+		}
+	}
 }
 
 // Push is one step: it updates the rows of the ids by the gradients of all tables. Every server
@@ -489,7 +511,7 @@ func (c *Client) ask(what request.Op, t *travel, seen []int64) (results []result
 			}
 			r.IDs = at
 			switch what {
-			case request.Pull:
+			case request.Pull, request.Look, request.LookZeros:
 				r.Answer = rows
 			case request.Push, request.Add, request.Write:
 				r.Values = rows
@@ -508,7 +530,7 @@ func (c *Client) ask(what request.Op, t *travel, seen []int64) (results []result
 			err = mistake
 		}
 	}
-	if t.byServer != nil && what == request.Pull {
+	if t.byServer != nil && what.Reads() {
 		t.byServer.spread(t)
 	}
 	if status.CodeOf(err) == status.Timeout && c.Late != nil {

@@ -211,9 +211,9 @@ type gap struct {
 	places []int64 // of their ids there; nil: all
 }
 
-// pullLocal is Pull: rows that were pushed since the last exchange are this trainer's own.
-func (c *Client) pullLocal(tables []TableRows) error {
-	if err := c.checkLocal(request.Pull, tables); err != nil {
+// readLocal is read: rows that were pushed since the last exchange are this trainer's own.
+func (c *Client) readLocal(what request.Op, tables []TableRows) error {
+	if err := c.checkLocal(what, tables); err != nil {
 		return err
 	}
 	var r room
@@ -249,7 +249,7 @@ func (c *Client) pullLocal(tables []TableRows) error {
 	if len(far) == 0 {
 		return nil
 	}
-	if err := c.pull(far); err != nil {
+	if err := c.readFar(what, far); err != nil {
 		return err
 	}
 	for i, g := range gaps {
@@ -271,8 +271,8 @@ func (c *Client) checkLocal(what request.Op, tables []TableRows) error {
 		if err := check(what.String(), &tables[i]); err != nil {
 			return err
 		}
-		if what == request.Pull && tables[i].Values.DType != op.Float32 {
-			return status.New(status.Type, "pull: out of table %q is of %v; it must be of float32", tables[i].Table.Name, tables[i].Values.DType)
+		if what.Reads() && tables[i].Values.DType != op.Float32 {
+			return wrongOut(what, &tables[i])
 		}
 	}
 	return once(what, tables)
@@ -351,7 +351,7 @@ func (c *Client) trainLocal(tables []TableRows) error {
 		}
 	}
 	if len(fetched) > 0 {
-		if err := c.pull(fetched); err != nil {
+		if err := c.readFar(request.Pull, fetched); err != nil {
 			return err
 		}
 	}

@@ -74,6 +74,8 @@ func callLocal(o *TableOp, t *table.Table) (count int64, err error) {
 	switch o.Code {
 	case TablePull:
 		return 0, t.Pull(b)
+	case TableLook, TableLookZeros:
+		return 0, t.Look(b, o.Code == TableLookZeros)
 	case TablePush:
 		return 0, t.Push(b, o.Rate, o.Step)
 	case TableRead:
@@ -105,6 +107,8 @@ func callRemote(ops []TableOp, all []*client.Table) error {
 	switch ops[0].Code {
 	case TablePull:
 		return all[0].Client.Pull(rows)
+	case TableLook, TableLookZeros:
+		return all[0].Client.Look(rows, ops[0].Code == TableLookZeros)
 	case TablePush:
 		return all[0].Client.Push(rows, thread())
 	case TableWrite:

@@ -48,8 +48,10 @@ func TestCallsOfATableOfThisProcess(t *testing.T) {
 		value float32 // after the call
 	}{
 		{TableWrite, 0, 2},
+		{TableLook, 0, 2},
 		{TablePush, 0, 2}, // the row becomes 2 - 1 * 2
 		{TablePull, 0, 0},
+		{TableLookZeros, 0, 0},
 		{TableRead, 0, 0},
 		{TableIDs, 1, 0},
 	} {
@@ -68,7 +70,7 @@ func TestCallsOfWhatIsNotThere(t *testing.T) {
 	remote := p.tables.add(entry{remote: &client.Table{Name: "users"}})
 	for text, ops := range map[string][]TableOp{
 		"there is no table 7000 (or it was closed)":             {{Code: TablePull, Table: 7000}},
-		"code 12 is none of PMPI_TABLE_*":                       {{Code: 12, Table: local}},
+		"code 90 is none of PMPI_TABLE_*":                       {{Code: 90, Table: local}},
 		"code -1 is none of PMPI_TABLE_*":                       {{Code: -1, Table: local}},
 		"ops[1] has code 2 and ops[0] has 1":                    {{Code: TablePull, Table: local}, {Code: TablePush, Table: local}},
 		"2 is a KV, and code 1 is for a table":                  {{Code: TablePull, Table: kv}},

@@ -26,6 +26,10 @@ const (
 	KVTake Code = 10
 	// KVReply answers a call, on its server; values: the rows of a pull. step: the call, of ps_kv_next.
 	KVReply Code = 11
+	// TableLook is a PULL that makes no rows: an id without one has what its row would begin with.
+	TableLook Code = 12
+	// TableLookZeros is a LOOK that has zeros for an id without a row.
+	TableLookZeros Code = 13
 )
 
 // codesOfKVs has the codes that are for KVs.

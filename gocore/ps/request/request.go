@@ -28,6 +28,12 @@ const (
 	// Add is in the place of a Push: what comes is added to the rows, without their optimizer. It
 	// is not for synchronous training.
 	Add
+	// Look is a Pull that makes no rows, and of which no training comes: an id without a row has
+	// what its row would begin with. With LookZeros it has zeros.
+	Look
+	LookZeros
+
+	last = LookZeros
 )
 
 func (o Op) String() string {
@@ -44,9 +50,14 @@ func (o Op) String() string {
 		return "reservation"
 	case Add:
 		return "addition"
+	case Look, LookZeros:
+		return "lookup"
 	}
 	return "unknown"
 }
+
+// Reads tells whether the answer to a request has the rows of its ids.
+func (o Op) Reads() bool { return o == Pull || o == Look || o == LookZeros }
 
 // IsStep tells whether a request is the trainer's part of a step.
 func (o Op) IsStep() bool { return o == Push || o == Refuse || o == Add }
@@ -64,10 +75,10 @@ func (o Op) RowBytes(dim int64, rows op.DType) int64 {
 	return dim * int64(o.RowType(rows).Size())
 }
 
-// RowType returns of what dtype the rows of a table travel, whose rows are of the given one: a pull
-// brings them as they are, gradients and new values are of float32.
+// RowType returns of what dtype the rows of a table travel, whose rows are of the given one: pulls
+// and lookups bring them as they are, gradients and new values are of float32.
 func (o Op) RowType(rows op.DType) op.DType {
-	if o == Pull {
+	if o.Reads() {
 		return rows
 	}
 	return op.Float32
@@ -183,7 +194,7 @@ func Decode(b []byte) (Head, error) {
 	h.Step, h.Seen = int64(binary.LittleEndian.Uint64(b[8:])), int64(binary.LittleEndian.Uint64(b[16:]))
 	h.Number = int64(binary.LittleEndian.Uint64(b[numberAt:]))
 	if h.Op.String() == "unknown" || b[1] > 1 || b[2] != 0 || b[3] != 0 {
-		return h, status.New(status.Argument, "a request has the code %d; codes are %d to %d", b[0], Pull, Add)
+		return h, status.New(status.Argument, "a request has the code %d; codes are %d to %d", b[0], Pull, last)
 	}
 	least, most, inHeader := uint32(0), uint32(MostInHeader), int(n)
 	if b[1] == 1 {

@@ -17,6 +17,8 @@ func TestHeadsAreReadAsWritten(t *testing.T) {
 		{Op: Write, Step: 1, Number: math.MaxInt64, Tables: make([]TableRows, MostInHeader)},
 		{Op: Reserve, Tables: []TableRows{{3, 2, 0}}},
 		{Op: Add, Step: 3, Tables: []TableRows{{3, 2, 0}}},
+		{Op: Look, Seen: -1, Tables: []TableRows{{3, 2, 0}}},
+		{Op: LookZeros, Seen: -1, Tables: []TableRows{}},
 	} {
 		read, err := Decode(h.Encode())
 		require.NoError(t, err)

@@ -11,6 +11,7 @@ import (
 // applied at once, as in asynchronous mode. A trainer that has pushed c steps may pull when every
 // active trainer has pushed c - Slack steps at least. So what it pulls has all updates of steps
 // before that, of all trainers, and no trainer is ever more than Slack + 1 steps ahead of another.
+// A lookup does not wait: no training comes of it, and the others may wait for who evaluates.
 
 // keepsAhead keeps a pull of a trainer that is too many steps ahead of another one, and tells
 // whether it has. It is carried out when the others have come closer, or have left.

@@ -134,15 +134,23 @@ func (s *Server) access(u *update) (answer request.Answer, err error) {
 	s.counted.pulls.Add(1)
 	answer.Version = s.version.Load() // before the rows are read: they are at least as new
 	for _, r := range u.tables {
-		if err := r.Pull(r.batch()); err != nil {
+		if err := r.copyOut(u.op); err != nil {
 			return answer, r.says(s, err)
 		}
 		r.pulled.Add(int64(len(r.ids)))
 	}
-	if rule := s.rule.Load(); rule.Lambda > 0 {
+	if rule := s.rule.Load(); rule.Lambda > 0 && u.op == request.Pull {
 		s.keepBackups(u, rule)
 	}
 	return answer, nil
+}
+
+// copyOut carries out a pull or a lookup of one table.
+func (r *tableRows) copyOut(what request.Op) error {
+	if what == request.Pull {
+		return r.Pull(r.batch())
+	}
+	return r.Look(r.batch(), what == request.LookZeros)
 }
 
 // makeRows makes the rows of all tables that may refuse them.
@@ -195,7 +203,7 @@ func (s *Server) read(in *Incoming) (head request.Head, u *update, err error) {
 		return head, u, err
 	}
 	values, what := in.Values, "gradients"
-	if head.Op == request.Pull {
+	if head.Op.Reads() {
 		values, what = in.Answer, "room"
 	}
 	rows := make([]tableRows, len(head.Tables))

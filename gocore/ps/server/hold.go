@@ -43,7 +43,7 @@ type hold struct {
 // lets tells whether a hold lets an update through, before which its trainer has none that waits.
 func (s *Server) lets(u *update) bool {
 	h := s.hold
-	if h.over || u.op == request.Pull {
+	if h.over || u.op.Reads() {
 		return true
 	}
 	return h.to != nil && u.number <= h.to.Updates[slices.Index(s.Trainers, u.from)]

@@ -80,5 +80,5 @@ func TestLookInAFullTable(t *testing.T) {
 
 	of[7] = c.IDs
 	err = table.Look(Batch{IDs: ids, Values: values}, true)
-	assert.ErrorContains(t, err, "look up: ids[7] is 40000; the table takes ids from 0 to 39999 (num_ids)")
+	assert.ErrorContains(t, err, "lookup: ids[7] is 40000; the table takes ids from 0 to 39999 (num_ids)")
 }

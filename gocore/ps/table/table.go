@@ -157,7 +157,7 @@ func (t *Table) Look(b Batch, zeros bool) error {
 	if zeros {
 		with = 1
 	}
-	return t.call("look up", b, func(c *C.pt_batch) C.int {
+	return t.call("lookup", b, func(c *C.pt_batch) C.int {
 		return t.copyOut(c, func(part *C.pt_batch) C.int { return C.pt_look(t.t, part, with) })
 	})
 }
@@ -442,7 +442,7 @@ func (t *Table) checked(name string, b Batch) (C.pt_batch, error) {
 	if ids.Count > MostBatch {
 		return c, status.New(status.Argument, "%s: %d ids are more than one call takes, %d", name, ids.Count, MostBatch)
 	}
-	what := map[string]string{"pull": "out", "look up": "out", "push": "gradients"}[name]
+	what := map[string]string{"pull": "out", "lookup": "out", "push": "gradients"}[name]
 	if what == "" {
 		what = "rows"
 	}
