@@ -33,6 +33,9 @@ class SparseEmbedding(RemoteLayer, paddle.nn.Layer):  # type: ignore[misc]
         name: the name of the table, the same on all trainers. Layers of one name share a table.
         optimizer: what a push does to a row; see :class:`paddlempi.ps.RemoteTable`.
         initializer: what a new row holds.
+        missing: what an id without a row gives where forward makes no row (in ``eval()``, under
+            ``paddle.no_grad``, and if the layer is frozen): "initial", what the row would begin
+            with, or "zeros".
         settings: ``dtype``, ``seed``, ``memory_limit`` and ``non_finite`` of the table.
 
     Raises:
@@ -48,11 +51,19 @@ class SparseEmbedding(RemoteLayer, paddle.nn.Layer):  # type: ignore[misc]
         name: str,
         optimizer: Optimizer | str = "sgd",
         initializer: Initializer | str = "normal",
+        missing: str = "initial",
         **settings: Any,
     ) -> None:
         paddle.nn.Layer.__init__(self)
         self._attach(
-            num_embeddings, embedding_dim, padding_idx, name, optimizer, initializer, settings
+            num_embeddings,
+            embedding_dim,
+            padding_idx,
+            name,
+            optimizer,
+            initializer,
+            missing,
+            settings,
         )
 
     @paddle.jit.not_to_static  # type: ignore[untyped-decorator]  # so that its errors are its own
@@ -81,6 +92,10 @@ class SparseEmbedding(RemoteLayer, paddle.nn.Layer):  # type: ignore[misc]
         elif not self.frozen:
             rows = rows.clone()  # a leaf could not be changed in place
         return rows.reshape([*x.shape, self.embedding_dim])
+
+    @staticmethod
+    def _has_gradients() -> bool:
+        return bool(paddle.is_grad_enabled())
 
     @staticmethod
     def _flat(ids: Any) -> _Array:

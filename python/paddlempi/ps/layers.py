@@ -15,6 +15,7 @@ from ..errors import ArgumentError, DtypeError
 from . import session
 from .config import whole
 from .initializers import Initializer
+from .lookups import checked_missing
 from .optimizers import Optimizer
 from .prefetching import Prefetched, start
 from .remote import RemoteTable, pull_into
@@ -34,6 +35,9 @@ class RemoteLayer:
         padding_idx: the id whose row is zeros, not negative if ``num_embeddings`` is given; None:
             none is.
         frozen: whether backward notes no gradients.
+        missing: what an id without a row gives in forward where it makes no row: "initial", what
+            the row would begin with, or "zeros". Forward makes rows if the layer is in training
+            mode, gradients are enabled, and it is not frozen.
         table: the table on the servers. ``len(layer.table)`` is the number of its rows, and
             ``layer.table.pull(ids)`` gives rows as they are there.
     """
@@ -42,8 +46,10 @@ class RemoteLayer:
     embedding_dim: int
     padding_idx: int | None
     frozen: bool
+    missing: str = "initial"
+    training: bool  # of the framework
     table: RemoteTable
-    _ahead: deque[tuple[Prefetched, Any]]  # with the ids that are pulled
+    _ahead: deque[tuple[Prefetched, Any, str | None]]  # with the ids, and _missing() then
 
     def _attach(
         self,
@@ -53,9 +59,11 @@ class RemoteLayer:
         name: str,
         optimizer: Optimizer | str,
         initializer: Initializer | str,
+        missing: str,
         settings: dict[str, Any],
     ) -> None:
         """Take the arguments of a layer, and make its table."""
+        self.missing = checked_missing(type(self).__name__, missing)
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         self.padding_idx = _padding(padding_idx, num_embeddings)
@@ -130,40 +138,51 @@ class RemoteLayer:
         """
         raise NotImplementedError
 
+    @staticmethod
+    def _has_gradients() -> bool:
+        """Whether the framework computes gradients now, on this thread."""
+        raise NotImplementedError
+
+    def _missing(self) -> str | None:
+        """What a pull of forward does now with ids that have no row, as ``missing`` of a pull."""
+        trains = self.training and not self.frozen and self._has_gradients()
+        return None if trains else self.missing
+
     def prefetch(self, ids: Any) -> Prefetched:
         """Pull the rows of a batch in a thread; forward takes them when it gets the same tensor.
 
         :meth:`paddlempi.ps.RemoteTable.prefetch` says which steps the rows have seen. If the tensor
-        holds other ids by then, forward pulls the rows of these.
+        holds other ids by then, forward pulls the rows of these. It pulls anew, too, if it makes
+        rows and the prefetch did not: one in ``eval()``, or without gradients.
 
         Args:
             ids: the tensor that forward will get as its first argument.
         """
-        flat = self._flat(ids)
-        pulled = start(ids, lambda: self._pull(flat))
-        self._ahead.append((pulled, flat))
+        flat, missing = self._flat(ids), self._missing()
+        pulled = start(ids, lambda: self._pull(flat, missing))
+        self._ahead.append((pulled, flat, missing))
         return pulled
 
     def _pulled(self, ids: Any) -> tuple[Any, Any, Any]:
         """Return what :meth:`_pull` does, from a prefetch of this tensor with these ids."""
-        flat = self._flat(ids)
-        for place, (pulled, before) in enumerate(self._ahead):
+        flat, missing = self._flat(ids), self._missing()
+        for place, (pulled, before, was) in enumerate(self._ahead):
             if pulled.ids is ids:
                 del self._ahead[place]
-                if _same(before, flat):
+                if _same(before, flat) and was in (None, missing):
                     kept, places, rows = pulled.wait()
                     return kept, places, rows
-                break  # the tensor was written to
-        return self._pull(flat)
+                break  # the tensor was written to, or rows are to be made now
+        return self._pull(flat, missing)
 
-    def _pull(self, flat: Any) -> tuple[Any, Any, Any]:
+    def _pull(self, flat: Any, missing: str | None) -> tuple[Any, Any, Any]:
         """Return the ids without the padding, the place of each id's row, and the rows.
 
         Without a padding the rows are in the order of the ids, and the places are None. With one
         there is one row more, the last, of zeros: ids that are the padding have it.
         """
         kept, places, rows, room = self._room(flat)
-        self.table.pull(kept, room)
+        self.table.pull(kept, room, missing=missing)
         return kept, places, rows
 
     def _room(self, flat: Any) -> tuple[Any, Any, Any, Any]:
@@ -218,18 +237,21 @@ def prefetch(requests: Iterable[tuple[RemoteLayer, Any]]) -> list[Prefetched]:
         if not pair or not isinstance(one[0], RemoteLayer):
             raise DtypeError(f"ps.prefetch: a request is (a layer of ps, ids), not {one!r:.100}")
     flat = [layer._flat(ids) for layer, ids in taken]
-    pulled = _Together([(layer, ids) for (layer, _), ids in zip(taken, flat, strict=True)])
+    asked = [
+        (layer, ids, layer._missing()) for (layer, _), ids in zip(taken, flat, strict=True)
+    ]
+    pulled = _Together(asked)
     started = []
     for number, (layer, ids) in enumerate(taken):
         started.append(start(ids, partial(pulled.of, number)))
-        layer._ahead.append((started[-1], flat[number]))
+        layer._ahead.append((started[-1], *asked[number][1:]))
     return started
 
 
 class _Together:
     """The rows of several layers, pulled by the first that asks. One thread asks for all."""
 
-    def __init__(self, requests: list[tuple[RemoteLayer, Any]]) -> None:
+    def __init__(self, requests: list[tuple[RemoteLayer, Any, str | None]]) -> None:
         self._requests = requests
         self._rows: list[tuple[Any, Any, Any]] | None = None
         self._error: BaseException | None = None
@@ -246,10 +268,10 @@ class _Together:
         return self._rows[number]
 
     def _pull(self) -> list[tuple[Any, Any, Any]]:
-        rooms = [layer._room(flat) for layer, flat in self._requests]
+        rooms = [layer._room(flat) for layer, flat, _ in self._requests]
         pull_into(
-            (layer.table, kept, room)
-            for (layer, _), (kept, _, _, room) in zip(self._requests, rooms, strict=True)
+            (layer.table, kept, room, missing)
+            for (layer, _, missing), (kept, _, _, room) in zip(self._requests, rooms, strict=True)
         )
         return [(kept, places, rows) for kept, places, rows, _ in rooms]
 

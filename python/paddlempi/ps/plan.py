@@ -237,7 +237,7 @@ class Plan:
         for begin in range(0, count, _PIECE):
             ids = memory.empty(min(_PIECE, count - begin), "int64")
             ids[:] = range(begin, begin + len(ids))
-            yield begin, table.pull(ids)
+            yield begin, table.pull(ids, missing="initial")
 
     def __str__(self) -> str:
         return "\n".join(self._lines())

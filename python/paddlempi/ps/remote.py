@@ -11,6 +11,7 @@ from ..errors import DtypeError, NotInitializedError
 from . import session
 from .config import Configured, TableConfig, checked_ids, length_of, rate_of
 from .initializers import Initializer
+from .lookups import call_of
 from .optimizers import Optimizer
 from .prefetching import Prefetched, finish, start
 from .shards import note_progress
@@ -18,7 +19,7 @@ from .table import rows_of
 
 __all__ = ["RemoteTable", "pull", "push"]
 
-_PULL, _PUSH = TableCall.PULL, TableCall.PUSH  # to ask an enum each time costs 70 ns
+_PUSH = TableCall.PUSH  # to ask an enum each time costs 70 ns
 
 
 class RemoteTable(Configured):
@@ -92,8 +93,13 @@ class RemoteTable(Configured):
         """The name of the table."""
         return self._name
 
-    def pull(self, ids: Any, out: Any = None) -> Any:
-        """Copy the rows of ids, and make those that are missing.
+    def pull(self, ids: Any, out: Any = None, *, missing: str | None = None) -> Any:
+        """Copy the rows of ids, and make those that are missing, or say what these would be.
+
+        A pull with ``missing="initial"`` or ``"zeros"`` is a *lookup*: it makes nothing on the
+        servers, keeps no backup in dc_asgd mode, is not the pull of which the staleness of a push
+        is counted, and does not wait for slower trainers in ssp mode. In geo mode rows that this
+        trainer has pushed since the last exchange come from its copy, as in any pull.
 
         In sync mode it waits until the steps that this trainer has pushed are applied, also where
         a push was given up: by Ctrl-C, or with TimeoutError.
@@ -104,10 +110,11 @@ class RemoteTable(Configured):
             TimeoutError: a server did not answer in time, or other trainers did not push.
             PeerDiedError: a server has died.
         """
+        call = call_of("pull", missing)
         if out is None:
             shape = (length_of("pull", ids), self.dim)
             out = memory.empty(shape, framework=memory.framework_of(ids))
-        self._core.table(_PULL, self._number, checked_ids("pull", ids), out)
+        self._core.table(call, self._number, checked_ids("pull", ids), out)
         return out
 
     def push(self, ids: Any, gradients: Any = None, learning_rate: float | None = None) -> None:
@@ -158,7 +165,7 @@ class RemoteTable(Configured):
         session.flush()  # what was pushed before comes before
         self._core.table(TableCall.WRITE, self._number, checked_ids("write", ids), rows)
 
-    def prefetch(self, ids: Any) -> Prefetched:
+    def prefetch(self, ids: Any, *, missing: str | None = None) -> Prefetched:
         """Pull the rows of ids in a thread, while the program computes.
 
         In sync mode the rows are those after the steps that this trainer has pushed before this
@@ -167,11 +174,13 @@ class RemoteTable(Configured):
 
         Args:
             ids: as for :meth:`pull`. Do not write to it before the rows are there.
+            missing: as for :meth:`pull`.
 
         Returns:
             An object whose ``wait()`` gives the rows.
         """
-        return start(ids, lambda: self.pull(ids))
+        call_of("prefetch", missing)
+        return start(ids, lambda: self.pull(ids, missing=missing))
 
     def __len__(self) -> int:
         """The number of rows on all servers, which are asked for it. Trainers go on meanwhile."""
@@ -218,11 +227,14 @@ def _again(name: str, config: TableConfig) -> RemoteTable:
     )
 
 
-def pull(requests: Sequence[tuple[RemoteTable, Any]]) -> list[Any]:
+def pull(
+    requests: Sequence[tuple[RemoteTable, Any]], *, missing: str | None = None
+) -> list[Any]:
     """Pull rows of several tables in one request to each server.
 
     Args:
         requests: tables, each once, and their ids, as for :meth:`RemoteTable.pull`.
+        missing: as for :meth:`RemoteTable.pull`.
 
     Returns:
         The rows for each request, in order.
@@ -231,32 +243,36 @@ def pull(requests: Sequence[tuple[RemoteTable, Any]]) -> list[Any]:
         Error: as :meth:`RemoteTable.pull`.
     """
     session.as_trainer("ps.pull")
+    call = call_of("ps.pull", missing)
     entries = []
     for table, ids in _checked("ps.pull", requests, "ids"):
         shape = (length_of("ps.pull", ids), table.dim)
         rows = memory.empty(shape, framework=memory.framework_of(ids))
         entries.append((table._number, ids, rows, None))
     if entries:
-        _native.load().tables(_PULL, tuple(entries))
+        _native.load().tables(call, tuple(entries))
     return [rows for _, _, rows, _ in entries]
 
 
-def pull_into(requests: Iterable[tuple[RemoteTable, Any, Any]]) -> None:
+def pull_into(requests: Iterable[tuple[RemoteTable, Any, Any, str | None]]) -> None:
     """Pull rows of tables into tensors. Tables that are named once are in one request.
 
     Args:
-        requests: tables, their ids, and room for the rows, as for :meth:`RemoteTable.pull`.
+        requests: tables, their ids, room for the rows, and ``missing``, as for
+            :meth:`RemoteTable.pull`. Those of another ``missing`` are in another request.
     """
     left = list(requests)
     while left:
         now: dict[int, tuple[int, Any, Any, None]] = {}
         later = []
-        for table, ids, rows in left:
-            if table._number in now:
-                later.append((table, ids, rows))
+        call = call_of("ps.prefetch", left[0][3])
+        for one in left:
+            table, ids, rows, missing = one
+            if table._number in now or call_of("ps.prefetch", missing) != call:
+                later.append(one)
             else:
                 now[table._number] = (table._number, ids, rows, None)
-        _native.load().tables(_PULL, tuple(now.values()))
+        _native.load().tables(call, tuple(now.values()))
         left = later
 
 

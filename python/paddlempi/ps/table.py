@@ -11,11 +11,12 @@ from .._ops import TableCall
 from ..errors import ArgumentError, DtypeError, UnsupportedError
 from .config import Configured, TableConfig, checked_ids, length_of, rate_of, whole
 from .initializers import Initializer
+from .lookups import call_of
 from .optimizers import Optimizer
 
 __all__ = ["Table", "rows_of"]
 
-_PULL, _PUSH = TableCall.PULL, TableCall.PUSH  # to ask an enum each time costs 70 ns
+_PUSH = TableCall.PUSH  # to ask an enum each time costs 70 ns
 
 _PIECE = 1 << 20  # ids of one call of state_dict
 _FORMAT = 1
@@ -87,30 +88,35 @@ class Table(Configured):
         freed.atexit = False  # the memory goes with the process
         return number, freed
 
-    def pull(self, ids: Any, out: Any = None) -> Any:
-        """Copy the rows of ids, and make those that are missing.
+    def pull(self, ids: Any, out: Any = None, *, missing: str | None = None) -> Any:
+        """Copy the rows of ids, and make those that are missing, or say what these would be.
 
         Args:
             ids: a tensor of int64 or int32, [n]. An id may appear several times.
             out: where the rows go: a tensor of float32, or of the table's dtype, [n, dim]. None: a
                 new tensor of float32 of the framework of ``ids`` (else NumPy's), in this rank's
                 heap.
+            missing: what ids without a row give. None: their rows are made. "initial": what these
+                would begin with, bit for bit; "zeros": zeros. Both make no rows, so a table that
+                has reached its ``memory_limit`` answers, too.
 
         Returns:
             ``out``, or the new tensor.
 
         Raises:
-            ArgumentError: a shape is wrong, an id is out of range, or ``out`` is read-only.
+            ArgumentError: a shape is wrong, an id is out of range, ``out`` is read-only, or
+                ``missing`` is another word.
             DtypeError: a dtype is wrong, or something is no tensor.
             UnsupportedError: a tensor is in device memory.
             OutOfMemoryError: there is no memory for the new rows, or ``memory_limit`` is reached.
                 Rows of some ids may have been made.
         """
+        call = call_of("pull", missing)
         if out is None:
             out = memory.empty(
                 (length_of("pull", ids), self.dim), framework=memory.framework_of(ids)
             )
-        self._core.table(_PULL, self._number, checked_ids("pull", ids), out)
+        self._core.table(call, self._number, checked_ids("pull", ids), out)
         return out
 
     def push(

@@ -57,11 +57,19 @@ class _Layer(RemoteLayer, torch.nn.Module):  # type: ignore[misc]
         name: str,
         optimizer: Optimizer | str,
         initializer: Initializer | str,
+        missing: str,
         settings: dict[str, Any],
     ) -> None:
         torch.nn.Module.__init__(self)
         self._attach(
-            num_embeddings, embedding_dim, padding_idx, name, optimizer, initializer, settings
+            num_embeddings,
+            embedding_dim,
+            padding_idx,
+            name,
+            optimizer,
+            initializer,
+            missing,
+            settings,
         )
         # Autograd calls the backward of a function only if one of its inputs needs a gradient.
         self._anchor = torch.zeros((), requires_grad=True)
@@ -86,6 +94,10 @@ class _Layer(RemoteLayer, torch.nn.Module):  # type: ignore[misc]
         return super().requires_grad_(requires_grad)
 
     @staticmethod
+    def _has_gradients() -> bool:
+        return torch.is_grad_enabled()  # not in inference_mode, either
+
+    @staticmethod
     def _flat(ids: Any) -> torch.Tensor:
         if not isinstance(ids, torch.Tensor) or ids.dtype not in (torch.int64, torch.int32):
             kind = ids.dtype if isinstance(ids, torch.Tensor) else type(ids).__name__
@@ -106,6 +118,9 @@ class Embedding(_Layer):
         name: the name of the table, the same on all trainers. Layers of one name share a table.
         optimizer: what a push does to a row; see :class:`paddlempi.ps.RemoteTable`.
         initializer: what a new row holds; by default what torch's layers hold.
+        missing: what an id without a row gives where forward makes no row (in ``eval()``, under
+            ``no_grad`` or ``inference_mode``, and if the layer is frozen): "initial", what the row
+            would begin with, or "zeros".
         settings: ``dtype``, ``seed``, ``memory_limit`` and ``non_finite`` of the table.
 
     Raises:
@@ -121,10 +136,18 @@ class Embedding(_Layer):
         name: str,
         optimizer: Optimizer | str = "sgd",
         initializer: Initializer | str = NORMAL,
+        missing: str = "initial",
         **settings: Any,
     ) -> None:
         super().__init__(
-            num_embeddings, embedding_dim, padding_idx, name, optimizer, initializer, settings
+            num_embeddings,
+            embedding_dim,
+            padding_idx,
+            name,
+            optimizer,
+            initializer,
+            missing,
+            settings,
         )
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -140,8 +163,8 @@ class EmbeddingBag(_Layer):
     """``torch.nn.EmbeddingBag`` with its rows on servers.
 
     Args:
-        num_embeddings, embedding_dim, padding_idx, name, optimizer, initializer, settings: as for
-            :class:`Embedding`. The padding is no part of its bag.
+        num_embeddings, embedding_dim, padding_idx, name, optimizer, initializer, missing, settings:
+            as for :class:`Embedding`. The padding is no part of its bag.
         mode: "sum", "mean" or "max".
         include_last_offset: the offsets have one more element, the number of ids.
 
@@ -161,12 +184,20 @@ class EmbeddingBag(_Layer):
         name: str,
         optimizer: Optimizer | str = "sgd",
         initializer: Initializer | str = NORMAL,
+        missing: str = "initial",
         **settings: Any,
     ) -> None:
         if mode not in ("sum", "mean", "max"):
             raise ArgumentError(f"EmbeddingBag: mode={mode!r} is none of 'sum', 'mean', 'max'")
         super().__init__(
-            num_embeddings, embedding_dim, padding_idx, name, optimizer, initializer, settings
+            num_embeddings,
+            embedding_dim,
+            padding_idx,
+            name,
+            optimizer,
+            initializer,
+            missing,
+            settings,
         )
         self.mode = mode
         self.include_last_offset = include_last_offset
