@@ -78,6 +78,7 @@ STATIC: Mapping[str, tuple[str, ...]] = {
     "paddle.base.framework": ("Program", "Variable", "get_flags"),
     "paddle.base.framework.Block": ("_insert_op", "_remove_op", "_remove_var", "_sync_with_cpp"),
     "paddle.base.framework.Operator": ("_set_attr",),
+    "paddle.base.framework.Program": ("clone",),
     "paddle.base.unique_name": ("generate",),
     "paddle.static.io": ("normalize_program", "save"),
     "paddle.static.nn.common": ("PyFuncRegistry",),

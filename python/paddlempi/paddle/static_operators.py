@@ -21,6 +21,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from paddle.static.nn.common import PyFuncRegistry
 
 from ..errors import ArgumentError, DtypeError, UnsupportedError
 from ..ps import RemoteTable, pull, serve
+from ..ps.lookups import call_of
 from ..ps.stepping import note, refuse, step
 from . import patches, private
 
@@ -66,12 +68,18 @@ TOKEN = np.zeros(1, np.float32)
 _failed: list[BaseException] = []
 """The errors of operators. The executor's threads make ``RuntimeError: std::exception`` of them."""
 
+_in_tests: dict[int, int] = {}
+"""The functions of operators that have others in programs for tests, by their numbers."""
+
 
 # The operators
 
 
 def mpi_recv(
-    requests: Sequence[tuple[RemoteTable, Variable]], after: Iterable[Variable] = ()
+    requests: Sequence[tuple[RemoteTable, Variable]],
+    after: Iterable[Variable] = (),
+    *,
+    missing: str | None = None,
 ) -> list[Variable]:
     """Append an operator that pulls rows of tables, in one request to each server.
 
@@ -79,6 +87,8 @@ def mpi_recv(
         requests: tables with variables of their ids, of int64 or int32 and of any shape. Several
             may name the same table.
         after: variables of operators that have to run before.
+        missing: as for :func:`paddlempi.ps.pull`. None: rows are made for ids that have none, but
+            not in a ``clone(for_test=True)`` of the program, where it is "initial".
 
     Returns:
         A variable of float32 for each request, [*ids.shape, dim]. Gradients flow to it.
@@ -86,9 +96,11 @@ def mpi_recv(
     Raises:
         UnsupportedError: the current program is not of the legacy IR.
         DtypeError: a request is something else.
+        ArgumentError: ``missing`` is another word.
 
     The executor's ``run`` raises what :func:`paddlempi.ps.pull` does.
     """
+    call_of("mpi_recv", missing)
     block = _block("mpi_recv")
     kept = _checked("mpi_recv", requests, "ids")
     after = list(after)
@@ -102,16 +114,19 @@ def mpi_recv(
         for table, ids in kept
     ]
 
-    def call(*tensors: Any) -> list[_Array]:
+    def call(missing: str | None, *tensors: Any) -> list[_Array]:
         given = tensors[len(after) :]
-        found = pulled([(t, array_of(ids), None) for t, ids in zip(tables, given, strict=True)])
+        asked = [(t, array_of(ids), None) for t, ids in zip(tables, given, strict=True)]
+        found = pulled(asked, missing)
         return [
             one.reshape([*ids.shape(), one.shape[-1]])
             for one, ids in zip(found, given, strict=True)
         ]
 
     reads = [*after, *(ids for _, ids in kept)]
-    append(block, "mpi_recv", call, reads, rows, FORWARD, _names(tables))
+    tests = partial(call, missing or "initial")
+    does = partial(call, missing)
+    append(block, "mpi_recv", does, reads, rows, FORWARD, _names(tables), tests=tests)
     for one in rows:
         one.stop_gradient = False  # to append it has made it one that stops: ids have no gradient
     return rows
@@ -240,11 +255,14 @@ def check_ir(what: str, program: Any) -> None:
 # What they do
 
 
-def pulled(requests: Sequence[tuple[RemoteTable, _Array, int | None]]) -> list[_Array]:
+def pulled(
+    requests: Sequence[tuple[RemoteTable, _Array, int | None]], missing: str | None
+) -> list[_Array]:
     """Pull rows in one request to each server.
 
     Args:
         requests: tables, ids of any shape, and the id of the padding, whose row is zeros.
+        missing: as for :func:`paddlempi.ps.pull`.
 
     Returns:
         The rows of each, [ids.size, dim].
@@ -258,7 +276,7 @@ def pulled(requests: Sequence[tuple[RemoteTable, _Array, int | None]]) -> list[_
         keeps.append(keep)
         of.setdefault(table.name, (table, []))[1].append(flat if keep is None else flat[keep])
     joined = [(t, ids[0] if len(ids) == 1 else np.concatenate(ids)) for t, ids in of.values()]
-    rows = dict(zip(of, pull(joined), strict=True))
+    rows = dict(zip(of, pull(joined, missing=missing), strict=True))
     ends = dict.fromkeys(of, 0)
     results = []
     for (table, ids, _), keep in zip(requests, keeps, strict=True):
@@ -311,6 +329,8 @@ def append(
     role: int,
     shown: Sequence[str],
     index: int | None = None,
+    *,
+    tests: Callable[..., Sequence[Any]] | None = None,
 ) -> Variable:
     """Put an operator into a block.
 
@@ -322,6 +342,7 @@ def append(
         role: FORWARD or OPTIMIZE.
         shown: what it is about, for who prints the program: ``mpi_of``.
         index: its place. None: the end.
+        tests: what it does in a ``clone(for_test=True)`` of the program. None: the same.
 
     Returns:
         The first variable that it writes, which is a token if ``writes`` is empty.
@@ -329,15 +350,21 @@ def append(
     _watch()
     written = list(writes) or [token_of(block, name)]
 
-    def guarded(*tensors: Any) -> Sequence[Any]:
-        try:
-            return call(*tensors) if writes else (call(*tensors), TOKEN)[1:]
-        except BaseException as error:
-            _failed.append(error)
-            raise
+    def registered(does: Callable[..., Sequence[Any]]) -> int:
+        def guarded(*tensors: Any) -> Sequence[Any]:
+            try:
+                return does(*tensors) if writes else (does(*tensors), TOKEN)[1:]
+            except BaseException as error:
+                _failed.append(error)
+                raise
 
+        return int(PyFuncRegistry(guarded).id)
+
+    number = registered(call)
+    if tests is not None:
+        _in_tests[number] = registered(tests)
     attributes = {
-        "forward_callable_id": PyFuncRegistry(guarded).id,
+        "forward_callable_id": number,
         "backward_callable_id": -1,
         "backward_skip_vars": [],
         "op_role": role,
@@ -408,13 +435,17 @@ def set_array(tensor: Any, values: _Array) -> None:
 
 
 def _watch() -> None:
-    """Have ``run`` raise the errors of operators, and functions that save programs refuse them."""
+    """Have ``run`` raise the errors of operators, and programs for tests do what they do in tests.
+
+    Functions that save programs refuse them.
+    """
     if vars(Executor)["run"] is _run:
         return
     owners = (static_io, paddle.static)
     patches.replace(
         [
             (Executor, "run", _run),
+            (Program, "clone", _clone),
             *((owner, "normalize_program", _normalize_program) for owner in owners),
             *((owner, "save", _save) for owner in owners),
         ]
@@ -429,6 +460,17 @@ def _run(self: Any, *arguments: Any, **named: Any) -> Any:
         if errors and told is not errors[0]:
             raise errors[0] from None
         raise
+
+
+def _clone(self: Any, for_test: bool = False) -> Any:
+    program = patches.original(Program, "clone")(self, for_test)
+    if for_test:
+        for block in program.blocks:
+            for operator in block.ops:
+                if name_of(operator) is not None:
+                    number = operator.attr("forward_callable_id")
+                    operator._set_attr("forward_callable_id", _in_tests.get(number, number))
+    return program
 
 
 def _normalize_program(program: Any, *arguments: Any, **named: Any) -> Any:

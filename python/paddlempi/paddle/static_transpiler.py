@@ -76,7 +76,7 @@ class StaticPlan(Plan):
             block,
             {one.place for one in lookups},
             {
-                group[0].place: partial(_receive_rows, block, group, self.tables)
+                group[0].place: partial(_receive_rows, block, group, self.tables, "initial")
                 for group in groups_of(block.ops, lookups)
             },
             set(self.tables),
@@ -373,7 +373,7 @@ def _rewrite_main(
             )
 
     inserted: dict[int, Callable[[int], None]] = {
-        group[0].place: partial(_receive_rows, block, group, tables) for group in groups
+        group[0].place: partial(_receive_rows, block, group, tables, None) for group in groups
     }
     inserted[read.last] = insert
     removed = read.removed() | {one.place for one in lookups}
@@ -381,16 +381,26 @@ def _rewrite_main(
 
 
 def _receive_rows(
-    block: Any, group: Sequence[Lookup], tables: Mapping[str, RemoteTable], at: int
+    block: Any,
+    group: Sequence[Lookup],
+    tables: Mapping[str, RemoteTable],
+    missing: str | None,
+    at: int,
 ) -> None:
-    """Put the operator into a block that stands for lookups."""
+    """Put the operator into a block that stands for lookups.
 
-    def call(*tensors: Any) -> list[Any]:
+    Args:
+        missing: what the program's pulls do with ids without a row, as for
+            :func:`paddlempi.ps.pull`. Clones for tests make no rows.
+    """
+
+    def call(missing: str | None, *tensors: Any) -> list[Any]:
         found = pulled(
             [
                 (tables[one.weight], array_of(ids), one.padding)
                 for one, ids in zip(group, tensors, strict=True)
-            ]
+            ],
+            missing,
         )
         shapes = [
             ids.shape()[:-1] if one.column else ids.shape()
@@ -402,7 +412,8 @@ def _receive_rows(
 
     reads, writes = [block.var(one.ids) for one in group], [block.var(one.rows) for one in group]
     names = list(dict.fromkeys(one.weight for one in group))
-    append(block, "mpi_recv", call, reads, writes, FORWARD, names, at)
+    does, tests = partial(call, missing), partial(call, missing or "initial")
+    append(block, "mpi_recv", does, reads, writes, FORWARD, names, at, tests=tests)
 
 
 def _rewrite(

@@ -207,8 +207,9 @@ class RemoteLayer:
         """Return what ``repr`` shows of the layer."""
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         frozen = ", frozen=True" if self.frozen else ""
+        missing = "" if self.missing == "initial" else f", missing={self.missing!r}"
         shape = f"{self.num_embeddings}, {self.embedding_dim}"
-        return f"{shape}{padding}, name={self.table.name!r}{frozen}"
+        return f"{shape}{padding}, name={self.table.name!r}{frozen}{missing}"
 
 
 def prefetch(requests: Iterable[tuple[RemoteLayer, Any]]) -> list[Prefetched]:
