@@ -464,12 +464,16 @@ def _run(self: Any, *arguments: Any, **named: Any) -> Any:
 
 def _clone(self: Any, for_test: bool = False) -> Any:
     program = patches.original(Program, "clone")(self, for_test)
-    if for_test:
-        for block in program.blocks:
-            for operator in block.ops:
-                if name_of(operator) is not None:
-                    number = operator.attr("forward_callable_id")
-                    operator._set_attr("forward_callable_id", _in_tests.get(number, number))
+    for block in program.blocks if for_test else ():
+        for place in reversed(range(len(block.ops))):
+            operator = block.ops[place]
+            if name_of(operator) is None:
+                continue
+            if operator.attr("op_role") == OPTIMIZE:  # Paddle leaves it there after gradients()
+                block._remove_op(place)
+            else:
+                number = operator.attr("forward_callable_id")
+                operator._set_attr("forward_callable_id", _in_tests.get(number, number))
     return program
 
 

@@ -238,9 +238,7 @@ def prefetch(requests: Iterable[tuple[RemoteLayer, Any]]) -> list[Prefetched]:
         if not pair or not isinstance(one[0], RemoteLayer):
             raise DtypeError(f"ps.prefetch: a request is (a layer of ps, ids), not {one!r:.100}")
     flat = [layer._flat(ids) for layer, ids in taken]
-    asked = [
-        (layer, ids, layer._missing()) for (layer, _), ids in zip(taken, flat, strict=True)
-    ]
+    asked = [(layer, ids, layer._missing()) for (layer, _), ids in zip(taken, flat, strict=True)]
     pulled = _Together(asked)
     started = []
     for number, (layer, ids) in enumerate(taken):

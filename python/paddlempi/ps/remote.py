@@ -227,9 +227,7 @@ def _again(name: str, config: TableConfig) -> RemoteTable:
     )
 
 
-def pull(
-    requests: Sequence[tuple[RemoteTable, Any]], *, missing: str | None = None
-) -> list[Any]:
+def pull(requests: Sequence[tuple[RemoteTable, Any]], *, missing: str | None = None) -> list[Any]:
     """Pull rows of several tables in one request to each server.
 
     Args:

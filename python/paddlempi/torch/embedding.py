@@ -95,7 +95,7 @@ class _Layer(RemoteLayer, torch.nn.Module):  # type: ignore[misc]
 
     @staticmethod
     def _has_gradients() -> bool:
-        return torch.is_grad_enabled()  # not in inference_mode, either
+        return bool(torch.is_grad_enabled())  # not in inference_mode, either
 
     @staticmethod
     def _flat(ids: Any) -> torch.Tensor:

@@ -43,7 +43,7 @@ def test_what_is_looked_up(begin: Begin, rank: int, roles: str, dtype: str) -> N
     rows = ps.pull([(other, SEEN), (table, ALL)], missing="zeros")
     assert (rows[0] == 0).all() and (rows[1] == 0).all()
     assert len(table) == len(other) == 0
-    with pytest.raises(errors.ArgumentError, match="lookup: id 100 is not in table 'u'|num_ids"):
+    with pytest.raises(errors.ArgumentError, match=r"lookup: id 100 is not .*num_ids"):
         other.pull(np.array([100]), missing="zeros")
     ps.barrier()
     table.push(SEEN, np.ones((len(SEEN), DIM), np.float32))

@@ -36,9 +36,7 @@ def embedding(**arguments: Any) -> Any:
 
 
 def bags(**arguments: Any) -> Any:
-    return ps.EmbeddingBag(
-        None, DIM, "sum", name="e", optimizer=ps.SGD(1.0), seed=1, **arguments
-    )
+    return ps.EmbeddingBag(None, DIM, "sum", name="e", optimizer=ps.SGD(1.0), seed=1, **arguments)
 
 
 def in_eval(layer: Any, ids: Any) -> Any:
@@ -131,9 +129,7 @@ def test_recomputed_in_backward(ps_core: PsCore, reentrant: bool) -> None:
     assert (layer(IDS)[0, 1] == seen[0][0, 1] - 1).all()
 
 
-def test_prefetches_in_both_directions(
-    ps_core: PsCore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prefetches_in_both_directions(ps_core: PsCore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward takes the rows of a prefetch, unless it is to make rows and the prefetch did not."""
     layer = embedding(missing="zeros")
     pulls: list[Any] = []
