@@ -1,4 +1,4 @@
-/* Threads pull, push, read and list one table, and write it, for ThreadSanitizer and
+/* Threads pull, look up, push, read and list one table, and write it, for ThreadSanitizer and
  * AddressSanitizer. Arguments: threads, calls of each thread, ids, isa, seed. */
 #include "table.h"
 
@@ -79,7 +79,7 @@ static void *work(void *argument) {
 			break;
 		case 2:
 		case 3: /* all elements of a row are the same, unless it is seen half updated */
-			wrong += pt_pull(table, &b) != PT_OK;
+			wrong += (call % 2 ? pt_pull(table, &b) : pt_look(table, &b, call % 4)) != PT_OK;
 			for (int i = 0; i < b.n; i++)
 				for (int j = 1; j < DIM; j++)
 					wrong += values[i * DIM + j] != values[i * DIM];
