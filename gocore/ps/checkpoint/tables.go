@@ -128,8 +128,8 @@ func (d *declared) shape(withLayout bool) string {
 // IntoTables puts the rows of a cut into those of the tables that are named; nil: all. With strict
 // they must be those of the cut: the same names. Without it a table that is only in the cut is left
 // out, and one that the cut does not have stays as it is. Rows of tables that are left out must not
-// be given. Tables of both must have the same dim, dtype, optimizer, initializer and seed, and be of
-// the same kind and shape; learning rate and limits may differ. What they held before is removed.
+// be given. Tables of both must have the same dim, dtype, optimizer, bias correction, initializer and
+// seed, and be of the same kind and shape; learning rate and limits may differ. What they held before is removed.
 func IntoTables(tables map[string]Into, named []string, strict bool) Sink {
 	return &tableSink{of: tables, named: named, strict: strict}
 }
@@ -173,6 +173,7 @@ func (s *tableSink) Begin(tables []Table) error {
 			{"dim", c.Dim, t.Dim},
 			{"dtype", c.DType, t.DType},
 			{"optimizer", was.Optimizer.Name, t.Optimizer.Name},
+			{"bias_correction", was.Optimizer.Correction(), t.Optimizer.Correction()},
 			{"floats of a state", c.StateLen, stateLen},
 			{"initializer", was.Initializer, t.Initializer},
 			{"seed", was.Seed, t.Seed},

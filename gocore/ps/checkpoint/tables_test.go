@@ -157,6 +157,7 @@ func TestTables(t *testing.T) {
 		"dim is 6 in the cut and 7 now":                                    func(c *table.Config) { c.Dim = 7 },
 		"dtype is float32 in the cut and float16 now":                      func(c *table.Config) { c.DType = "float16" },
 		"optimizer is adam in the cut and sgd now":                         func(c *table.Config) { c.Optimizer.Name = "sgd" },
+		"bias_correction is table in the cut and row now":                  func(c *table.Config) { c.Optimizer.BiasCorrection = table.ByRow },
 		"seed is 5 in the cut and 6 now":                                   func(c *table.Config) { c.Seed = 6 },
 		"initializer is {normal 0 0.5} in the cut and {normal 0 0.25} now": func(c *table.Config) { c.Initializer.B = 0.25 },
 	} {

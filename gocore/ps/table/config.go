@@ -45,6 +45,9 @@ type Optimizer struct {
 	Beta2              float64  `json:"beta2"`
 	Epsilon            float64  `json:"epsilon"`
 	InitialAccumulator float64  `json:"initial_accumulator"`
+	// BiasCorrection of Adam is by the steps of the table, or by those of each row, which is a float
+	// more of its state. "": by the table's.
+	BiasCorrection string `json:"bias_correction,omitempty"`
 }
 
 var initializers = map[string]C.int32_t{"zeros": C.PT_ZEROS, "uniform": C.PT_UNIFORM, "normal": C.PT_NORMAL}
@@ -61,6 +64,32 @@ var optimizers = map[string]struct {
 	"row_wise_adagrad": {C.PT_ROW_WISE_ADAGRAD, false},
 	"adam":             {C.PT_ADAM, false},
 	"adamw":            {C.PT_ADAM, true},
+}
+
+// Values of Optimizer.BiasCorrection.
+const (
+	ByTable = "table"
+	ByRow   = "row"
+)
+
+// code returns what C calls the optimizer.
+func (o *Optimizer) code() C.int32_t {
+	code := optimizers[o.Name].code
+	if code == C.PT_ADAM && o.BiasCorrection == ByRow {
+		return C.PT_ADAM_BY_ROW
+	}
+	return code
+}
+
+// Correction returns of whose steps the bias correction is; "" of an optimizer that has none.
+func (o *Optimizer) Correction() string {
+	switch o.code() {
+	case C.PT_ADAM:
+		return ByTable
+	case C.PT_ADAM_BY_ROW:
+		return ByRow
+	}
+	return ""
 }
 
 func names[V any](of map[string]V) string {
@@ -128,6 +157,11 @@ func (c *Config) check() (op.DType, error) {
 			return wrong("%s=%v is not from 0 to below 1", name, value)
 		}
 	}
+	if by := o.BiasCorrection; by != "" && by != ByTable && by != ByRow {
+		return wrong("bias_correction=%q is none of %q, %q", by, ByTable, ByRow)
+	} else if by != "" && kind.code != C.PT_ADAM {
+		return wrong("optimizer %q has no bias_correction: it is %q", o.Name, by)
+	}
 	return dtype, nil
 }
 
@@ -154,6 +188,7 @@ func (o *Optimizer) step(rate float64, t int64) C.pt_step {
 		s.beta2, s.left1, s.left2 = C.float(o.Beta2), C.float(1-o.Beta1), C.float(1-o.Beta2)
 		s.rate = C.float(rate / (1 - math.Pow(o.Beta1, float64(t))))
 		s.root = C.float(math.Sqrt(1 - math.Pow(o.Beta2, float64(t))))
+		s.whole_rate, s.beta = C.double(rate), [2]C.double{C.double(o.Beta1), C.double(o.Beta2)}
 		if kind.decoupled {
 			s.weight_decay, s.shrink = 0, C.float(1-rate*o.WeightDecay)
 		}

@@ -192,6 +192,8 @@ int64_t pt_state_bytes(int32_t optimizer, int64_t dim) {
 		return 4;
 	case PT_ADAM:
 		return 8 * dim;
+	case PT_ADAM_BY_ROW:
+		return 8 * dim + 4;
 	}
 	return 4 * dim;
 }

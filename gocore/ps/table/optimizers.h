@@ -88,7 +88,8 @@ INLINE void FN(row_wise_adagrad)(const pt_step *o, float *w, float *s, const flo
 	}
 }
 
-INLINE void FN(adam)(const pt_step *o, float *w, float *s, const float *g, int64_t dim) {
+INLINE void FN(adam)(const pt_step *o, float rate, float divisor, float *w, float *s,
+					 const float *g, int64_t dim) {
 	float *square = s + dim;
 	for (int64_t j = 0; j < dim; j += LANES) {
 		const int64_t left = dim - j;
@@ -98,9 +99,32 @@ INLINE void FN(adam)(const pt_step *o, float *w, float *s, const float *g, int64
 		v = o->beta2 * v + o->left2 * (y * y);
 		FN(store)(s + j, m, left);
 		FN(store)(square + j, v, left);
-		const vec x = o->shrink * was - o->rate * (m / (ROOT(v) / o->root + o->epsilon));
+		const vec x = o->shrink * was - rate * (m / (ROOT(v) / divisor + o->epsilon));
 		FN(store)(w + j, FN(within)(o, x, was), left);
 	}
+}
+
+/* power returns x to the power n, by the same products on every machine. */
+INLINE double FN(power)(double x, uint32_t n) {
+	double y = 1;
+	for (; n; n >>= 1) {
+		if (n & 1)
+			y *= x;
+		x *= x;
+	}
+	return y;
+}
+
+/* adam_by_row corrects by the row's own count of updates, which lies behind its two moments. A
+ * float counts to 2^24 and stays there: the correction is long none. */
+INLINE void FN(adam_by_row)(const pt_step *o, float *w, float *s, const float *g, int64_t dim) {
+	float *count = s + 2 * dim;
+	*count += *count < 0x1p24f;
+	/* A state that somebody has written may hold anything. */
+	uint32_t t = *count >= 1 && *count <= 0x1p24f ? (uint32_t)*count : 1;
+	float rate = (float)(o->whole_rate / (1 - FN(power)(o->beta[0], t)));
+	float root = (float)pt_square_root(1 - FN(power)(o->beta[1], t));
+	FN(adam)(o, rate, root, w, s, g, dim);
 }
 
 INLINE void FN(update)(int optimizer, const pt_step *o, float *w, float *s, const float *g,
@@ -120,7 +144,10 @@ INLINE void FN(update)(int optimizer, const pt_step *o, float *w, float *s, cons
 		FN(row_wise_adagrad)(o, w, s, g, dim);
 		break;
 	case PT_ADAM:
-		FN(adam)(o, w, s, g, dim);
+		FN(adam)(o, o->rate, o->root, w, s, g, dim);
+		break;
+	case PT_ADAM_BY_ROW:
+		FN(adam_by_row)(o, w, s, g, dim);
 		break;
 	}
 }

@@ -95,7 +95,7 @@ func newFor(c Config, isa string) (*Table, error) {
 	cc := C.pt_config{
 		dim: C.int64_t(c.Dim), ids: C.int64_t(c.IDs), memory_limit: C.int64_t(c.MemoryLimit), seed: C.uint64_t(c.Seed),
 		initial: [2]C.double{C.double(c.Initializer.A), C.double(c.Initializer.B)}, initial_state: C.float(c.Optimizer.InitialAccumulator),
-		initializer: initializers[c.Initializer.Name], dtype: dtypes[dtype], optimizer: optimizers[c.Optimizer.Name].code, isa: isas[isa],
+		initializer: initializers[c.Initializer.Name], dtype: dtypes[dtype], optimizer: c.Optimizer.code(), isa: isas[isa],
 	}
 	cc.secret[0] = C.uint64_t(binary.LittleEndian.Uint64(secret[:]))
 	cc.secret[1] = C.uint64_t(binary.LittleEndian.Uint64(secret[8:]) | 1)
@@ -463,7 +463,7 @@ func (t *Table) checked(name string, b Batch) (C.pt_batch, error) {
 		return c, status.New(status.Argument, "%s: %s have %d elements; %d ids of dim %d need %d", name, what, values.Count, ids.Count, t.Dim, ids.Count*t.Dim)
 	}
 	if b.States != nil {
-		n := ids.Count * int64(C.pt_state_bytes(optimizers[t.Optimizer.Name].code, C.int64_t(t.Dim))) / 4
+		n := ids.Count * int64(C.pt_state_bytes(t.Optimizer.code(), C.int64_t(t.Dim))) / 4
 		if b.States.DType != op.Float32 {
 			return c, status.New(status.Type, "%s: states are of %v; they must be of float32", name, b.States.DType)
 		}

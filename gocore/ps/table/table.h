@@ -35,7 +35,7 @@ enum { PT_FLOAT32, PT_FLOAT16, PT_BFLOAT16 };
 
 enum { PT_ZEROS, PT_UNIFORM, PT_NORMAL };
 
-enum { PT_SGD, PT_MOMENTUM, PT_ADAGRAD, PT_ROW_WISE_ADAGRAD, PT_ADAM };
+enum { PT_SGD, PT_MOMENTUM, PT_ADAGRAD, PT_ROW_WISE_ADAGRAD, PT_ADAM, PT_ADAM_BY_ROW };
 
 enum { PT_PORTABLE, PT_AVX2, PT_AVX512 };
 
@@ -68,6 +68,8 @@ typedef struct pt_config {
 
 /* pt_step has the numbers of one update, in float32. */
 typedef struct pt_step {
+	double whole_rate;  /* of Adam by row: the learning rate, which each row corrects */
+	double beta[2];     /* of Adam by row, of the mean and of the square */
 	float rate;         /* learning rate; of Adam divided by the bias correction of the mean */
 	float weight_decay; /* added to the gradient, times the row */
 	float shrink;       /* of decoupled weight decay: the row is multiplied by it first; 1: none */

@@ -81,7 +81,9 @@ class TableConfig:
 
     def identity(self) -> dict[str, Any]:
         """Return what must be the same in a state that is loaded."""
+        by = getattr(self.optimizer, "bias_correction", None)
         return {
+            **({} if by is None else {"bias_correction": by}),
             "dim": self.dim,
             "optimizer": self.optimizer.NAME,
             "initializer": [self.initializer.NAME, *self.initializer.numbers()],

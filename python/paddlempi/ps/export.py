@@ -242,7 +242,8 @@ def _empty(info: CutTable, train: bool) -> Table:
     config = info.config
     try:
         kind = type(optimizer(config["optimizer"]["name"]))
-        numbers = {field.name: config["optimizer"][field.name] for field in fields(kind)}
+        said = {"bias_correction": "table", **config["optimizer"]}  # older cuts do not say it
+        numbers = {field.name: said[field.name] for field in fields(kind)}
         if info.learning_rate is not None:
             numbers["learning_rate"] = info.learning_rate
         first: Initializer = initializer(config["initializer"]["name"])

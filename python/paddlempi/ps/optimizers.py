@@ -104,7 +104,13 @@ class RowWiseAdagrad(Optimizer):
 
 @dataclass(frozen=True)
 class Adam(Optimizer):
-    """Adam, lazy. Its bias correction depends on the step of the push, not on the row."""
+    """Adam, lazy.
+
+    Attributes:
+        bias_correction: "table": it depends on the step of the push, as in torch's ``SparseAdam``;
+            or "row": on how many updates the row has had, which is one float more of its state. A
+            row that is seldom in a push then moves as if it were in each.
+    """
 
     NAME: ClassVar[str] = "adam"
     STATE: ClassVar[str] = "two rows"
@@ -113,6 +119,19 @@ class Adam(Optimizer):
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
+    bias_correction: str = "table"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bias_correction not in ("table", "row"):
+            raise ArgumentError(
+                f"{type(self).__name__}: bias_correction={self.bias_correction!r} is neither "
+                "'table' nor 'row'"
+            )
+
+    def state_width(self, dim: int) -> int:
+        """Return how many floats the state of a row of ``dim`` elements has."""
+        return super().state_width(dim) + (self.bias_correction == "row")
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,17 @@ def make_plain(given: Any) -> None:
 
     Raises:
         ArgumentError: a number is not finite.
-        DtypeError: a field is no number, or one whose default is a bool is none.
+        DtypeError: a field is no number, or one whose default is a bool or a text is none.
     """
     for field in fields(given):
         value = getattr(given, field.name)
         if value is None and field.default is None:
             continue
         name = f"{type(given).__name__}: {field.name}={value!r}"
+        if isinstance(field.default, str):
+            if not isinstance(value, str):
+                raise DtypeError(f"{name} is no text")
+            continue
         plain: float | bool
         if isinstance(field.default, bool):
             if type(value).__name__ not in ("bool", "bool_"):  # Python's, NumPy's of 2 and of 1

@@ -233,10 +233,11 @@ class Table(Configured):
         for name in ("ids", "rows", "states", "steps"):
             if name not in state:
                 raise ArgumentError(f"load_state_dict: the state has no {name!r}")
+        said = {"bias_correction": "table", **state}  # earlier versions had this one alone
         for name, value in {"format": _FORMAT, **self._config.identity()}.items():
-            if state.get(name) != value:
+            if said.get(name) != value:
                 raise ArgumentError(
-                    f"load_state_dict: {name} is {state.get(name)!r} in the state; this table's is "
+                    f"load_state_dict: {name} is {said.get(name)!r} in the state; this table's is "
                     f"{value!r}"
                 )
         ids, rows, states = (state[name] for name in ("ids", "rows", "states"))

@@ -169,6 +169,29 @@ def test_rows_without_a_gradient_stay_as_paddle_s_lazy_adam_has_it(paddle: Any) 
     assert np.abs(after - before).max() > 0.05
 
 
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_bias_correction_by_row_is_torch_s_adam_of_each_row(torch: Any, decoupled: bool) -> None:
+    """Each row has an Adam of its own, which steps when the row is in a push."""
+    ours, theirs = (ps.AdamW, "AdamW") if decoupled else (ps.Adam, "Adam")
+    table = ps.Table(DIM, ours(0.01, weight_decay=0.1, bias_correction="row"), ps.Normal(), seed=3)
+    rows = [torch.nn.Parameter(torch.tensor(row)) for row in table.pull(np.arange(IDS))]
+    make = getattr(torch.optim, theirs)
+    each = [make([row], 0.01, weight_decay=0.1) for row in rows]
+    for step in range(STEPS):
+        ids = np.unique(some(step) // (1 + step % 3))  # some are rare
+        table.push(ids, gradients(step)[ids])
+        for row in ids:
+            rows[row].grad = torch.tensor(gradients(step)[row])
+            each[row].step()
+    after = np.stack([row.detach().numpy() for row in rows])
+    np.testing.assert_allclose(table.pull(np.arange(IDS)), after, **CLOSE)
+    state = table.state_dict()
+    counts = [int(each[row].state[rows[row]]["step"]) for row in state["ids"]]
+    assert len(set(counts)) > 2  # so that a count of all would be seen
+    assert state["states"].shape == (IDS, 2 * DIM + 1)
+    assert state["states"][:, -1].tolist() == counts
+
+
 def test_row_wise_adagrad() -> None:
     optimizer = ps.RowWiseAdagrad(epsilon=1e-4, initial_accumulator=0.25, weight_decay=0.01)
     before, after = trained(optimizer)

@@ -318,7 +318,10 @@ def test_memory_is_given_back() -> None:
 # State
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adagrad", "row_wise_adagrad", "adam"])
+@pytest.mark.parametrize(
+    "optimizer",
+    ["sgd", "momentum", "adagrad", "row_wise_adagrad", "adam", ps.AdamW(bias_correction="row")],
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_restored_table_goes_on_alike(optimizer: str, dtype: str) -> None:
     generator = np.random.default_rng(4)
@@ -372,6 +375,13 @@ def test_a_state_of_something_else() -> None:
     ):
         with pytest.raises(error, match=text):
             table.load_state_dict(wrong)
+    for by, other in (("table", "row"), ("row", "table")):
+        one, two = (ps.Table(DIM, ps.Adam(bias_correction=kind), seed=1) for kind in (by, other))
+        with pytest.raises(errors.ArgumentError, match=f"bias_correction is '{by}' in the state"):
+            two.load_state_dict(one.state_dict())
+    older = ps.Table(DIM, "adam", seed=1).state_dict()
+    assert older.pop("bias_correction") == "table"
+    ps.Table(DIM, "adam", seed=1).load_state_dict(older)  # earlier versions did not say it
     small = ps.Table(DIM, "adagrad", seed=1, num_ids=2)
     with pytest.raises(errors.ArgumentError, match=r"ids\[2\] is 2"):
         small.load_state_dict(state)
