@@ -119,6 +119,8 @@ static const char *const table_calls[] = {
 	[PMPI_KV_PULL] = "pull",          [PMPI_KV_PUSH_PULL] = "push_pull", [PMPI_KV_WAIT] = "wait",
 	[PMPI_KV_TAKE] = "take",          [PMPI_KV_REPLY] = "reply",         [PMPI_TABLE_LOOK] = "look",
 	[PMPI_TABLE_LOOK_ZEROS] = "look",
+	[PMPI_TABLE_READ_STATES] = "read_states",
+	[PMPI_TABLE_WRITE_STATES] = "write_states",
 };
 
 #define NAME_OF(list, code)                                                                        \

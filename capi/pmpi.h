@@ -208,7 +208,8 @@ int pmpi_order(pmpi_work work, uint64_t stream);
 
 /* A call of a table of embeddings, which the methods table_new and ps_declare of pmpi_control make.
  * Tensors are contiguous and in host memory. values has one row of the table for each id. A table
- * on servers takes PULL, LOOK, LOOK_ZEROS, PUSH and WRITE, without states and step.
+ * on servers takes PULL, LOOK, LOOK_ZEROS, PUSH and WRITE, without states and step,
+ * READ_STATES and WRITE_STATES, one table at a time.
  *
  * Or a call of a KV of servers, which the method ps_kv_declare makes; n is 1. ids are its keys.
  * PUSH, PULL and PUSH_PULL start a call, whose tensors may be used again at once: *count becomes
@@ -219,9 +220,11 @@ typedef struct pmpi_table_op {
 	int64_t table;        /* or the KV */
 	pmpi_buf ids;         /* int64 or int32; an id may appear several times */
 	pmpi_buf values;      /* float32, or of the table's dtype; of a KV: of its dtype */
-	pmpi_buf states;      /* READ and WRITE: float32; a dtype of 0 stands for none */
+	pmpi_buf states;      /* READ, WRITE, ..._STATES: float32; a dtype of 0 stands for none */
 	double learning_rate; /* PUSH: NaN stands for the table's */
-	int64_t step;         /* TABLE_PUSH: the number of the update, from 1; 0: the next one */
+	/* TABLE_PUSH: the number of the update, from 1; 0: the next one. WRITE_STATES: the number of the
+	 * newest one. */
+	int64_t step;
 	uint64_t reserved;
 } pmpi_table_op;
 
@@ -229,7 +232,7 @@ typedef struct pmpi_table_op {
  * tables belong to this process, or all lie on servers. Those are asked with one request to each
  * server, and a PUSH is one step of this trainer: it names all tables of the step. Unless count is
  * NULL, *count becomes a KV's timestamp, or the number of rows that PMPI_TABLE_IDS found, which may
- * be more than ids has room for. Calls of several threads run side by side. Returns 0 or an error
+ * be more than ids has room for, or the number of updates that PMPI_TABLE_READ_STATES found. Calls of several threads run side by side. Returns 0 or an error
  * code. */
 int pmpi_table(const pmpi_table_op *ops, int32_t n, int64_t *count);
 

@@ -304,6 +304,12 @@ enum {
   PMPI_TABLE_LOOK = 12,
   /* PMPI_TABLE_LOOK_ZEROS is a LOOK that has zeros for an id without a row. */
   PMPI_TABLE_LOOK_ZEROS = 13,
+  /* PMPI_TABLE_READ_STATES copies the states of the ids, of those without a row
+   * the first ones, and makes no row; it counts the table's steps. */
+  PMPI_TABLE_READ_STATES = 14,
+  /* PMPI_TABLE_WRITE_STATES sets the states of the ids; missing rows are made.
+   * step: how many the table has made from now on. */
+  PMPI_TABLE_WRITE_STATES = 15,
 };
 
 /* pmpi_table_needs returns the tensors that a call cannot do without, as bits: 1 for ids, 2 for
@@ -322,6 +328,8 @@ static inline unsigned pmpi_table_needs(int32_t code)
   case PMPI_KV_TAKE: return 1;
   case PMPI_TABLE_LOOK: return 3;
   case PMPI_TABLE_LOOK_ZEROS: return 3;
+  case PMPI_TABLE_READ_STATES: return 5;
+  case PMPI_TABLE_WRITE_STATES: return 5;
   }
   return 0;
 }
@@ -337,6 +345,7 @@ static inline unsigned pmpi_table_writes(int32_t code)
   case PMPI_KV_TAKE: return 3;
   case PMPI_TABLE_LOOK: return 2;
   case PMPI_TABLE_LOOK_ZEROS: return 2;
+  case PMPI_TABLE_READ_STATES: return 4;
   }
   return 0;
 }

@@ -411,6 +411,8 @@ class TableCall(IntEnum):
     IDS = 5
     LOOK = 12
     LOOK_ZEROS = 13
+    READ_STATES = 14
+    WRITE_STATES = 15
 
 
 class KVCall(IntEnum):

@@ -50,6 +50,11 @@ var calls = []call{
 		Doc: "is a PULL that makes no rows: an id without one has what its row would begin with"},
 	{Code: 13, Ident: "LookZeros", Needs: []string{"ids", "values"}, Writes: []string{"values"},
 		Doc: "is a LOOK that has zeros for an id without a row"},
+
+	{Code: 14, Ident: "ReadStates", Needs: []string{"ids", "states"}, Writes: []string{"states"},
+		Doc: "copies the states of the ids, of those without a row the first ones, and makes no row; it counts the table's steps"},
+	{Code: 15, Ident: "WriteStates", Needs: []string{"ids", "states"},
+		Doc: "sets the states of the ids; missing rows are made. step: how many the table has made from now on"},
 }
 
 // Of says whose call it is: "Table" or "KV".

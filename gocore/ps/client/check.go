@@ -38,15 +38,19 @@ func wrongOut(what request.Op, r *TableRows) error {
 }
 
 // check returns an error about a tensor of a call.
-func check(what string, r *TableRows) error {
+func check(what request.Op, r *TableRows) error {
 	ids, values, name := r.IDs, r.Values, r.Table.Name
+	width, of := what.Width(r.Table.Dim, r.Table.States), "dim"
+	if what.OfStates() {
+		of = "states of length"
+	}
 	switch {
 	case ids.DType != op.Int64 && ids.DType != op.Int32:
 		return status.New(status.Type, "%s: ids of table %q are of %v; they must be of int64 or int32", what, name, ids.DType)
 	case values.DType != op.Float32 && values.DType != op.Float16 && values.DType != op.BFloat16:
 		return status.New(status.Type, "%s: gradients or rows of table %q are of %v; they must be of float32, and gradients may be of float16 or bfloat16", what, name, values.DType)
-	case values.Count != ids.Count*r.Table.Dim:
-		return status.New(status.Argument, "%s: %d ids of table %q, of dim %d, need %d elements, and there are %d", what, ids.Count, name, r.Table.Dim, ids.Count*r.Table.Dim, values.Count)
+	case values.Count != ids.Count*width:
+		return status.New(status.Argument, "%s: %d ids of table %q, of %s %d, need %d elements, and there are %d", what, ids.Count, name, of, width, ids.Count*width, values.Count)
 	case ids.Count > math.MaxInt32:
 		return status.New(status.Argument, "%s: %d ids of table %q are more than one call takes, %d", what, ids.Count, name, math.MaxInt32)
 	case !(r.Rate >= 0 || math.IsNaN(r.Rate)) || math.IsInf(r.Rate, 0):

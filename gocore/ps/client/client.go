@@ -31,7 +31,8 @@ type Table struct {
 	Limit  bool  // the servers may have no room for new rows: the table has a limit
 	// Config is what was declared, of which a copy of rows is made in geo training.
 	Config table.Config
-	Dense  bool // its rows are the blocks of a vector
+	States int64 // floats of the state of a row
+	Dense  bool  // its rows are the blocks of a vector
 
 	plans plans
 }
@@ -408,7 +409,7 @@ func (c *Client) plan(what request.Op, tables []TableRows) (t *travel, err error
 	}
 	var n int64
 	for i := range tables {
-		if err := check(what.String(), &tables[i]); err != nil {
+		if err := check(what, &tables[i]); err != nil {
 			return nil, err
 		}
 		n += tables[i].IDs.Count
@@ -431,7 +432,7 @@ func (c *Client) plan(what request.Op, tables []TableRows) (t *travel, err error
 	for i := range tables {
 		b, r := &tables[i], &t.tables[i]
 		r.table, r.rate, r.first = b.Table, b.Rate, first
-		r.rowBytes = b.Table.Dim * int64(what.RowType(b.Table.Rows).Size())
+		r.rowBytes = what.Width(b.Table.Dim, b.Table.States) * int64(what.RowType(b.Table.Rows).Size())
 		if r.plan, r.madeAt = b.Table.plans.take(b.IDs); r.plan == nil {
 			if r.plan, err = route.New(b.IDs, c.servers, b.Table.By, b.Table.Offset); err != nil {
 				return t, err
@@ -480,7 +481,7 @@ func (c *Client) ask(what request.Op, t *travel, seen []int64) (results []result
 		for _, r := range t.tables {
 			n := r.plan.Starts[s+1] - r.plan.Starts[s]
 			// All servers count the steps of a table, also in which they have none of its ids.
-			if n > 0 || what == request.Push && len(r.plan.Unique) > 0 {
+			if n > 0 || what.CountsSteps() && len(r.plan.Unique) > 0 {
 				head.Tables = append(head.Tables, request.TableRows{Table: r.table.IDs[s], Count: uint32(n), Rate: r.rate})
 			}
 			ids += int64(n)
@@ -511,16 +512,16 @@ func (c *Client) ask(what request.Op, t *travel, seen []int64) (results []result
 			}
 			r.IDs = at
 			switch what {
-			case request.Pull, request.Look, request.LookZeros:
+			case request.Pull, request.Look, request.LookZeros, request.ReadStates:
 				r.Answer = rows
-			case request.Push, request.Add, request.Write:
+			case request.Push, request.Add, request.Write, request.WriteStates:
 				r.Values = rows
 			}
 		}
 		requests[s] = r
 	}
 	sent, err := c.send(requests, what.Updates())
-	whole := what != request.Write || len(t.tables) == 1 // it writes table by table
+	whole := !what.Writes() || len(t.tables) == 1 // it writes table by table
 	for s, p := range sent {
 		if p == nil {
 			continue

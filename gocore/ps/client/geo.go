@@ -268,7 +268,7 @@ func (c *Client) checkLocal(what request.Op, tables []TableRows) error {
 		return err
 	}
 	for i := range tables {
-		if err := check(what.String(), &tables[i]); err != nil {
+		if err := check(what, &tables[i]); err != nil {
 			return err
 		}
 		if what.Reads() && tables[i].Values.DType != op.Float32 {

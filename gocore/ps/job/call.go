@@ -1,6 +1,8 @@
 package job
 
 import (
+	"math"
+
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/ps/client"
 	"github.com/paddlempi/paddlempi/gocore/ps/table"
@@ -27,8 +29,8 @@ type TableOp struct {
 }
 
 // Call carries out one call on several tables: all of this process, or all on servers; or a call of
-// one KV. count is the number of rows that an IDs call found, in the last table, or a KV's
-// timestamp.
+// one KV. count is the number of rows that an IDs call found, in the last table, the steps that a
+// ReadStates call found, or a KV's timestamp.
 func (p *Process) Call(ops []TableOp) (count int64, err error) {
 	if err := p.core.Healthy(); err != nil {
 		return 0, err
@@ -57,7 +59,10 @@ func (p *Process) Call(ops []TableOp) (count int64, err error) {
 	if len(far) > 0 && len(near) > 0 {
 		return 0, status.New(status.Argument, "a call takes tables of this process or tables of servers, not both")
 	}
-	if len(far) > 0 {
+	switch {
+	case len(far) > 0 && ops[0].Code.ofStates():
+		return callStates(ops, far)
+	case len(far) > 0:
 		return 0, callRemote(ops, far)
 	}
 	for i, t := range near {
@@ -84,8 +89,28 @@ func callLocal(o *TableOp, t *table.Table) (count int64, err error) {
 		return 0, t.Write(b)
 	case TableIDs:
 		return t.IDs(&o.IDs)
+	case TableReadStates:
+		return t.ReadStates(&o.IDs, &o.States)
+	case TableWriteStates:
+		return 0, t.WriteStates(&o.IDs, &o.States, o.Step)
 	}
 	return 0, status.New(status.Argument, "pmpi_table: code %d is none of PMPI_TABLE_*", o.Code)
+}
+
+// ofStates tells whether a call reads or writes the states of rows alone.
+func (c Code) ofStates() bool { return c == TableReadStates || c == TableWriteStates }
+
+// callStates carries out such a call on one table of the servers.
+func callStates(ops []TableOp, all []*client.Table) (count int64, err error) {
+	if len(ops) > 1 {
+		return 0, status.New(status.Argument, "a call takes the states of one table, not of %d", len(ops))
+	}
+	o := &ops[0]
+	rows := client.TableRows{Table: all[0], IDs: &o.IDs, Values: &o.States, Rate: math.NaN()}
+	if o.Code == TableReadStates {
+		return all[0].Client.ReadStates(rows)
+	}
+	return 0, all[0].Client.WriteStates(rows, o.Step, thread())
 }
 
 // callRemote carries out one call on several tables of the servers.

@@ -30,6 +30,10 @@ const (
 	TableLook Code = 12
 	// TableLookZeros is a LOOK that has zeros for an id without a row.
 	TableLookZeros Code = 13
+	// TableReadStates copies the states of the ids, of those without a row the first ones, and makes no row; it counts the table's steps.
+	TableReadStates Code = 14
+	// TableWriteStates sets the states of the ids; missing rows are made. step: how many the table has made from now on.
+	TableWriteStates Code = 15
 )
 
 // codesOfKVs has the codes that are for KVs.

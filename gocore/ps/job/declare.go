@@ -62,6 +62,6 @@ func (p *Process) declare(request []byte, _ work.Interrupt) (any, error) {
 		return nil, err
 	}
 	t := &client.Table{Client: j.client, IDs: numbers, Name: m.Name, Dim: m.Config.Dim, Rows: rows, By: byOf(m.By), Offset: m.Offset,
-		NumIDs: m.Config.IDs, Refuse: m.Config.Refuse, Limit: m.Config.MemoryLimit > 0, Config: m.Config, Dense: m.Kind == admin.Dense}
+		NumIDs: m.Config.IDs, Refuse: m.Config.Refuse, Limit: m.Config.MemoryLimit > 0, Config: m.Config, States: m.Config.StateLen(), Dense: m.Kind == admin.Dense}
 	return map[string]any{"table": p.tables.add(entry{remote: t})}, nil
 }

@@ -32,8 +32,12 @@ const (
 	// what its row would begin with. With LookZeros it has zeros.
 	Look
 	LookZeros
+	// ReadStates asks for the states of the ids, of which it makes no row; the answer has the steps
+	// of the table. WriteStates sets them, and the steps.
+	ReadStates
+	WriteStates
 
-	last = LookZeros
+	last = WriteStates
 )
 
 func (o Op) String() string {
@@ -52,22 +56,45 @@ func (o Op) String() string {
 		return "addition"
 	case Look, LookZeros:
 		return "lookup"
+	case ReadStates:
+		return "read of states"
+	case WriteStates:
+		return "write of states"
 	}
 	return "unknown"
 }
 
-// Reads tells whether the answer to a request has the rows of its ids.
-func (o Op) Reads() bool { return o == Pull || o == Look || o == LookZeros }
+// Reads tells whether the answer to a request has the rows of its ids, or their states.
+func (o Op) Reads() bool { return o == Pull || o == Look || o == LookZeros || o == ReadStates }
+
+// Writes tells whether a request sets what rows or their states are.
+func (o Op) Writes() bool { return o == Write || o == WriteStates }
+
+// OfStates tells whether the states of rows are on the way in the place of rows.
+func (o Op) OfStates() bool { return o == ReadStates || o == WriteStates }
+
+// CountsSteps tells whether a request has to do with the steps of a table: each server gets it, also
+// one that has none of the table's ids.
+func (o Op) CountsSteps() bool { return o == Push || o == WriteStates }
 
 // IsStep tells whether a request is the trainer's part of a step.
 func (o Op) IsStep() bool { return o == Push || o == Refuse || o == Add }
 
 // Updates tells whether a request changes what is there. Every server gets it, also one that has
 // none of the ids.
-func (o Op) Updates() bool { return o.IsStep() || o == Write }
+func (o Op) Updates() bool { return o.IsStep() || o.Writes() }
 
-// RowBytes returns the bytes of a row on the way, of a table with rows of dim elements of the given
-// dtype.
+// Width returns how many elements a row has on the way, of a table with rows of dim elements and
+// states of so many floats.
+func (o Op) Width(dim, states int64) int64 {
+	if o.OfStates() {
+		return states
+	}
+	return dim
+}
+
+// RowBytes returns the bytes of a row on the way, of so many elements (Width), in a table with rows
+// of the given dtype.
 func (o Op) RowBytes(dim int64, rows op.DType) int64 {
 	if o == Reserve {
 		return 0
@@ -76,9 +103,9 @@ func (o Op) RowBytes(dim int64, rows op.DType) int64 {
 }
 
 // RowType returns of what dtype the rows of a table travel, whose rows are of the given one: pulls
-// and lookups bring them as they are, gradients and new values are of float32.
+// and lookups bring them as they are; gradients, new values and states are of float32.
 func (o Op) RowType(rows op.DType) op.DType {
-	if o.Reads() {
+	if o.Reads() && !o.OfStates() {
 		return rows
 	}
 	return op.Float32
@@ -98,8 +125,10 @@ const (
 // TableRows says which table a request is for, and how many of its rows.
 type TableRows struct {
 	Table uint32
-	Count uint32  // of ids; 0 in a push whose ids are all of other servers
-	Rate  float64 // learning rate of this push; NaN: the table's
+	Count uint32 // of ids; 0 in a push whose ids are all of other servers
+	// Rate is the learning rate of this push; NaN: the table's. Of a WriteStates it is the steps
+	// that the table has made.
+	Rate float64
 }
 
 // Head is the header of a request.
@@ -219,7 +248,9 @@ func Decode(b []byte) (Head, error) {
 type Answer struct {
 	Version   int64 // updates that the server has applied
 	Staleness int64 // of a push: updates of other trainers since this one's pull
-	Steps     int64 // of a push: how many of this trainer the server has
+	// Steps, of a push, is how many of this trainer the server has; of a ReadStates it is the steps
+	// of the table.
+	Steps int64
 }
 
 // Encode returns the bytes of a.

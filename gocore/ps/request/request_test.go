@@ -19,6 +19,8 @@ func TestHeadsAreReadAsWritten(t *testing.T) {
 		{Op: Add, Step: 3, Tables: []TableRows{{3, 2, 0}}},
 		{Op: Look, Seen: -1, Tables: []TableRows{{3, 2, 0}}},
 		{Op: LookZeros, Seen: -1, Tables: []TableRows{}},
+		{Op: ReadStates, Seen: -1, Tables: []TableRows{{3, 2, 0}}},
+		{Op: WriteStates, Seen: -1, Number: 4, Tables: []TableRows{{3, 0, 17}}},
 	} {
 		read, err := Decode(h.Encode())
 		require.NoError(t, err)
@@ -77,7 +79,7 @@ func TestDamagedHeadsAreRefused(t *testing.T) {
 		"a byte is missing":  func(b []byte) []byte { return b[:len(b)-1] },
 		"a byte too many":    func(b []byte) []byte { return append(b, 0) },
 		"no header":          func([]byte) []byte { return nil },
-		"unknown code":       func(b []byte) []byte { b[0] = 9; return b },
+		"unknown code":       func(b []byte) []byte { b[0] = byte(last) + 1; return b },
 		"filler":             func(b []byte) []byte { b[2] = 1; return b },
 		"tables without end": func(b []byte) []byte { b[7] = 255; return b },
 		"a negative step":    func(b []byte) []byte { b[15] = 128; return b },

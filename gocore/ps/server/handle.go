@@ -106,7 +106,7 @@ func (s *Server) waits(u *update, head request.Head) bool {
 	switch {
 	case before != nil:
 		before.then = append(before.then, u)
-	case u.op != request.Write && s.hold != nil && s.hold.waitsLocked(u.from):
+	case !u.op.Writes() && s.hold != nil && s.hold.waitsLocked(u.from):
 		s.hold.queue = append(s.hold.queue, u)
 	default:
 		return false
@@ -130,6 +130,8 @@ func (s *Server) access(u *update) (answer request.Answer, err error) {
 		return answer, nil
 	case request.Reserve:
 		return answer, s.makeRows(u)
+	case request.ReadStates, request.WriteStates:
+		return s.accessStates(u)
 	}
 	s.counted.pulls.Add(1)
 	answer.Version = s.version.Load() // before the rows are read: they are at least as new
@@ -220,7 +222,7 @@ func (s *Server) read(in *Incoming) (head request.Head, u *update, err error) {
 			aligned = aligned && (uintptr(unsafe.Pointer(unsafe.SliceData(values)))+uintptr(bytes))%uintptr(rows[i].dtype.Size()) == 0
 		}
 		total += int64(r.Count)
-		bytes += int64(r.Count) * head.Op.RowBytes(t.Dim, t.RowType())
+		bytes += int64(r.Count) * head.Op.RowBytes(head.Op.Width(t.Dim, t.StateLen()), t.RowType())
 	}
 	if total != int64(len(given)) || bytes != int64(len(values)) || !aligned {
 		return head, u, status.New(status.Argument, "a %v of rank %d has %d ids and %d bytes of %s; its header has %d ids, whose rows take %d bytes, aligned to their elements",
@@ -238,7 +240,7 @@ func (s *Server) read(in *Incoming) (head request.Head, u *update, err error) {
 		r.ids, ids = ids[:n:n], ids[n:]
 		if n > 0 {
 			begin := request.Align(at)
-			at = begin + n*head.Op.RowBytes(r.Dim, r.RowType())
+			at = begin + n*head.Op.RowBytes(head.Op.Width(r.Dim, r.StateLen()), r.RowType())
 			r.values = values[begin:at:at]
 		}
 	}

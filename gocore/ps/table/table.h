@@ -183,6 +183,11 @@ int pt_push(pt_table *t, pt_batch *b);
 int pt_read(pt_table *t, pt_batch *b);
 int pt_write(pt_table *t, pt_batch *b);
 
+/* pt_read_states copies the states of the ids to states: of those without a row the first ones. It
+ * makes no row. pt_write_states sets them, and makes the rows that are missing. */
+int pt_read_states(pt_table *t, pt_batch *b);
+int pt_write_states(pt_table *t, pt_batch *b);
+
 /* pt_look is pt_pull that makes nothing and needs no memory: ids without a row have the values that
  * it would begin with, or zeros. It returns PT_OK. */
 int pt_look(pt_table *t, pt_batch *b, int zeros);
