@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,11 +14,12 @@ from .. import ps
 from ..errors import DtypeError, UnsupportedError
 from ..ps.distributed import Access, CommonOptimizer, Vector
 from ..ps.layers import RemoteLayer
+from ..ps.states import State, steps_of
 from ..ps.stepping import discard_of
 from .parameters import parameters_of
-from .private import check_object
+from .states import forget, of_servers, split, state_for_servers, states_of
 
-__all__ = ["ACCESS", "DistributedOptimizer", "for_servers", "states_of"]
+__all__ = ["ACCESS", "DistributedOptimizer", "check_parameters", "for_servers"]
 
 
 class DistributedOptimizer(CommonOptimizer):
@@ -27,8 +28,7 @@ class DistributedOptimizer(CommonOptimizer):
     ``step`` pushes the gradients of its layers of ``paddlempi.ps`` in one request, averages the
     dense gradients over the trainers, and has the wrapped optimizer update the dense parameters.
     So all trainers call it equally often. ``clear_grad`` drops the gradients of its layers. What it
-    does not have is the wrapped optimizer's (``get_lr``, ``set_lr``, ``state_dict``,
-    ``set_state_dict``).
+    does not have is the wrapped optimizer's (``get_lr``, ``set_lr``).
 
     Args:
         optimizer: the optimizer of the dense parameters.
@@ -39,7 +39,8 @@ class DistributedOptimizer(CommonOptimizer):
             * "server": they lie on the servers too, in float32, which update them: in sync mode as
               the wrapped optimizer would, in async mode without waiting for other trainers. The
               wrapped optimizer gives its kind, its numbers and its learning rate in each step. All
-              trainers begin with the parameters of the first.
+              trainers begin with the parameters of the first, and with the states that its
+              wrapped optimizer has of earlier steps.
             * "local": this object does nothing of all this, such as with ``paddle.DataParallel``.
         average: for what lies on servers; see :func:`paddlempi.ps.step`.
         name: with "server", the name of the table. No other such optimizer of the
@@ -57,7 +58,7 @@ class DistributedOptimizer(CommonOptimizer):
             ``name`` is taken, ``optimizer`` is a DistributedOptimizer, or another one has a table.
         DtypeError: ``optimizer`` is none of Paddle.
         UnsupportedError: with "server", servers do not have the wrapped optimizer, or it has states
-            from earlier steps.
+            from earlier steps for which they have no place.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class DistributedOptimizer(CommonOptimizer):
     def _vectors(self, name: str, placement: str) -> list[Vector]:
         optimizer = partial(for_servers, self.optim)
         optimizer()  # it refuses also where there are no parameters
+        check_parameters(self.optim, self._all_parameters())
         parameters = self._parameters()
         if not sum(math.prod(p.shape) for p in parameters):
             return []
@@ -109,6 +111,84 @@ class DistributedOptimizer(CommonOptimizer):
             names = states_of(self.optim, parameter)
             if names:
                 yield parameter, names
+
+    def _states_for_servers(self) -> dict[int, State | None]:
+        does = for_servers(self.optim)
+        states: dict[int, State | None] = {}
+        for parameter in self._parameters():
+            try:
+                states[id(parameter)] = state_for_servers(self.optim, parameter, does)
+            except UnsupportedError as error:
+                raise UnsupportedError(
+                    f"ps.DistributedOptimizer: the optimizer has {error} of parameter "
+                    f"{self._called(parameter)} from earlier steps, for which servers have no "
+                    f"place with {type(does).__name__}: begin with a new optimizer"
+                ) from None
+        self._check_steps(does, list(states.values()))
+        return states
+
+    def _check_steps(self, does: ps.Optimizer, states: Sequence[State | None]) -> None:
+        """Refuse states of parameters that cannot lie in one vector."""
+        steps_of(does, [0 if one is None else one.steps for one in states])
+
+    def _forget_states(self) -> None:
+        forget(self.optim, self._parameters())
+
+    def _members(self) -> list[list[Any]]:
+        """What the single-machine program's optimizer has, each with its name."""
+        return [[(p, p.name) for p in self._all_parameters()]]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the optimizer, as that of one process would have it.
+
+        With ``dense="server"`` the states come from the servers, after what this trainer has
+        pushed; it may call it alone. Their names are those that the first optimizer of a process
+        gives them. A plan's optimizer also has the rows of embeddings, as dense tensors. In mode
+        geo the states are those of this trainer.
+
+        Returns:
+            What ``set_state_dict`` takes, of this object and of Paddle's optimizer.
+
+        Raises:
+            Error: with ``dense="server"``, as :meth:`paddlempi.ps.RemoteTable.read_states`.
+        """
+        packed = dict(self.optim.state_dict())
+        if not self._served:
+            return packed
+        found, does = self._read_states(), self._on_server()
+        here = [(p, name) for of in self._members() for p, name in of if id(p) in does]
+        if any(found[id(member)].steps for member, _ in here):
+            for member, name in here:
+                one, on_server = found[id(member)], does[id(member)]
+                packed |= of_servers(name, self.optim, on_server, one, _like(member))
+        return packed
+
+    def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load what :meth:`state_dict` returned, here or of Paddle's optimizer in one process.
+
+        With ``dense="server"`` all trainers call it. The states are those of the first one, in
+        mode geo of each. Without any, all parameters begin anew.
+
+        Raises:
+            ArgumentError: with ``dense="server"``, it has a state of another parameter, or not of
+                all.
+            UnsupportedError: with ``dense="server"``, it has a state for which servers have no
+                place.
+        """
+        if not self._served:
+            self.optim.set_state_dict(state_dict)
+            return
+        does = self._on_server()
+        here = {name: p for of in self._members() for p, name in of if id(p) in does}
+        of = {n: (tuple(getattr(_like(p), "shape", _like(p))), does[id(p)]) for n, p in here.items()}
+        by_name = split("DistributedOptimizer.set_state_dict", self.optim, state_dict, of)
+        states = {id(member): by_name[name] for name, member in here.items()}
+        for vector in self._on_servers:
+            keys = [id(p) for p in vector.parameters()]
+            self._check_steps(does[keys[0]], [states[key] for key in keys])
+        self._set_states(states)
+        rest = {name: one for name, one in state_dict.items() if name == "LR_Scheduler"}
+        self.optim.set_state_dict(rest)
 
     @staticmethod
     def _detached(parameter: Any) -> Any:
@@ -150,6 +230,13 @@ class DistributedOptimizer(CommonOptimizer):
     clear_gradients = clear_grad
 
 
+def _like(member: Any) -> Any:
+    """Return a parameter, or the shape of the rows of a layer."""
+    if isinstance(member, RemoteLayer):
+        return member.num_embeddings, member.embedding_dim
+    return member
+
+
 def _read(tensor: Any) -> Any:
     # NumPy has no bfloat16: Paddle would give the bits.
     return tensor.astype("float32").numpy().reshape(-1)
@@ -172,11 +259,27 @@ def _same(parameter: Any, values: Any) -> bool:
 ACCESS = Access(_read, _write, _same)
 
 
-def states_of(optimizer: Any, parameter: Any) -> list[str]:
-    """Return the names of the states that an optimizer has of a parameter. At first it has none."""
-    check_object(optimizer, ("_accumulators", "_accumulators_holder"))
-    there = [kind for kind, of in optimizer._accumulators.items() if parameter.name in of]
-    return there or list(optimizer._accumulators_holder)  # loaded, until the first step
+def _refuse(kind: str, odd: list[str]) -> None:
+    if odd:
+        raise UnsupportedError(
+            f"ps.DistributedOptimizer: servers have no {kind} with {', '.join(odd)}; "
+            "take dense='all_reduce'"
+        )
+
+
+def check_parameters(optimizer: Any, parameters: Iterable[Any]) -> None:
+    """Refuse what a ParamAttr may ask for. The servers treat all elements of a vector alike.
+
+    Raises:
+        UnsupportedError: a parameter has it.
+    """
+    odd = []
+    for parameter in parameters:
+        if getattr(parameter, "optimize_attr", {}).get("learning_rate", 1) != 1:
+            odd.append("learning rates of parameters")
+        if getattr(parameter, "regularizer", None) is not None:
+            odd.append("regularizers of parameters")
+    _refuse(type(optimizer).__name__, list(dict.fromkeys(odd)))
 
 
 def for_servers(optimizer: Any) -> ps.Optimizer:
@@ -202,18 +305,8 @@ def for_servers(optimizer: Any) -> ps.Optimizer:
         (has["_param_groups"] or [None])[0], dict
     ):
         odd.append("groups of parameters")
-    parameters = parameters_of(optimizer)
-    # What a ParamAttr has. The servers treat all elements of a vector alike.
-    if any(getattr(p, "optimize_attr", {}).get("learning_rate", 1) != 1 for p in parameters):
-        odd.append("learning rates of parameters")
-    if any(getattr(p, "regularizer", None) is not None for p in parameters):
-        odd.append("regularizers of parameters")
     rate = float(optimizer.get_lr())
-    if odd:
-        raise UnsupportedError(
-            f"ps.DistributedOptimizer: servers have no {kind} with {', '.join(odd)}; "
-            "take dense='all_reduce'"
-        )
+    _refuse(kind, odd)
     if kind == "SGD":
         return ps.SGD(rate)
     if kind == "Momentum":

@@ -5,7 +5,7 @@ For ``paddle.nn.Layer`` in dynamic mode; ``static_transpiler`` has static progra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from functools import partial
 from importlib import import_module
 from typing import Any, ClassVar
@@ -16,10 +16,12 @@ import paddle
 from ..errors import UnsupportedError
 from ..ps import Optimizer, Plan
 from ..ps.layers import RemoteLayer
+from ..ps.states import State
 from ..ps.transpiler import SpreadOptimizer, Transpiler
-from .distributed_optimizer import ACCESS, DistributedOptimizer, for_servers, states_of
+from .distributed_optimizer import ACCESS, DistributedOptimizer, check_parameters, for_servers
 from .embedding import SparseEmbedding
 from .parameters import parameters_of
+from .states import forget, state_for_servers
 
 __all__ = ["PaddleTranspiler", "transpiler"]
 
@@ -31,6 +33,9 @@ class _Optimizer(SpreadOptimizer, DistributedOptimizer):
         for parameter in self._parameters():
             yield parameter, partial(for_servers, self.optim)
 
+    def _check_steps(self, does: Optimizer, states: Sequence[State | None]) -> None:
+        pass  # each parameter has a vector, and steps, of its own
+
 
 class _Plan(Plan):
     def _tensor_of_rows(self, layer: RemoteLayer) -> Any:
@@ -41,6 +46,10 @@ class _Plan(Plan):
 
     def _load(self, state: dict[str, Any]) -> None:
         self.model.set_state_dict(state)
+
+    @staticmethod
+    def _load_optimizer(optimizer: Any, state: Any) -> None:
+        optimizer.set_state_dict(state)
 
     @staticmethod
     def _rows_of(value: Any) -> Any:
@@ -92,12 +101,23 @@ class PaddleTranspiler(Transpiler):
             _check_rows(optimizer)
         return for_servers(optimizer)
 
+    @classmethod
+    def _members(cls, optimizer: Any, rows: Mapping[int, RemoteLayer]) -> list[list[Any]]:
+        return [[(rows.get(id(p), p), p.name) for p in parameters_of(optimizer)]]
+
     @staticmethod
-    def _states_of(optimizer: Any, group: Any, parameter: Any) -> list[str]:
-        return states_of(optimizer, parameter)
+    def _check_parameter(optimizer: Any, parameter: Any) -> None:
+        check_parameters(optimizer, [parameter])
+
+    @staticmethod
+    def _state_for_servers(
+        optimizer: Any, group: Any, parameter: Any, does: Optimizer
+    ) -> State | None:
+        return state_for_servers(optimizer, parameter, does)
 
     @staticmethod
     def _without(optimizer: Any, rows: set[int]) -> None:
+        forget(optimizer, [p for p in parameters_of(optimizer) if id(p) in rows])
         kept = [p for p in parameters_of(optimizer) if id(p) not in rows]
         optimizer._parameter_list, optimizer._param_groups = kept, list(kept)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from .layers import RemoteLayer
 from .optimizers import Optimizer
 from .owners import Owner
 from .remote import RemoteTable
+from .states import State, is_writer, read_blocks, steps_of, write_blocks
 
 __all__ = ["Access", "CommonOptimizer", "Vector", "equal", "rate_of_now"]
 
@@ -85,7 +86,7 @@ class CommonOptimizer:
                     "dense='server', whose parameters and states are on the servers: give this one "
                     "another name, the same on all trainers"
                 )
-            self._check_states()
+            states = self._states_for_servers()
         self._owner = Owner(_names_of(tables), tables is None, self._noted_gradients)
         found.owners.check("ps.DistributedOptimizer", self._owner)
         if dense != "local":
@@ -97,7 +98,10 @@ class CommonOptimizer:
             self._owner.names.update(vector.blocks.table.name for vector in self._on_servers)
             self._places = [id(parameter) for parameter in self._parameters()]
             found.names.add(name)
+            if is_writer("ps.DistributedOptimizer"):
+                self._write_states({key: one for key, one in states.items() if one is not None})
             spread([vector.blocks for vector in self._on_servers])
+            self._forget_states()
             self.refresh()
         elif dense == "all_reduce" and len(found.trainers) > 1:
             self._group = found.trainer_group
@@ -122,6 +126,20 @@ class CommonOptimizer:
 
         Those that it begins with do not count.
         """
+        raise NotImplementedError
+
+    def _states_for_servers(self) -> dict[int, State | None]:
+        """Return what the wrapped optimizer has of each dense parameter that is trained, by id().
+
+        None is what it begins with.
+
+        Raises:
+            UnsupportedError: servers have no place for it.
+        """
+        raise NotImplementedError
+
+    def _forget_states(self) -> None:
+        """Have the wrapped optimizer drop its states of what is on the servers."""
         raise NotImplementedError
 
     @staticmethod
@@ -205,13 +223,12 @@ class CommonOptimizer:
         self._check_values()
 
     def _check_states(self) -> None:
-        """Refuse states of the wrapped optimizer: the servers have their own."""
+        """Refuse states that the wrapped optimizer has got: the servers have their own."""
         for parameter, names in self._states():
             raise UnsupportedError(
-                f"ps.DistributedOptimizer: the optimizer has {', '.join(names)} of parameter "
-                f"{self._called(parameter)} from earlier steps, which servers cannot take: with "
-                "dense='server' begin with a new optimizer; ps.save and ps.restore keep the "
-                "states that servers have"
+                f"ps.DistributedOptimizer: the wrapped optimizer has got {', '.join(names)} of "
+                f"parameter {self._called(parameter)}, and the states are on the servers: load "
+                "them by this object, and not by the optimizer that it wraps"
             )
 
     def _check_values(self) -> None:
@@ -265,6 +282,32 @@ class CommonOptimizer:
         pull([vector.blocks for vector in self._on_servers])
         for vector in self._on_servers:
             vector.written()
+
+    def _on_server(self) -> dict[int, Optimizer]:
+        """What servers do for each parameter that is there, by id()."""
+        vectors = self._on_servers
+        return {id(p): one.blocks.table.optimizer for one in vectors for p in one.parameters()}
+
+    def _read_states(self) -> dict[int, State]:
+        """Return what the servers have of each parameter, by id()."""
+        session.flush()
+        return {id(p): one for vector in self._on_servers for p, one in vector.states()}
+
+    def _write_states(self, states: Mapping[int, State]) -> None:
+        """Set what the servers have of some parameters, by id(). One trainer calls it."""
+        for vector in self._on_servers:
+            if any(id(p) in states for p in vector.parameters()):
+                vector.set_states(states)
+
+    def _set_states(self, states: Mapping[int, State]) -> None:
+        """Set what the servers have of all parameters to that of the first trainer.
+
+        All trainers call it. What they have pushed before is applied before.
+        """
+        session.barrier("optimizer state")
+        if is_writer("ps.DistributedOptimizer"):
+            self._write_states(states)
+        session.barrier("optimizer state")
 
     def publish(self) -> None:
         """With ``dense="server"``, set the parameters on the servers to this program's of now.
@@ -348,6 +391,28 @@ class Vector:
         table, ids, gradients = self.blocks.request()
         table.learning_rate = rate
         stepping.note(table, ids, gradients)
+
+    def parameters(self) -> list[Any]:
+        """The parameters, in their order in the vector."""
+        return [parameter for parameter, _ in self._places]
+
+    def states(self) -> Iterator[tuple[Any, State]]:
+        """What the servers have of each parameter, with slots of float32, [elements]."""
+        found = read_blocks(self.blocks, self._places[-1][1].stop)
+        for parameter, place in self._places:
+            yield parameter, State(found.steps, {n: one[place] for n, one in found.slots.items()})
+
+    def set_states(self, of: Mapping[int, State]) -> None:
+        """Set what the servers have. Parameters without a state have what they begin with.
+
+        Args:
+            of: states by the id() of parameters.
+        """
+        here = [(place, of[id(p)]) for p, place in self._places if id(p) in of]
+        steps = steps_of(self.blocks.table.optimizer, (one.steps for _, one in here))
+        read = self._access.read
+        parts = [(place, {n: read(v) for n, v in one.slots.items()}) for place, one in here]
+        write_blocks(self.blocks, parts, steps)
 
     def changed(self) -> Any:
         """Return a parameter that was changed since it was set, or None."""

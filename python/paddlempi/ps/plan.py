@@ -145,7 +145,7 @@ class Plan:
             ")",
         ]
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, optimizer: bool = False) -> dict[str, Any]:
         """Return the state dict of the single-machine model: names, shapes and values of now.
 
         Parameters are those on the servers, after all that this trainer has pushed; the model gets
@@ -153,36 +153,71 @@ class Plan:
         of this trainer, who may call it alone. For models that do not, see
         :func:`paddlempi.ps.export`.
 
+        Args:
+            optimizer: whether the state of the optimizer is wanted, too. Then the result has two
+                names: ``"model"``, and ``"optimizer"`` with what ``state_dict()`` of the optimizer
+                gives (a list of them for a list), which that of the single-machine program loads.
+
         Raises:
             UnsupportedError: a parameter of the model was changed by something else than the
                 servers: :meth:`set_state_dict` has them take it.
             Error: as :func:`paddlempi.ps.flush` and :meth:`paddlempi.ps.RemoteTable.pull`.
         """
-        for optimizer in self._optimizers():
-            optimizer._check_values()
+        for one in self._optimizers():
+            one._check_values()
         session.flush()
-        for optimizer in self._optimizers():
-            optimizer.refresh()
+        for one in self._optimizers():
+            one.refresh()
         state = dict(self.model.state_dict())
         rows = {name: self._tensor_of_rows(layer) for name, layer in self.layers.items()}
         state |= {place: rows[name] for place, name in self.places.items()}
-        return {name: state[name] for name in self.order if name in state}
+        model = {name: state[name] for name in self.order if name in state}
+        if not optimizer:
+            return model
+        states = [one.state_dict() for one in self._optimizers()]
+        return {"model": model, "optimizer": states if self._listed() else states[0]}
 
-    def set_state_dict(self, state: Mapping[str, Any]) -> None:
+    def set_state_dict(self, state: Mapping[str, Any], optimizer: bool = False) -> None:
         """Set parameters and buffers: on the servers, and on all trainers.
 
         All trainers call it. The values are those of the first one, and the names are the same on
-        all. What trainers have pushed before is applied before. The states of the optimizer stay.
+        all. What trainers have pushed before is applied before.
 
         Args:
             state: tensors of the framework, or arrays of NumPy, by the names of
                 :meth:`state_dict`, or of some of them.
+            optimizer: whether it is what ``state_dict(optimizer=True)`` returned, and the optimizer
+                is set, too. Else the states of the optimizer stay.
 
         Raises:
-            ArgumentError: a name or a shape is not that of the model, or the row of a padding is
-                not of zeros.
+            ArgumentError: a name or a shape is not that of the model, the row of a padding is not
+                of zeros, or the state is not that of the optimizer.
+            UnsupportedError: servers have no place for a state of the optimizer.
             Error: as :meth:`paddlempi.ps.RemoteTable.write`.
         """
+        if not optimizer:
+            self._set_model(state, self._checked(state))
+            return
+        missing = [name for name in ("model", "optimizer") if name not in state]
+        if missing:
+            raise ArgumentError(
+                f"plan.set_state_dict: the state has no {missing[0]!r}: optimizer=True takes what "
+                "state_dict(optimizer=True) returns"
+            )
+        given, made = state["optimizer"], self._optimizers()
+        states = list(given) if self._listed() else [given]
+        if len(states) != len(made):
+            raise ArgumentError(
+                f"plan.set_state_dict: the state has {len(states)} optimizers, and the plan "
+                f"{len(made)}"
+            )
+        rows = self._checked(state["model"])
+        for one, its in zip(made, states, strict=True):
+            self._load_optimizer(one, its)
+        self._set_model(state["model"], rows)
+
+    def _checked(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Look whether a state is that of the model, and return the rows of embeddings in it."""
         there = self.model.state_dict()
         shapes = {name: tuple(one.shape) for name, one in there.items() if hasattr(one, "shape")}
         for place, name in self.places.items():
@@ -207,16 +242,28 @@ class Plan:
                     f"plan.set_state_dict: {name!r}: the row of its padding {padding} is not of "
                     "zeros"
                 )
+        return rows
+
+    def _set_model(self, state: Mapping[str, Any], rows: Mapping[str, Any]) -> None:
+        """Set parameters and buffers, and rows by the names in ``layers``."""
         session.barrier("plan.set_state_dict")
         for name, given in rows.items():
             self.layers[name].set_rows(given)
         self._load({name: value for name, value in state.items() if name not in self.places})
-        for optimizer in self._optimizers():
-            optimizer.publish()
+        for one in self._optimizers():
+            one.publish()
         equal(tensor for _, tensor in self.frozen())
 
+    def _listed(self) -> bool:
+        return isinstance(self.optimizer, list)
+
     def _optimizers(self) -> list[Any]:
-        return self.optimizer if isinstance(self.optimizer, list) else [self.optimizer]
+        return self.optimizer if self._listed() else [self.optimizer]
+
+    @staticmethod
+    def _load_optimizer(optimizer: Any, state: Any) -> None:
+        """Set the state of an optimizer. All trainers call it."""
+        raise NotImplementedError
 
     def _load(self, state: dict[str, Any]) -> None:
         """Set what the model has itself to values by their names."""

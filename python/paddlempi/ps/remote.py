@@ -9,7 +9,7 @@ from .. import _native, memory
 from .._ops import TableCall
 from ..errors import DtypeError, NotInitializedError
 from . import session
-from .config import Configured, TableConfig, checked_ids, length_of, rate_of
+from .config import Configured, TableConfig, checked_ids, from_zero, length_of, rate_of
 from .initializers import Initializer
 from .lookups import call_of
 from .optimizers import Optimizer
@@ -164,6 +164,52 @@ class RemoteTable(Configured):
         """
         session.flush()  # what was pushed before comes before
         self._core.table(TableCall.WRITE, self._number, checked_ids("write", ids), rows)
+
+    def read_states(self, ids: Any) -> tuple[Any, int]:
+        """Return what the optimizer has of rows, of those without a row what it has at first.
+
+        It makes no rows. In mode geo it is what this trainer's optimizer has.
+
+        Args:
+            ids: a tensor of int64 or int32, [n].
+
+        Returns:
+            A new tensor of float32, [n, floats of a state], and how many steps the table has made.
+            ``docs/ps-reference.md`` says what is in a state.
+
+        Raises:
+            ArgumentError: the optimizer has no states.
+            Error: as :meth:`pull`.
+        """
+        session.flush()
+        width = self.optimizer.state_width(self.dim)
+        shape = (length_of("read_states", ids), width)
+        out = memory.empty(shape, framework=memory.framework_of(ids))
+        checked = checked_ids("read_states", ids)
+        steps = self._core.table(TableCall.READ_STATES, self._number, checked, None, out)
+        return out, steps
+
+    def write_states(self, ids: Any, states: Any, steps: int) -> None:
+        """Set what the optimizer has of rows. Rows that are missing are made. This is no step.
+
+        One trainer writes, and the others wait in :func:`paddlempi.ps.barrier`. In mode geo each
+        trainer writes what its own optimizer has.
+
+        Args:
+            ids: a tensor of int64 or int32, [n], in which no id appears twice.
+            states: a tensor of float32, [n, floats of a state].
+            steps: how many steps the table has made from now on. Adam's bias correction depends on
+                it, unless it is that of the row.
+
+        Raises:
+            ArgumentError: the optimizer has no states, or ``steps`` is negative.
+            Error: as :meth:`write`.
+        """
+        session.flush()
+        count = from_zero("write_states", "steps", steps)
+        checked = checked_ids("write_states", ids)
+        code = TableCall.WRITE_STATES
+        self._core.table(code, self._number, checked, None, states, None, count)
 
     def prefetch(self, ids: Any, *, missing: str | None = None) -> Prefetched:
         """Pull the rows of ids in a thread, while the program computes.

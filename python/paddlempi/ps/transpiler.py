@@ -15,6 +15,7 @@ from .distributed import Access, CommonOptimizer, Vector, equal, rate_of_now
 from .layers import RemoteLayer
 from .optimizers import Optimizer
 from .plan import Placed, Plan
+from .states import State, is_writer, read_rows, write_rows
 
 __all__ = ["SpreadOptimizer", "Transpiler"]
 
@@ -32,6 +33,8 @@ class SpreadOptimizer(CommonOptimizer):
         placement: how blocks are dealt.
         names: the parameters' names, by id().
         rows: the layers of its embeddings, each with a function that returns what servers do now.
+        members: what the optimizer had, for each group: parameters, and for the weights of
+            embeddings the layers that stand for them.
         rest: whether it also pushes what layers have noted that are none of the plan.
     """
 
@@ -46,9 +49,11 @@ class SpreadOptimizer(CommonOptimizer):
         placement: str,
         names: Mapping[int, str],
         rows: list[tuple[RemoteLayer, Callable[[], Optimizer]]],
+        members: list[list[Any]],
         rest: bool,
     ) -> None:
         self._names, self._prefix, self._rows = names, prefix, rows
+        self._all_members = members
         super().__init__(  # type: ignore[call-arg]  # that of the front's DistributedOptimizer
             optimizer,
             dense="server",
@@ -97,6 +102,30 @@ class SpreadOptimizer(CommonOptimizer):
 
     def _called(self, parameter: Any) -> str:
         return repr(self._names[id(parameter)])
+
+    def _members(self) -> list[list[Any]]:
+        return self._all_members
+
+    def _on_server(self) -> dict[int, Optimizer]:
+        return super()._on_server() | {id(one): one.table.optimizer for one, _ in self._rows}
+
+    def _read_states(self) -> dict[int, State]:
+        states = super()._read_states()
+        for layer, _ in self._rows:
+            states[id(layer)] = read_rows(layer.table, layer.num_embeddings or 0)
+        return states
+
+    def _write_states(self, states: Mapping[int, State]) -> None:
+        super()._write_states(states)
+        for layer, _ in self._rows:
+            if id(layer) in states:
+                write_layer(layer, states[id(layer)], self.ACCESS)
+
+
+def write_layer(layer: RemoteLayer, state: State, access: Access) -> None:
+    """Set what the servers have of the rows of a layer. One trainer calls it."""
+    slots = {name: access.read(value) for name, value in state.slots.items()}
+    write_rows(layer.table, layer.num_embeddings or 0, State(state.steps, slots))
 
 
 class Transpiler:
@@ -194,8 +223,21 @@ class Transpiler:
         raise NotImplementedError
 
     @staticmethod
-    def _states_of(optimizer: Any, group: Any, parameter: Any) -> list[str]:
-        """What an optimizer calls the states that it has of a parameter, and not from the start."""
+    def _check_parameter(optimizer: Any, parameter: Any) -> None:
+        """Raise UnsupportedError if servers have no such parameters."""
+
+    @staticmethod
+    def _state_for_servers(
+        optimizer: Any, group: Any, parameter: Any, does: Optimizer
+    ) -> State | None:
+        """Return what an optimizer has of a parameter; None: what it begins with.
+
+        Args:
+            does: what servers do for the parameter.
+
+        Raises:
+            UnsupportedError: servers have no place for it. The text is the names of what it is.
+        """
         raise NotImplementedError
 
     @staticmethod
@@ -315,14 +357,16 @@ class Transpiler:
             if not self._is_trained(parameter):
                 continue
             one, number = self._groups[id(parameter)]
-            self._now(one, number, rows=id(parameter) in rows)
-            states = self._states_of(one, self._group(one, number), parameter)
-            if states:
+            self._check_parameter(one, parameter)
+            does = self._now(one, number, rows=id(parameter) in rows)
+            try:
+                self._state_for_servers(one, self._group(one, number), parameter, does)
+            except UnsupportedError as error:
                 raise UnsupportedError(
-                    f"ps.transpile: the optimizer has {', '.join(states)} of parameter {name!r} "
-                    "from earlier steps, which servers cannot take: transpile before the first "
-                    "step, or make a new optimizer, which begins anew"
-                )
+                    f"ps.transpile: the optimizer has {error} of parameter {name!r} from earlier "
+                    f"steps, for which servers have no place with {type(does).__name__}: make a "
+                    "new optimizer, which begins anew"
+                ) from None
         self._frozen(self._model)
 
     @classmethod
@@ -341,9 +385,10 @@ class Transpiler:
         plan = self.PLAN()
         plan.order = list(self._model.state_dict())
         layers = self._make_layers(prefix)
-        rows = {id(module.weight) for module in self._tables.values()}
+        rows = {id(module.weight): layers[name] for name, module in self._tables.items()}
+        members = [self._members(one, rows) for one in self._optimizers]
         for one in self._optimizers:
-            self._without(one, rows)
+            self._without(one, set(rows))
         plan.model = self._put_in({id(self._tables[name]): layer for name, layer in layers.items()})
         plan.layers, plan.places = layers, self._places
         plan.frozen = partial(self._frozen, plan.model)
@@ -355,9 +400,18 @@ class Transpiler:
                 owner, group = self._groups[id(self._tables[name].weight)]
                 if owner is one:
                     mine.append((layer, partial(self._now, one, group, rows=True)))
-            own_name, first = f"{prefix}.{number}", number == 0
             made.append(
-                self.OPTIMIZER(one, average, own_name, prefix, placement, self._names, mine, first)
+                self.OPTIMIZER(
+                    one,
+                    average,
+                    f"{prefix}.{number}",
+                    prefix,
+                    placement,
+                    self._names,
+                    mine,
+                    members[number],
+                    number == 0,
+                )
             )
         plan.optimizer = made if self._listed else made[0]
         where = {name: Placed(name, shape) for name, shape in self._shapes.items()}
@@ -368,17 +422,31 @@ class Transpiler:
         plan.parameters = list(where.values())
         return plan
 
+    @classmethod
+    def _members(cls, optimizer: Any, rows: Mapping[int, RemoteLayer]) -> list[list[Any]]:
+        """What an optimizer has, for each group, with layers in the places of their weights."""
+        return [[rows.get(id(p), p) for p in of] for _, of in cls._groups_of(optimizer)]
+
     def _make_layers(self, prefix: str) -> dict[str, RemoteLayer]:
+        """Make the layers of embeddings. The first trainer writes rows and states.
+
+        The others wait for the states in the barrier of their optimizer's dense parameters.
+        """
         layers: dict[str, RemoteLayer] = {}
         for name, module in self._tables.items():
             kind, arguments = self._layer(module)
+            one, number = self._groups[id(module.weight)]
+            does = self._now(one, number, rows=True)
             layer = kind.from_pretrained(
                 module.weight,
                 freeze=False,
                 name=f"{prefix}.{name}",
-                optimizer=self._now(*self._groups[id(module.weight)], rows=True),
+                optimizer=does,
                 **arguments,
             )
+            state = self._state_for_servers(one, self._group(one, number), module.weight, does)
+            if state is not None and is_writer("ps.transpile"):
+                write_layer(layer, state, self.OPTIMIZER.ACCESS)
             self._set_mode(layer, module)
             layers[name] = layer
         return layers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,11 +11,13 @@ import torch
 from .. import _buffer, ps
 from ..errors import DtypeError, UnsupportedError
 from ..io.places import overlaps
-from ..ps.distributed import Access, CommonOptimizer, Vector
+from ..ps.distributed import Access, CommonOptimizer, Vector, rate_of_now
 from ..ps.layers import RemoteLayer
+from ..ps.states import State, steps_of
 from ..ps.stepping import discard_of
+from .states import check_groups, of_servers, state_for_servers, states_of
 
-__all__ = ["ACCESS", "DistributedOptimizer", "distinct", "for_group", "for_servers", "states_of"]
+__all__ = ["ACCESS", "DistributedOptimizer", "check_real", "distinct", "for_group", "for_servers"]
 
 
 class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ignore[misc]
@@ -35,7 +37,8 @@ class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ign
             * "server": they lie on the servers too, in float32, which update them: in sync mode as
               the wrapped optimizer would, in async mode without waiting for other trainers. The
               wrapped optimizer gives its kind, its numbers and the learning rates of its schedule.
-              All trainers begin with the parameters of the first.
+              All trainers begin with the parameters of the first, and with the states that its
+              wrapped optimizer has of earlier steps.
             * "local": this object does nothing of all this, such as with DistributedDataParallel.
         average: for what lies on servers; see :func:`paddlempi.ps.step`.
         name: with "server", how the names of the tables begin. No other such optimizer of the
@@ -53,7 +56,7 @@ class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ign
             ``name`` is taken, ``optimizer`` is a DistributedOptimizer, or another one has a table.
         DtypeError: ``optimizer`` is none of torch.
         UnsupportedError: ``optimizer`` is LBFGS; with "server", servers do not have it, or it has
-            states from earlier steps.
+            states from earlier steps for which they have no place.
     """
 
     def __init__(
@@ -107,6 +110,7 @@ class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ign
         return [p for group in self.param_groups for p in _trained(group)]
 
     def _vectors(self, name: str, placement: str) -> list[Vector]:
+        check_real(self._all_parameters())
         return [
             Vector(
                 f"{name}.{number}",
@@ -128,6 +132,34 @@ class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ign
                 if names:
                     yield parameter, names
         self._loaded = self.state
+
+    def _states_for_servers(self) -> dict[int, State | None]:
+        states: dict[int, State | None] = {}
+        for number, group in enumerate(self.param_groups):
+            if not _trained(group):
+                continue
+            does = for_group(self.optim, number)
+            for parameter in _trained(group):
+                of = self.state.get(parameter, {})
+                try:
+                    states[id(parameter)] = state_for_servers(of, group, parameter.shape, does)
+                except UnsupportedError as error:
+                    raise UnsupportedError(
+                        f"ps.DistributedOptimizer: the optimizer has {error} of parameter "
+                        f"{self._called(parameter)} from earlier steps, for which servers have no "
+                        f"place with {type(does).__name__}: begin with a new optimizer"
+                    ) from None
+            self._check_steps(does, [states[id(p)] for p in _trained(group)])
+        return states
+
+    def _check_steps(self, does: ps.Optimizer, states: Sequence[State | None]) -> None:
+        """Refuse states of the parameters of a group that cannot lie in one vector."""
+        steps_of(does, [0 if one is None else one.steps for one in states])
+
+    def _forget_states(self) -> None:
+        for parameter in self._parameters():
+            if parameter.numel():
+                self.state.pop(parameter, None)
 
     @staticmethod
     def _detached(parameter: torch.Tensor) -> torch.Tensor:
@@ -181,27 +213,104 @@ class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ign
         self.optim.zero_grad(set_to_none)
         self._owner.settle()
 
-    def state_dict(self) -> Any:
-        """Return the state of the wrapped optimizer. What lies on servers is in ``ps.save``."""
-        return self.optim.state_dict()
+    def _members(self) -> list[list[Any]]:
+        """What the single-machine program's optimizer has, for each group."""
+        return [list(group["params"]) for group in self.param_groups]
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what :meth:`state_dict` returned.
+    def _for_member(self, group: dict[str, Any], member: Any) -> ps.Optimizer:
+        """Return what servers have for a member of a group with other numbers."""
+        return for_servers(self.optim, group)
+
+    def state_dict(self) -> Any:
+        """Return the state of the optimizer, as that of one process would have it.
+
+        With ``dense="server"`` the states come from the servers, after what this trainer has
+        pushed; it may call it alone. A plan's optimizer has the parameters of the one that was
+        given, in its order, and the rows of embeddings as dense tensors. In mode geo the states
+        are those of this trainer.
+
+        Returns:
+            What ``load_state_dict`` takes, of this object and of torch's optimizer.
 
         Raises:
-            UnsupportedError: with ``dense="server"``, it has states: those are on the servers.
+            Error: with ``dense="server"``, as :meth:`paddlempi.ps.RemoteTable.read_states`.
         """
-        if self._served:
-            groups = [(group, p) for group in self.param_groups for p in group["params"]]
-            for place, (group, parameter) in enumerate(groups):
-                names = states_of(state_dict.get("state", {}).get(place, {}), group)
-                if names and parameter.requires_grad:
-                    raise UnsupportedError(
-                        f"DistributedOptimizer: the state dict has {', '.join(names)} of parameter "
-                        f"{place}: with dense='server' servers have the states, which ps.restore "
-                        "brings back: load its param_groups alone, with state={}"
-                    )
-        self.optim.load_state_dict(state_dict)
+        packed = self.optim.state_dict()
+        if not self._served:
+            return packed
+        found, does = self._read_states(), self._on_server()
+        own = [p for group in self.param_groups for p in group["params"]]
+        here = {id(p): packed["state"].get(index) for index, p in enumerate(own)}
+        state: dict[int, Any] = {}
+        groups, count = [], 0
+        for group, members in zip(packed["param_groups"], self._members(), strict=True):
+            indices = list(range(count, count + len(members)))
+            for index, member in zip(indices, members, strict=True):
+                if id(member) in does:
+                    kind, on_server = type(self.optim), does[id(member)]
+                    one = of_servers(kind, on_server, found[id(member)], _like(member))
+                else:
+                    one = here.get(id(member))
+                if one:
+                    state[index] = one
+            groups.append({**group, "params": indices})
+            count += len(members)
+        return {**packed, "state": state, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what :meth:`state_dict` returned, here or of torch's optimizer in one process.
+
+        With ``dense="server"`` all trainers call it. The states are those of the first one, in
+        mode geo of each. Parameters without a state begin anew.
+
+        Raises:
+            ArgumentError: with ``dense="server"``, it has other groups, or a state is of another
+                shape.
+            UnsupportedError: with ``dense="server"``, it has a state for which servers have no
+                place, or a number other than the learning rate that is not the servers'.
+        """
+        if not self._served:
+            self.optim.load_state_dict(state_dict)
+            return
+        states, rest = self._for_servers(state_dict)
+        self._set_states(states)
+        self.optim.load_state_dict({**state_dict, **rest})
+        self._loaded = self.state
+
+    def _for_servers(self, state_dict: dict[str, Any]) -> tuple[dict[int, State], dict[str, Any]]:
+        """Return what is for the servers in a state dict, and the rest, for the wrapped one."""
+        what = "DistributedOptimizer.load_state_dict"
+        does, states = self._on_server(), {}
+        given, groups = state_dict.get("state", {}), state_dict["param_groups"]
+        own: list[list[int]] = [[] for _ in groups]  # the wrapped optimizer's
+        kept = set()  # those whose states it has itself
+        for number, index, saved, member in check_groups(what, groups, self._members()):
+            if not isinstance(member, RemoteLayer):
+                own[number].append(index)
+            if id(member) not in does:
+                kept.add(index)
+                continue
+            group, on_server = {**self.param_groups[number], **saved}, does[id(member)]
+            rate_of_now(on_server, self._for_member(group, member))
+            like = _like(member)
+            shape = tuple(getattr(like, "shape", like))
+            try:
+                one = state_for_servers(given.get(index, {}), group, shape, on_server)
+            except UnsupportedError as error:
+                raise UnsupportedError(
+                    f"{what}: the state dict has {error} of parameter {index}, of shape {shape} "
+                    f"here, for which servers have no place with {type(on_server).__name__}"
+                ) from None
+            states[id(member)] = State(0) if one is None else one
+        for vector in self._on_servers:
+            of = [id(p) for p in vector.parameters()]
+            self._check_steps(does[of[0]], [states[one] for one in of])
+        return states, {
+            "state": {index: one for index, one in given.items() if index in kept},
+            "param_groups": [
+                {**saved, "params": indices} for saved, indices in zip(groups, own, strict=True)
+            ],
+        }
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group to the wrapped optimizer. Its parameters must be the same on all trainers.
@@ -232,6 +341,23 @@ class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ign
 
     def __getstate__(self) -> dict[str, Any]:
         raise UnsupportedError("DistributedOptimizer: it cannot be copied: use its state_dict()")
+
+
+def _like(member: Any) -> Any:
+    """Return a parameter, or the shape of the rows of a layer."""
+    if isinstance(member, RemoteLayer):
+        return member.num_embeddings, member.embedding_dim
+    return member
+
+
+def check_real(parameters: Iterable[torch.Tensor]) -> None:
+    """Refuse complex parameters.
+
+    Raises:
+        UnsupportedError: there is one.
+    """
+    if any(p.is_complex() for p in parameters):
+        raise UnsupportedError("ps.DistributedOptimizer: servers have no complex parameters")
 
 
 def _trained(group: dict[str, Any]) -> list[torch.Tensor]:
@@ -281,22 +407,6 @@ def distinct(tensor: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def states_of(state: Mapping[str, Any], group: Mapping[str, Any]) -> list[str]:
-    """Return the names of an optimizer's states of a parameter, but those that it begins with."""
-    first = {"sum": group.get("initial_accumulator_value", 0)}
-    return [
-        name
-        for name, value in state.items()
-        if value is not None and _differs(value, first.get(name, 0))
-    ]
-
-
-def _differs(value: Any, first: float) -> bool:
-    if not isinstance(value, torch.Tensor):
-        return bool(value != first)
-    return bool(value.layout is not torch.strided or (value != first).any())
-
-
 _PLAIN = {"dampening": 0, "maximize": False, "amsgrad": False, "lr_decay": 0}
 """Numbers of torch's optimizers that servers know with these values only."""
 
@@ -318,8 +428,6 @@ def for_servers(optimizer: Any, group: dict[str, Any]) -> ps.Optimizer:
             f"ps.DistributedOptimizer: servers have no {kind.__name__}: they have SGD, Adagrad, "
             "Adam and AdamW; or take dense='all_reduce'"
         )
-    if any(p.is_complex() for p in group["params"]):
-        raise UnsupportedError("ps.DistributedOptimizer: servers have no complex parameters")
     odd = {key: group[key] for key, plain in _PLAIN.items() if group.get(key, plain) != plain}
     if odd:
         raise UnsupportedError(f"ps.DistributedOptimizer: servers have no optimizer with {odd}")

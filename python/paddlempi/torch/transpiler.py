@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -12,16 +12,18 @@ from .. import ps
 from ..errors import UnsupportedError
 from ..ps import Optimizer, Plan
 from ..ps.layers import RemoteLayer
+from ..ps.states import State
 from ..ps.transpiler import SpreadOptimizer, Transpiler
 from .distributed_optimizer import (
     ACCESS,
     DistributedOptimizer,
+    check_real,
     distinct,
     for_group,
     for_servers,
-    states_of,
 )
 from .embedding import Embedding, EmbeddingBag
+from .states import state_for_servers
 
 __all__ = ["TorchTranspiler", "transpiler"]
 
@@ -34,6 +36,14 @@ class _Optimizer(SpreadOptimizer, DistributedOptimizer):
             for parameter in group["params"]:
                 if parameter.requires_grad and parameter.numel():
                     yield parameter, partial(for_group, self.optim, number)
+
+    def _check_steps(self, does: Optimizer, states: Sequence[State | None]) -> None:
+        pass  # each parameter has a vector, and steps, of its own
+
+    def _for_member(self, group: dict[str, Any], member: Any) -> Optimizer:
+        if isinstance(member, RemoteLayer):
+            return _rows_for_servers(self.optim, group)
+        return super()._for_member(group, member)
 
     def _step_of_all(self) -> None:
         super()._step_of_all()
@@ -57,6 +67,10 @@ class _Plan(Plan):
             if value is not None and value.shape != there.shape:  # torch loads no expanded ones
                 there.copy_(tensors.pop(name)[tuple(map(slice, there.shape))])
         self.model.load_state_dict(tensors, strict=False)
+
+    @staticmethod
+    def _load_optimizer(optimizer: Any, state: Any) -> None:
+        optimizer.load_state_dict(state)
 
     @staticmethod
     def _rows_of(value: Any) -> torch.Tensor:
@@ -114,8 +128,15 @@ class TorchTranspiler(Transpiler):
         return _rows_for_servers(optimizer, group) if rows else for_servers(optimizer, group)
 
     @staticmethod
-    def _states_of(optimizer: Any, group: Any, parameter: Any) -> list[str]:
-        return states_of(optimizer.state.get(parameter, {}), group)
+    def _check_parameter(optimizer: Any, parameter: Any) -> None:
+        check_real([parameter])
+
+    @staticmethod
+    def _state_for_servers(
+        optimizer: Any, group: Any, parameter: Any, does: Optimizer
+    ) -> State | None:
+        state = optimizer.state.get(parameter, {})
+        return state_for_servers(state, group, parameter.shape, does)
 
     @staticmethod
     def _without(optimizer: Any, rows: set[int]) -> None:

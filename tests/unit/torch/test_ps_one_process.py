@@ -378,58 +378,6 @@ def test_a_state_dict_has_what_was_pushed(ps_core: PsCore, monkeypatch: pytest.M
     equal(plan.state_dict(), alone.state_dict())
 
 
-def stepped(kind: Any) -> tuple[Any, Any]:
-    torch.manual_seed(1)
-    model = torch.nn.Sequential(torch.nn.Embedding(ROWS, DIM, sparse=True), torch.nn.Linear(DIM, 1))
-    optimizers = {
-        "rows": [kind(model[0].parameters(), 0.1), SGD(model[1].parameters(), 0.1)],
-        "dense": [SGD(model[0].parameters(), 0.1), kind(model[1].parameters(), 0.1)],
-    }
-    return model, optimizers
-
-
-@pytest.mark.parametrize(
-    ("kind", "where", "names"),
-    [
-        (Adagrad, "rows", "step, sum"),
-        (torch.optim.SparseAdam, "rows", "step, exp_avg"),
-        (Adagrad, "dense", "step, sum"),
-        (Adam, "dense", "step, exp_avg"),
-        (lambda of, rate: SGD(of, rate, momentum=0.9), "dense", "momentum_buffer"),
-    ],
-)
-def test_states_of_earlier_steps_are_not_dropped(
-    ps_core: PsCore, kind: Any, where: str, names: str
-) -> None:
-    model, optimizers = stepped(kind)
-    given = optimizers[where]
-    before = copy.deepcopy(given[0 if where == "rows" else 1].state_dict())
-    model(torch.arange(3)).sum().backward()
-    for one in given:
-        one.step()
-    name = "0.weight" if where == "rows" else "1.weight"
-    with pytest.raises(errors.UnsupportedError, match=f"{names}.* of parameter {name!r}"):
-        ps.transpile(model, given)
-    assert "ps_init" not in ps_core.called()
-    if where == "dense":
-        after = given[1].state_dict()
-        ps.init()
-        with pytest.raises(errors.UnsupportedError, match=f"{names}.* of parameter 0"):
-            ps.DistributedOptimizer(given[1], dense="server")
-        inner = kind(model[1].parameters(), 0.1)
-        mine = ps.DistributedOptimizer(inner, dense="server", tables=())
-        mine.load_state_dict(copy.deepcopy(before))
-        mine.step()
-        with pytest.raises(errors.UnsupportedError, match=f"{names}.* of parameter 0"):
-            mine.load_state_dict(copy.deepcopy(after))
-        mine.step()
-        inner.load_state_dict(copy.deepcopy(after))
-        with pytest.raises(errors.UnsupportedError, match=f"{names}.* of parameter 0"):
-            mine.step()
-        inner.load_state_dict(before)
-        mine.step()
-
-
 def test_rows_that_forward_changes(ps_core: PsCore) -> None:
     for kind, sparse in (("Embedding", False), ("Embedding", True), ("EmbeddingBag", False)):
         one = getattr(torch.nn, kind)(ROWS, DIM, max_norm=1.0, sparse=sparse)
