@@ -136,27 +136,6 @@ def test_what_is_set_is_not_undone(rank: int, change: Any) -> None:
         assert (value == wanted[name]).all(), name
 
 
-@pytest.mark.parametrize("loaded", [False, True], ids=["stepped", "loaded"])
-@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "rows"])
-def test_states_of_earlier_steps_are_not_dropped(loaded: bool, sparse: bool) -> None:
-    model = Part() if sparse else paddle.nn.Linear(DIM, 1)
-    given = paddle.optimizer.Adagrad(0.1, parameters=model.parameters())
-    fresh = paddle.optimizer.Adagrad(0.1, parameters=model.parameters())
-    model(paddle.to_tensor([1]) if sparse else paddle.ones([1, DIM])).sum().backward()
-    given.step()
-    given.clear_grad()
-    state = given.state_dict()
-    if loaded:
-        given = paddle.optimizer.Adagrad(0.1, parameters=model.parameters())
-        given.set_state_dict(state)
-    with pytest.raises(errors.UnsupportedError, match=r"moment.* of parameter"):
-        ps.transpile(model, given, BOTH)
-    plan = ps.transpile(model, fresh, BOTH)
-    fresh.set_state_dict(state)
-    with pytest.raises(errors.UnsupportedError, match=r"moment.* of parameter"):
-        plan.optimizer.step()
-
-
 @pytest.mark.parametrize("sparse", [False, True])
 def test_rows_that_forward_changes(sparse: bool) -> None:
     model = paddle.nn.Sequential(paddle.nn.Embedding(ROWS, DIM, max_norm=1.0, sparse=sparse))
