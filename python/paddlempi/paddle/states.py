@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,15 @@ from ..errors import ArgumentError, UnsupportedError
 from ..ps.states import SLOTS, State
 from .private import check_object
 
-__all__ = ["forget", "of_servers", "split", "state_for_servers", "states_of"]
+__all__ = [
+    "arrays_of",
+    "forget",
+    "of_servers",
+    "split",
+    "state_for_servers",
+    "state_of",
+    "states_of",
+]
 
 _KINDS = {"momentum": "velocity", "sum": "moment", "mean": "moment1", "square": "moment2"}
 """What Paddle calls a slot of a state on servers."""
@@ -68,7 +76,7 @@ def state_for_servers(optimizer: Any, parameter: Any, does: ps.Optimizer) -> Sta
         if not found:
             names = ", ".join(sorted(holder)[:3])
             raise UnsupportedError(f"states of other names ({names}, ...), and none")
-    return _state(found, tuple(parameter.shape), does)
+    return _of_tensors(state_of(found, tuple(parameter.shape), does))
 
 
 def _by_name(
@@ -90,8 +98,8 @@ def _prefix(optimizer: Any) -> str:
     return f"{name}_" if name is not None else ""
 
 
-def _state(found: Mapping[str, Any], shape: tuple[int, ...], does: ps.Optimizer) -> State:
-    """Return what servers take of tensors by kind.
+def state_of(found: Mapping[str, Any], shape: tuple[int, ...], does: ps.Optimizer) -> State:
+    """Return what servers take of tensors or arrays by kind.
 
     Raises:
         UnsupportedError: they have no place for some.
@@ -108,11 +116,15 @@ def _state(found: Mapping[str, Any], shape: tuple[int, ...], does: ps.Optimizer)
         raise UnsupportedError(", ".join(odd))
     # Of the others servers need no count.
     steps = _steps([(_number(found[k]), getattr(does, powers[k])) for k in powers]) if powers else 1
-    return State(steps, {slot: _tensor(found[kind]) for kind, slot in slots.items()})
+    return State(steps, {slot: found[kind] for kind, slot in slots.items()})
 
 
-def _tensor(value: Any) -> Any:
-    return value if isinstance(value, paddle.Tensor) else paddle.to_tensor(np.asarray(value))
+def _of_tensors(state: State) -> State:
+    """Return a state whose slots are tensors of Paddle: a dictionary may have arrays."""
+    for slot, value in state.slots.items():
+        if not isinstance(value, paddle.Tensor):
+            state.slots[slot] = paddle.to_tensor(np.asarray(value))
+    return state
 
 
 def _number(value: Any) -> float:
@@ -140,16 +152,23 @@ def of_servers(name: str, optimizer: Any, does: ps.Optimizer, found: State, like
     dtype = like.dtype if isinstance(like, paddle.Tensor) else paddle.float32
     if dtype in (paddle.float16, paddle.bfloat16):
         dtype = paddle.float32
-    values = {
-        _KINDS[slot]: paddle.to_tensor(np.ascontiguousarray(one).reshape(shape)).astype(dtype)
+    prefix = _prefix(optimizer)
+    return {
+        f"{name}_{prefix}{kind}_0": paddle.to_tensor(value).astype(dtype)
+        for kind, value in arrays_of(does, found, shape).items()
+    }
+
+
+def arrays_of(does: ps.Optimizer, found: State, shape: Sequence[int]) -> dict[str, Any]:
+    """Return what servers have of a parameter as arrays of float32, by Paddle's kinds."""
+    arrays = {
+        _KINDS[slot]: np.ascontiguousarray(one, np.float32).reshape(shape)
         for slot, one in found.slots.items()
     }
     if isinstance(does, ps.Adam):
         for kind, beta in _POWERS.items():
-            power = np.float32(getattr(does, beta) ** (found.steps + 1))
-            values[kind] = paddle.to_tensor(np.full([1], power)).astype(dtype)
-    prefix = _prefix(optimizer)
-    return {f"{name}_{prefix}{kind}_0": value for kind, value in values.items()}
+            arrays[kind] = np.full([1], getattr(does, beta) ** (found.steps + 1), np.float32)
+    return arrays
 
 
 def split(
@@ -187,7 +206,7 @@ def split(
         if name not in found:
             raise ArgumentError(f"{what}: the state dict has nothing of parameter {name!r}")
         try:
-            states[name] = _state(found[name], tuple(shape), does)
+            states[name] = _of_tensors(state_of(found[name], tuple(shape), does))
         except UnsupportedError as error:
             raise UnsupportedError(
                 f"{what}: the state dict has {error} of parameter {name!r}, or lacks it, or it is "

@@ -36,6 +36,7 @@ from .static_operators import (
     token_of,
 )
 from .static_program import Lookup, TrainingProgram, groups_of, lookups_of
+from .static_states import OptimizerStates
 
 __all__ = ["DistributeTranspiler", "StaticPlan", "StaticTranspiler"]
 
@@ -58,6 +59,7 @@ class StaticPlan(Plan):
     optimizer: _OnServers
     _frozen: list[str]
     _shapes: Mapping[str, tuple[int, ...]]
+    _states: OptimizerStates
 
     def adopt(self, program: Any) -> Any:
         """Have another program of the same parameters read the tables; return it.
@@ -83,13 +85,17 @@ class StaticPlan(Plan):
         )
         return program
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, optimizer: bool = False) -> dict[str, Any]:
         """Return the parameters of the single-machine program, and what it keeps between steps.
 
         ``set_state_dict`` of that program takes it, for example to save it. Parameters are those on
         the servers, after all that this trainer has pushed; the scope gets the dense ones. The rows
         of tables are pulled, all of them: they must fit in the memory of this trainer, who may
         call it alone.
+
+        Args:
+            optimizer: whether the states of the optimizers are wanted, too, by the names of their
+                variables in the single-machine program.
 
         Returns:
             NumPy arrays by name.
@@ -112,9 +118,11 @@ class StaticPlan(Plan):
                 state[name] = rows
             else:
                 state[name] = np.array(_tensor(name))
+        if optimizer:
+            state |= self._states.read()
         return state
 
-    def set_state_dict(self, state: Mapping[str, Any]) -> None:
+    def set_state_dict(self, state: Mapping[str, Any], optimizer: bool = False) -> None:
         """Set parameters on the servers and on all trainers. The startup program has run.
 
         All trainers call it. The values are those of the first one, and the names are the same on
@@ -122,12 +130,17 @@ class StaticPlan(Plan):
 
         Args:
             state: what ``np.asarray`` takes, by names of the single-machine program.
+            optimizer: whether it has the states of the optimizers, too, all of them. Else these
+                stay.
 
         Raises:
-            ArgumentError: a name or a shape is not that of a parameter.
+            ArgumentError: a name or a shape is not that of a parameter, or a state of an optimizer
+                is missing.
+            UnsupportedError: a state of an optimizer is of another shape.
             NotInitializedError: the startup program has not run in this scope.
         """
         values = {name: np.asarray(given) for name, given in state.items()}
+        states = self._states.take(values) if optimizer else {}
         for name, array in values.items():
             if name not in self.order or array.shape != self._shapes[name]:
                 raise ArgumentError(
@@ -137,6 +150,7 @@ class StaticPlan(Plan):
         barrier("plan.set_state_dict")  # what was pushed before is applied before
         for name in [name for name in self._frozen if name in values]:
             set_array(_tensor(name), values[name].reshape(-1))
+        self._states.write(states)  # all wait for the first trainer in what follows
         self.optimizer.begin(values)
         self.optimizer.share([_tensor(name) for name in self._frozen])
         self.optimizer.refresh()
@@ -273,6 +287,7 @@ class StaticTranspiler:
         plan.tables, plan.parameters, plan.order = tables, list(placed.values()), list(placed)
         plan.optimizer = _OnServers(dense, tables)
         plan._frozen, plan._shapes = read.frozen, read.shapes
+        plan._states = OptimizerStates(read.updates, read.shapes, dense, tables)
         plan.frozen = lambda: [(name, _tensor(name)) for name in read.frozen]
         _rewrite_startup(read, plan.optimizer, dense, tables)
         _rewrite_main(read, plan.optimizer, dense, tables, average)

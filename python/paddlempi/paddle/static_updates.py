@@ -26,6 +26,7 @@ class Update:
         rate: the variable with the learning rate.
         optimizer: what servers do in their place.
         lazy: a sparse gradient changes its rows alone.
+        states: the variables with its states, by what dynamic mode calls them.
         operators: their places in the block, which are not those of the learning rate.
     """
 
@@ -34,6 +35,7 @@ class Update:
     rate: str
     optimizer: Optimizer
     lazy: bool
+    states: Mapping[str, str]
     operators: frozenset[int]
 
 
@@ -128,7 +130,8 @@ def _update(operators: list[Any], place: int, starts: Mapping[str, float]) -> Up
             )
         optimizer = replace(optimizer, weight_decay=decay)
     lazy = operator.type not in ("adam", "adamw") or bool(_attribute(operator, "lazy_mode"))
-    return Update(parameter, gradient, rate, optimizer, lazy, frozenset({place, *chain}))
+    states = {kind: operator.input(slot)[0] for kind, slot in _STATES[operator.type].items()}
+    return Update(parameter, gradient, rate, optimizer, lazy, states, frozenset({place, *chain}))
 
 
 def _gradient(
@@ -237,3 +240,18 @@ _KINDS: dict[str, Callable[[Any, Mapping[str, float]], Optimizer]] = {
     "adam": _adam,
     "adamw": _adamw,
 }
+
+_OF_ADAM = {
+    "moment1": "Moment1",
+    "moment2": "Moment2",
+    "beta1_pow_acc": "Beta1Pow",
+    "beta2_pow_acc": "Beta2Pow",
+}
+_STATES: dict[str, dict[str, str]] = {
+    "sgd": {},
+    "momentum": {"velocity": "Velocity"},
+    "adagrad": {"moment": "Moment"},
+    "adam": _OF_ADAM,
+    "adamw": _OF_ADAM,
+}
+"""The inputs with the states of each operator, by what dynamic mode calls them."""
