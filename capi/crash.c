@@ -114,10 +114,18 @@ static const char *const window_calls[] = {
 };
 
 static const char *const table_calls[] = {
-	[PMPI_TABLE_PULL] = "pull",       [PMPI_TABLE_PUSH] = "push",        [PMPI_TABLE_READ] = "read",
-	[PMPI_TABLE_WRITE] = "write",     [PMPI_TABLE_IDS] = "ids",          [PMPI_KV_PUSH] = "push",
-	[PMPI_KV_PULL] = "pull",          [PMPI_KV_PUSH_PULL] = "push_pull", [PMPI_KV_WAIT] = "wait",
-	[PMPI_KV_TAKE] = "take",          [PMPI_KV_REPLY] = "reply",         [PMPI_TABLE_LOOK] = "look",
+	[PMPI_TABLE_PULL] = "pull",
+	[PMPI_TABLE_PUSH] = "push",
+	[PMPI_TABLE_READ] = "read",
+	[PMPI_TABLE_WRITE] = "write",
+	[PMPI_TABLE_IDS] = "ids",
+	[PMPI_KV_PUSH] = "push",
+	[PMPI_KV_PULL] = "pull",
+	[PMPI_KV_PUSH_PULL] = "push_pull",
+	[PMPI_KV_WAIT] = "wait",
+	[PMPI_KV_TAKE] = "take",
+	[PMPI_KV_REPLY] = "reply",
+	[PMPI_TABLE_LOOK] = "look",
 	[PMPI_TABLE_LOOK_ZEROS] = "look",
 	[PMPI_TABLE_READ_STATES] = "read_states",
 	[PMPI_TABLE_WRITE_STATES] = "write_states",

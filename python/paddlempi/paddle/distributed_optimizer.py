@@ -180,7 +180,9 @@ class DistributedOptimizer(CommonOptimizer):
             return
         does = self._on_server()
         here = {name: p for of in self._members() for p, name in of if id(p) in does}
-        of = {n: (tuple(getattr(_like(p), "shape", _like(p))), does[id(p)]) for n, p in here.items()}
+        of = {
+            n: (tuple(getattr(_like(p), "shape", _like(p))), does[id(p)]) for n, p in here.items()
+        }
         by_name = split("DistributedOptimizer.set_state_dict", self.optim, state_dict, of)
         states = {id(member): by_name[name] for name, member in here.items()}
         for vector in self._on_servers:
@@ -315,7 +317,7 @@ def for_servers(optimizer: Any) -> ps.Optimizer:
         start = has["initial_accumulator_value"]
         return ps.Adagrad(rate, epsilon=has["_epsilon"], initial_accumulator=start)
     if kind in ("Adam", "AdamW"):
-        betas = {"beta1": float(has["_beta1"]), "beta2": float(has["_beta2"])}
+        betas: dict[str, Any] = {"beta1": float(has["_beta1"]), "beta2": float(has["_beta2"])}
         if kind == "Adam":
             return ps.Adam(rate, **betas, epsilon=float(has["_epsilon"]))
         decay = float(has["_weight_decay"])

@@ -40,7 +40,7 @@ class OptimizerStates:
 
     def read(self) -> dict[str, Any]:
         """Return arrays by the names of variables."""
-        found = {}
+        found: dict[str, Any] = {}
         for update in self._updates:
             name, shape = update.parameter, self._shapes[update.parameter]
             if name in self._tables:

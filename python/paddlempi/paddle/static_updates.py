@@ -229,7 +229,7 @@ def _adamw(operator: Any, starts: Mapping[str, float]) -> Optimizer:
     return ps.AdamW(weight_decay=decay, **_betas(operator))
 
 
-def _betas(operator: Any) -> dict[str, float]:
+def _betas(operator: Any) -> dict[str, Any]:
     return {name: operator.attr(name) for name in ("beta1", "beta2", "epsilon")}
 
 

@@ -246,11 +246,10 @@ class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ign
         for group, members in zip(packed["param_groups"], self._members(), strict=True):
             indices = list(range(count, count + len(members)))
             for index, member in zip(indices, members, strict=True):
+                one = here.get(id(member))
                 if id(member) in does:
                     kind, on_server = type(self.optim), does[id(member)]
                     one = of_servers(kind, on_server, found[id(member)], _like(member))
-                else:
-                    one = here.get(id(member))
                 if one:
                     state[index] = one
             groups.append({**group, "params": indices})

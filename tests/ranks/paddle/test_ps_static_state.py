@@ -103,7 +103,7 @@ def test_to_one_process_and_back(rank: int, size: int, kind: str) -> None:
         lacking = {name: value for name, value in there.items() if "words_moment" not in name}
         with pytest.raises(errors.ArgumentError, match=r"no 'words_moment\w*', of parameter"):
             plan.set_state_dict(lacking, optimizer=True)
-        with pytest.raises(errors.ArgumentError, match="moment.* is none of the program"):
+        with pytest.raises(errors.ArgumentError, match=r"moment.* is none of the program"):
             plan.set_state_dict(there)
         short = {name: value[:1] for name, value in there.items()}
         with pytest.raises(errors.UnsupportedError, match="is of another shape"):

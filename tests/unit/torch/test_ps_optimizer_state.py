@@ -190,8 +190,7 @@ def test_a_plan_of_an_optimizer_that_has_begun(ps_core: PsCore, name: str) -> No
 
 
 def test_the_101st_step_of_adagrad(ps_core: PsCore) -> None:
-    """Its sums make it a small one. As the first one of a new optimizer it was ten times as large.
-    """
+    """Its sums make it a small one. The first one of a new optimizer was ten times as large."""
     make = together(Adagrad)
     alone = Program(make).train(0, 100)
     begun = Program(make).load(alone.state()).on_servers()
@@ -284,7 +283,7 @@ def test_what_servers_have_no_place_for(ps_core: PsCore, way: str) -> None:
     assert mine.param_groups[0]["lr"] == 0.25
     mine = stepped(mine)
     mine.optim.load_state_dict(copy.deepcopy(state))  # behind its back
-    with pytest.raises(errors.UnsupportedError, match="exp_avg.* of parameter .*load them by this"):
+    with pytest.raises(errors.UnsupportedError, match=r"exp_avg.*load them by this"):
         stepped(mine)
 
 
