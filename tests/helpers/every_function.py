@@ -387,6 +387,14 @@ def _(w: Ways, x: Any, v: Array) -> list[Any]:
     return [-one.pull(ids), -other.pull(ids), third.pull(ids)]
 
 
+@served("ps.RemoteTable.write_states")
+def _(w: Ways, x: Any, v: Array) -> list[Any]:
+    _, ids = _remote(w, v)
+    table = ps.RemoteTable(w.file().stem, v.shape[1], ps.Momentum(), ps.Zeros())
+    table.write_states(ids, x, 1)
+    return [table.read_states(ids)[0]]
+
+
 @served("ps.KV.push", "ps.KV.push_pull")
 def _(w: Ways, x: Any, v: Array) -> list[Any]:
     _, keys = _remote(w, v)

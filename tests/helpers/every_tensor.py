@@ -85,6 +85,7 @@ ELSEWHERE = frozenset(
         "empty_like",
         "ps.Plan.set_state_dict",
         "ps.RemoteTable.prefetch",
+        "ps.RemoteTable.read_states",
         "ps.Table.load_state_dict",
         "ps.prefetch",
         "ps.pull",
