@@ -167,7 +167,7 @@ class DistributedOptimizer(CommonOptimizer):
         """Load what :meth:`state_dict` returned, here or of Paddle's optimizer in one process.
 
         With ``dense="server"`` all trainers call it. The states are those of the first one, in
-        mode geo of each. Without any, all parameters begin anew.
+        mode geo of each. If it has none, as before the first step, those of the servers stay.
 
         Raises:
             ArgumentError: with ``dense="server"``, it has a state of another parameter, or not of
@@ -184,8 +184,8 @@ class DistributedOptimizer(CommonOptimizer):
             n: (tuple(getattr(_like(p), "shape", _like(p))), does[id(p)]) for n, p in here.items()
         }
         by_name = split("DistributedOptimizer.set_state_dict", self.optim, state_dict, of)
-        states = {id(member): by_name[name] for name, member in here.items()}
-        for vector in self._on_servers:
+        states = {id(here[name]): one for name, one in by_name.items()}
+        for vector in self._on_servers if states else ():
             keys = [id(p) for p in vector.parameters()]
             self._check_steps(does[keys[0]], [states[key] for key in keys])
         self._set_states(states)

@@ -174,7 +174,7 @@ def arrays_of(does: ps.Optimizer, found: State, shape: Sequence[int]) -> dict[st
 def split(
     what: str, optimizer: Any, state: Mapping[str, Any], of: Mapping[str, tuple[Any, ps.Optimizer]]
 ) -> dict[str, State]:
-    """Return the states in a state dict by the names of parameters.
+    """Return the states in a state dict by the names of parameters; if it has none, none.
 
     Args:
         of: the shapes of parameters by their names, and what servers do for them.
@@ -199,8 +199,8 @@ def split(
             f"there are {', '.join(sorted(of)[:3])} and more"
         )
     states = {}
-    for name, (shape, does) in of.items():
-        if not given or not SLOTS[does.NAME]:
+    for name, (shape, does) in of.items() if given else ():
+        if not SLOTS[does.NAME]:
             states[name] = State(0)
             continue
         if name not in found:

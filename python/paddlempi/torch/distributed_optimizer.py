@@ -260,7 +260,8 @@ class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ign
         """Load what :meth:`state_dict` returned, here or of torch's optimizer in one process.
 
         With ``dense="server"`` all trainers call it. The states are those of the first one, in
-        mode geo of each. Parameters without a state begin anew.
+        mode geo of each. Parameters without a state begin anew: what :func:`paddlempi.ps.restore`
+        is to bring back is restored after it.
 
         Raises:
             ArgumentError: with ``dense="server"``, it has other groups, or a state is of another

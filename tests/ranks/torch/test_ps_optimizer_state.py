@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from paddlempi import ps
+from paddlempi import errors, ps
 from paddlempi.testing import World
-from ps_roles import BOTH
+from ps_roles import BOTH, folder
+
+__all__ = ["folder"]
 
 pytestmark = pytest.mark.mpi(ranks=[2, 3])
 
@@ -124,8 +127,8 @@ def test_states_of_a_mode_that_exchanges(rank: int, size: int) -> None:
     ps.barrier()
 
 
-def test_states_of_a_table(rank: int) -> None:
-    """Each trainer reads what another one has written."""
+def test_states_of_a_table(rank: int, folder: Path) -> None:
+    """Each trainer reads what another one has written, and so does a cut."""
     ps.init(BOTH)
     table = ps.RemoteTable("t", DIM, ps.Adam(bias_correction="row"))
     ids = torch.tensor([5, -3, 2**60])
@@ -139,4 +142,13 @@ def test_states_of_a_table(rank: int) -> None:
     none, _ = table.read_states(torch.tensor([6]))
     assert (none == 0).all()
     assert len(table) == 3
-    ps.barrier()
+    ps.save(folder, 1)
+    loaded = ps.load(folder, train=True)["t"]
+    assert loaded.optimizer == table.optimizer
+    state = loaded.state_dict()
+    assert state["steps"] == 17 and (state["states"] == values.numpy()[[1, 0, 2]]).all()
+    ps.shutdown()
+    ps.init(BOTH)
+    ps.RemoteTable("t", DIM, "adam")
+    with pytest.raises(errors.ArgumentError, match="bias_correction is row in the cut and table"):
+        ps.restore(folder)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import copy
 import io
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 from paddlempi import errors, ps
+from paddlempi._ops import TableCall
 from ps_fake import PsCore, ps_core
 
 torch = pytest.importorskip("torch")
@@ -323,11 +325,30 @@ def test_a_wrapped_optimizer_with_dense_parameters_on_servers(ps_core: PsCore) -
         ps.DistributedOptimizer(theirs, dense="server", name="other")
 
 
-def test_states_of_a_geo_trainer_are_refused_nowhere(ps_core: PsCore) -> None:
-    """In mode geo each trainer writes its own: also one that is not the first."""
+def test_states_in_mode_geo(ps_core: PsCore) -> None:
+    """They go into this trainer's copy."""
     here = Program(MAKE["adam"]).on_servers(mode="geo").train(0, 2)
     there = here.state()
     same(here.load(there).state(), there, bits=True)
+
+
+def test_a_state_has_what_was_pushed(ps_core: PsCore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In mode half_async, where a step returns before the servers have it."""
+    here = Program(MAKE["adagrad"]).on_servers(mode="half_async", merge=1)
+    of_fake = ps_core.tables
+
+    def slow(code: int, entries: Any) -> int:
+        if code == TableCall.PUSH:
+            time.sleep(0.05)
+        return of_fake(code, entries)
+
+    monkeypatch.setattr(ps_core, "tables", slow)
+    here.train(0, 1)
+    (optimizer,) = here.optimizers
+    same(
+        {"model": {}, "optimizer": [optimizer.state_dict()]},
+        {**Program(MAKE["adagrad"]).train(0, 1).state(), "model": {}},
+    )
 
 
 def test_many_parameters_cost_no_square(ps_core: PsCore, monkeypatch: pytest.MonkeyPatch) -> None:

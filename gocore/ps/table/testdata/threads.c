@@ -88,6 +88,7 @@ static void *work(void *argument) {
 			b.states = states;
 			b.n = pt_ids(table, batch, b.n < 50 ? b.n : 50) < b.n ? 0 : b.n < 50 ? b.n : 50;
 			wrong += pt_read(table, &b) != PT_OK || pt_write(table, &b) != PT_OK;
+			wrong += pt_read_states(table, &b) != PT_OK || pt_write_states(table, &b) != PT_OK;
 			wrong += pt_rows(table) > ids || pt_bytes(table) < pt_index_bytes(table);
 			break;
 		}
