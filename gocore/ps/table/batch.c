@@ -8,18 +8,6 @@
 
 typedef int (*pt_worker)(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *p);
 
-/* pt_sorted is a batch by shards. It lies at the beginning of the batch's scratch memory. */
-typedef struct pt_sorted {
-	int64_t *ids;
-	uint32_t *at;
-	uint32_t *work; /* of the thread that has sorted; others bring their own */
-	float *sum;
-	uint32_t begin[PT_SHARDS + 1];
-	uint32_t first;  /* the shard that comes first */
-	uint32_t taken;  /* how many shards threads have taken; atomic */
-	uint32_t failed; /* a thread has an error: the others take no more; atomic */
-} pt_sorted;
-
 enum { PULLED = 8192 }; /* a pull takes the locks for this many ids at a time */
 
 static int64_t lines(int64_t bytes) {
@@ -41,15 +29,11 @@ int64_t pt_scratch(const pt_table *t, int64_t n) {
 		   lines(4 * work_words(n)) + sums_bytes(t);
 }
 
-static int64_t id_at(const pt_batch *b, int64_t i) {
-	return b->id_bytes == 8 ? ((const int64_t *)b->ids)[i] : ((const int32_t *)b->ids)[i];
-}
-
 int pt_check(pt_table *t, pt_batch *b) {
 	if (t->c.ids == 0)
 		return PT_OK;
 	for (int64_t i = 0; i < b->n; i++) {
-		int64_t id = id_at(b, i);
+		int64_t id = pt_id_at(b, i);
 		if ((uint64_t)id >= (uint64_t)t->c.ids) {
 			b->fault = i;
 			b->value = id;
@@ -59,9 +43,9 @@ int pt_check(pt_table *t, pt_batch *b) {
 	return PT_OK;
 }
 
-/* sort_by_shards is a counting sort, so ids of one shard stay in order of appearance. Each call
+/* pt_sort is a counting sort, so ids of one shard stay in order of appearance. Each call
  * begins at another shard than the call before it. */
-static pt_sorted *sort_by_shards(pt_table *t, const pt_batch *b) {
+pt_sorted *pt_sort(pt_table *t, const pt_batch *b) {
 	char *scratch = b->scratch;
 	pt_sorted *s = (pt_sorted *)scratch;
 	scratch += lines(sizeof *s);
@@ -76,23 +60,25 @@ static pt_sorted *sort_by_shards(pt_table *t, const pt_batch *b) {
 	s->work = (uint32_t *)scratch;
 	uint32_t count[PT_SHARDS] = {0}, next[PT_SHARDS];
 	for (int64_t i = 0; i < b->n; i++) {
-		uint32_t shard = pt_shard_of(pt_hash(&t->c, id_at(b, i)));
+		uint32_t shard = pt_shard_of(pt_hash(&t->c, pt_id_at(b, i)));
 		shards[i] = (uint8_t)shard;
 		count[shard]++;
 	}
 	uint32_t sum = 0;
 	for (int i = 0; i < PT_SHARDS; i++) {
 		s->begin[i] = next[i] = sum;
-		sum += count[i];
+		s->end[i] = sum += count[i];
 	}
-	s->begin[PT_SHARDS] = sum;
 	for (int64_t i = 0; i < b->n; i++) {
 		uint32_t to = next[shards[i]]++;
-		s->ids[to] = id_at(b, i);
+		s->ids[to] = pt_id_at(b, i);
 		s->at[to] = (uint32_t)i;
 	}
 	s->first = __atomic_fetch_add(&t->turn, PT_SHARDS / 8 + 1, __ATOMIC_RELAXED) % PT_SHARDS;
-	s->taken = s->failed = 0;
+	s->taken = s->failed = s->made = 0;
+	s->state = NULL;
+	if (t->stamped)
+		s->state = memset(shards, PT_FOUND, (size_t)b->n);
 	return s;
 }
 
@@ -101,7 +87,8 @@ static int in_shard(pt_table *t, pt_batch *b, pt_sorted *s, const pt_portion *sc
 	pt_portion portion = *scratch;
 	portion.ids = s->ids + s->begin[shard];
 	portion.at = s->at + s->begin[shard];
-	portion.n = s->begin[shard + 1] - s->begin[shard];
+	portion.n = s->end[shard] - s->begin[shard];
+	portion.state = s->state;
 	int rc = work(t, &t->shard[shard], b, &portion);
 	pthread_rwlock_unlock(&t->shard[shard].lock);
 	if (rc)
@@ -119,7 +106,7 @@ static int each_shard(pt_table *t, pt_batch *b, pt_sorted *s, const pt_portion *
 	while (rc == PT_OK && !__atomic_load_n(&s->failed, __ATOMIC_RELAXED) &&
 		   (i = __atomic_fetch_add(&s->taken, 1, __ATOMIC_RELAXED)) < PT_SHARDS) {
 		uint32_t shard = (s->first + i) % PT_SHARDS;
-		if (s->begin[shard] == s->begin[shard + 1])
+		if (s->begin[shard] == s->end[shard])
 			continue;
 		if (pthread_rwlock_trywrlock(&t->shard[shard].lock))
 			left[n++] = shard;
@@ -148,7 +135,7 @@ static int each_shard(pt_table *t, pt_batch *b, pt_sorted *s, const pt_portion *
 static int alone(pt_table *t, pt_batch *b, pt_worker work) {
 	if (b->n == 0)
 		return PT_OK;
-	pt_sorted *s = sort_by_shards(t, b);
+	pt_sorted *s = pt_sort(t, b);
 	const pt_portion scratch = {.work = s->work, .sum = s->sum};
 	return each_shard(t, b, s, &scratch, work);
 }
@@ -158,22 +145,41 @@ static int alone(pt_table *t, pt_batch *b, pt_worker work) {
 	 : (isa) == PT_AVX2 ? function##_avx2                                                          \
 						: function##_portable)
 
+/* push_part updates rows of a sorted batch. Rows of a table whose ids come and go are removed by
+ * nobody else at that time, but for those that are too old. */
+static int push_part(pt_table *t, pt_batch *b, const pt_portion *scratch) {
+	if (t->stamped)
+		pthread_rwlock_rdlock(&t->life);
+	int rc = each_shard(t, b, b->scratch, scratch, CHOOSE(pt_push, t->c.isa));
+	if (t->stamped)
+		pthread_rwlock_unlock(&t->life);
+	return rc;
+}
+
 int pt_push(pt_table *t, pt_batch *b) {
-	return alone(t, b, CHOOSE(pt_push, t->c.isa));
+	if (b->n == 0)
+		return PT_OK;
+	const pt_sorted *s = pt_sort(t, b);
+	const pt_portion scratch = {.work = s->work, .sum = s->sum};
+	int rc = push_part(t, b, &scratch);
+	if (rc == PT_OK && pt_admit(t, b) > 0)
+		rc = push_part(t, b, &scratch);
+	pt_settle(t, b);
+	return rc;
 }
 
 int64_t pt_share(pt_table *t, pt_batch *b) {
-	const pt_sorted *s = sort_by_shards(t, b);
+	const pt_sorted *s = pt_sort(t, b);
 	uint32_t most = 0;
 	for (int i = 0; i < PT_SHARDS; i++)
-		if (s->begin[i + 1] - s->begin[i] > most)
-			most = s->begin[i + 1] - s->begin[i];
+		if (s->end[i] - s->begin[i] > most)
+			most = s->end[i] - s->begin[i];
 	return sums_bytes(t) + lines(4 * work_words(most));
 }
 
 int pt_push_share(pt_table *t, pt_batch *b, void *scratch) {
 	const pt_portion mine = {.sum = scratch, .work = (uint32_t *)((char *)scratch + sums_bytes(t))};
-	return each_shard(t, b, b->scratch, &mine, CHOOSE(pt_push, t->c.isa));
+	return push_part(t, b, &mine);
 }
 
 int pt_finite(pt_table *t, pt_batch *b) {
@@ -196,6 +202,11 @@ static int64_t find(const pt_table *t, const pt_shard *s, int64_t id) {
 	}
 }
 
+int64_t pt_live(const pt_table *t, const pt_shard *s, const pt_batch *b, int64_t id) {
+	int64_t row = find(t, s, id);
+	return row >= 0 && t->stamped && *pt_stamp(t, s, (uint32_t)row) < b->oldest ? -1 : row;
+}
+
 /* convert copies a row of 16-bit floats of the table to float32 (into = 0), or float32 to such a
  * row. */
 static void convert(const pt_table *t, uint16_t *mine, float *theirs, int into) {
@@ -208,54 +219,74 @@ static void convert(const pt_table *t, uint16_t *mine, float *theirs, int into) 
 	}
 }
 
-/* copy_rows copies rows and states out of the table (into = 0) or into it. */
-static int copy_rows(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *p, int into) {
+/* copy_row copies a row and its state out of the table (into = 0) or into it. */
+static void copy_row(pt_table *t, pt_shard *s, pt_batch *b, uint32_t at, uint32_t row, int into) {
 	size_t row_bytes = (size_t)t->c.dim * (b->dtype == PT_FLOAT32 ? 4 : 2);
 	size_t state_bytes = (size_t)t->state_bytes;
-	for (uint32_t k = 0; k < p->n; k++) {
-		int64_t found = find(t, s, p->ids[k]);
-		uint32_t row = (uint32_t)found;
-		if (b->there) {
-			b->there[p->at[k]] = found >= 0;
-			if (found < 0 || b->values == NULL)
-				continue;
-		} else if (found < 0 && !into) {
-			b->fault = p->at[k];
-			b->value = p->ids[k];
-			return PT_ABSENT;
-		}
-		int rc = found < 0 ? pt_insert(t, s, p->ids[k], pt_hash(&t->c, p->ids[k]), 0, &row) : PT_OK;
-		if (rc)
-			return rc;
-		char *mine = pt_row(t, s, row), *theirs = (char *)b->values + p->at[k] * row_bytes;
+	if (b->values) {
+		char *mine = pt_row(t, s, row), *theirs = (char *)b->values + at * row_bytes;
 		if (b->dtype != t->c.dtype)
 			convert(t, (uint16_t *)mine, (float *)theirs, into);
 		else
 			memcpy(into ? mine : theirs, into ? theirs : mine, row_bytes);
-		if (b->states && state_bytes) {
-			char *state = (char *)pt_state(t, s, row),
-				 *its = (char *)b->states + p->at[k] * state_bytes;
-			memcpy(into ? state : its, into ? its : state, state_bytes);
+	}
+	if (b->states && state_bytes) {
+		char *state = (char *)pt_state(t, s, row), *its = (char *)b->states + at * state_bytes;
+		memcpy(into ? state : its, into ? its : state, state_bytes);
+	}
+}
+
+static int read_portion(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *p) {
+	for (uint32_t k = 0; k < p->n; k++) {
+		int64_t row = pt_live(t, s, b, p->ids[k]);
+		if (b->there)
+			b->there[p->at[k]] = row >= 0;
+		if (row >= 0) {
+			copy_row(t, s, b, p->at[k], (uint32_t)row, 0);
+			if (b->stamps)
+				b->stamps[p->at[k]] = *pt_stamp(t, s, (uint32_t)row);
+		} else if (b->there == NULL) {
+			b->fault = p->at[k];
+			b->value = p->ids[k];
+			return PT_ABSENT;
 		}
 	}
 	return PT_OK;
 }
 
-static int read_portion(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *p) {
-	return copy_rows(t, s, b, p, 0);
-}
-
+/* write_portion sets rows. With p->state it makes none, and notes what is missing. */
 static int write_portion(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *p) {
-	return copy_rows(t, s, b, p, 1);
+	for (uint32_t k = 0; k < p->n; k++) {
+		int64_t found = find(t, s, p->ids[k]);
+		if (found >= 0 && pt_live(t, s, b, p->ids[k]) < 0) {
+			pt_expire(t, s, p->ids[k]);
+			found = -1;
+		}
+		uint32_t row = (uint32_t)found;
+		if (found < 0 && p->state) {
+			p->state[p->at[k]] = PT_MISSING;
+			continue;
+		}
+		int rc = found < 0 ? pt_insert(t, s, b, p->ids[k], pt_hash(&t->c, p->ids[k]), &row) : PT_OK;
+		if (rc)
+			return rc;
+		copy_row(t, s, b, p->at[k], row, 1);
+		if (t->stamped) {
+			int64_t stamp = pt_stamp_of(b, p->at[k]);
+			*pt_stamp(t, s, row) = stamp;
+			if (stamp < b->oldest)
+				pt_expire(t, s, p->ids[k]);
+		}
+	}
+	return PT_OK;
 }
 
 /* make makes the rows of those ids that have none. */
 static int make(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *p) {
-	(void)b;
 	for (uint32_t k = 0; k < p->n; k++) {
 		uint32_t row;
 		int rc = find(t, s, p->ids[k]) < 0
-					 ? pt_insert(t, s, p->ids[k], pt_hash(&t->c, p->ids[k]), 0, &row)
+					 ? pt_insert(t, s, b, p->ids[k], pt_hash(&t->c, p->ids[k]), &row)
 					 : PT_OK;
 		if (rc)
 			return rc;
@@ -268,13 +299,13 @@ static int make(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *p) {
 static int pull_missing(pt_table *t, pt_batch *b, const uint32_t *places, uint32_t n) {
 	size_t row_bytes = (size_t)t->c.dim * (b->dtype == PT_FLOAT32 ? 4 : 2);
 	for (uint32_t k = 0; k < n; k++) {
-		int64_t id = id_at(b, places[k]);
+		int64_t id = pt_id_at(b, places[k]);
 		uint64_t hash = pt_hash(&t->c, id);
 		pt_shard *s = &t->shard[pt_shard_of(hash)];
 		pthread_rwlock_wrlock(&s->lock);
 		int64_t found = find(t, s, id);
 		uint32_t row = (uint32_t)found;
-		int rc = found < 0 ? pt_insert(t, s, id, hash, 0, &row) : PT_OK;
+		int rc = found < 0 ? pt_insert(t, s, b, id, hash, &row) : PT_OK;
 		if (rc == PT_OK) {
 			char *to = (char *)b->values + places[k] * row_bytes, *from = pt_row(t, s, row);
 			if (b->dtype != t->c.dtype)
@@ -293,7 +324,7 @@ static int pull_missing(pt_table *t, pt_batch *b, const uint32_t *places, uint32
 static uint64_t shards_of(const pt_table *t, const pt_batch *b, int64_t from, int64_t to) {
 	uint64_t shards = 0;
 	for (int64_t i = from; i < to; i++)
-		shards |= 1ull << pt_shard_of(pt_hash(&t->c, id_at(b, i)));
+		shards |= 1ull << pt_shard_of(pt_hash(&t->c, pt_id_at(b, i)));
 	return shards;
 }
 
@@ -333,7 +364,7 @@ int pt_look(pt_table *t, pt_batch *b, int zeros) {
 			if (zeros || t->c.initializer == PT_ZEROS)
 				memset(out, 0, row_bytes);
 			else
-				pt_first_values(&t->c, id_at(b, missing[k]), b->dtype, out);
+				pt_first_values(&t->c, pt_id_at(b, missing[k]), b->dtype, out);
 		}
 	}
 	return PT_OK;
@@ -377,18 +408,37 @@ void pt_compensate(float *g, const float *row, const float *before, const uint8_
 }
 
 int pt_write(pt_table *t, pt_batch *b) {
-	return alone(t, b, write_portion);
+	if (!t->stamped || b->n == 0)
+		return alone(t, b, write_portion);
+	pthread_rwlock_wrlock(&t->life);
+	pt_sorted *s = pt_sort(t, b);
+	const pt_portion scratch = {.work = s->work, .sum = s->sum};
+	int rc = each_shard(t, b, s, &scratch, write_portion);
+	if (rc == PT_OK) {
+		pt_choose(t, b);
+		rc = each_shard(t, b, s, &scratch, write_portion);
+	}
+	__atomic_sub_fetch(&t->claims, b->claims, __ATOMIC_RELAXED);
+	b->claims = 0;
+	pthread_rwlock_unlock(&t->life);
+	return rc;
 }
 
-int64_t pt_ids(pt_table *t, int64_t *out, int64_t n) {
+int64_t pt_ids(pt_table *t, int64_t *out, int64_t n, int64_t oldest) {
 	int64_t rows = 0;
 	for (int i = 0; i < PT_SHARDS; i++) {
 		pt_shard *s = &t->shard[i];
 		pthread_rwlock_rdlock(&s->lock);
-		for (uint32_t k = 0; k < s->n_bins; k++)
-			for (uint32_t l = 0; l < s->bins[k].used; l++, rows++)
+		for (uint32_t k = 0; k < s->n_bins; k++) {
+			const pt_bin *b = &s->bins[k];
+			for (uint32_t l = 0; l < b->used; l++) {
+				if (t->stamped && *pt_stamp(t, s, b->row[l]) < oldest)
+					continue;
 				if (rows < n)
-					out[rows] = s->bins[k].id[l];
+					out[rows] = b->id[l];
+				rows++;
+			}
+		}
 		pthread_rwlock_unlock(&s->lock);
 	}
 	return rows;

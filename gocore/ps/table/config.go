@@ -14,12 +14,25 @@ import (
 
 // Config says what a table is. It is the request of the control method table_new.
 type Config struct {
-	Dim         int64       `json:"dim"`
-	DType       string      `json:"dtype"`        // of the rows: float32, float16, bfloat16
-	Seed        uint64      `json:"seed"`         // of the first values
-	IDs         int64       `json:"num_ids"`      // ids are 0 to num_ids-1; 0: any id
-	MemoryLimit int64       `json:"memory_limit"` // bytes; 0: none
-	Refuse      bool        `json:"refuse"`       // refuse gradients that are not finite
+	Dim         int64  `json:"dim"`
+	DType       string `json:"dtype"`        // of the rows: float32, float16, bfloat16
+	Seed        uint64 `json:"seed"`         // of the first values
+	IDs         int64  `json:"num_ids"`      // ids are 0 to num_ids-1; 0: any id
+	MemoryLimit int64  `json:"memory_limit"` // bytes; 0: none
+	Refuse      bool   `json:"refuse"`       // refuse gradients that are not finite
+	// Which ids have a row, and how long. If all is off, every id gets one at its first touch and keeps
+	// it. Else only pushes and writes make rows, and are their uses; the clock is Steps. lifetime.c and
+	// sketch.c say how.
+	//
+	// AdmitAfter says which push of an id makes its row; 0 and 1: the first. Earlier ones are counted,
+	// and what they would do to the row is dropped.
+	AdmitAfter int64 `json:"admit_after,omitempty"`
+	// ExpireAfter removes a row when more than so many steps have passed since its last use; 0: never.
+	ExpireAfter int64 `json:"expire_after,omitempty"`
+	// MaxRows is how many rows there are at most; 0: any number. New ones take the place of those that
+	// were not used for the longest time, and of the smallest ids among these.
+	MaxRows int64 `json:"max_rows,omitempty"`
+
 	Initializer Initializer `json:"initializer"`
 	Optimizer   Optimizer   `json:"optimizer"`
 }
@@ -129,6 +142,9 @@ func (c *Config) check() (op.DType, error) {
 	}
 	if c.MemoryLimit < 0 {
 		return wrong("memory_limit=%d is below 0", c.MemoryLimit)
+	}
+	if err := c.checkLifetime(); err != nil {
+		return 0, err
 	}
 	i, o := &c.Initializer, &c.Optimizer
 	if _, known := initializers[i.Name]; !known {

@@ -130,10 +130,6 @@ INLINE void FN(copy)(char *to, const char *from, int64_t bytes) {
 		memcpy(to + at, from + at, (size_t)(bytes - at));
 }
 
-INLINE int64_t FN(id_at)(const pt_batch *b, uint32_t i) {
-	return b->id_bytes == 8 ? ((const int64_t *)b->ids)[i] : ((const int32_t *)b->ids)[i];
-}
-
 /* While the rows of one block are copied, those of the next are fetched, and the bins of the one
  * after that. */
 TARGET uint32_t FN(pt_pull)(pt_table *t, pt_batch *b, uint32_t from, uint32_t to,
@@ -141,7 +137,9 @@ TARGET uint32_t FN(pt_pull)(pt_table *t, pt_batch *b, uint32_t from, uint32_t to
 	int64_t dim = t->c.dim, kept = t->c.dtype == PT_FLOAT32 ? 4 * dim : 2 * dim;
 	int widens = b->dtype != t->c.dtype, bf16 = t->c.dtype == PT_BFLOAT16;
 	int64_t given = widens ? 4 * dim : kept;
+	const int expires = t->c.expire_after != 0;
 	const char *rows[2][BLOCK];
+	const int64_t *stamps[2][BLOCK];
 	struct {
 		int64_t id;
 		uint64_t hash;
@@ -150,7 +148,7 @@ TARGET uint32_t FN(pt_pull)(pt_table *t, pt_batch *b, uint32_t from, uint32_t to
 	for (uint32_t i = from; i < to + 2 * BLOCK; i += BLOCK) {
 		int even = i / BLOCK & 1;
 		for (uint32_t k = 0; i + k < to && k < BLOCK; k++) {
-			int64_t id = FN(id_at)(b, i + k);
+			int64_t id = pt_id_at(b, i + k);
 			uint64_t hash = pt_hash(&t->c, id);
 			const pt_shard *s = &t->shard[pt_shard_of(hash)];
 			next[even][k].id = id;
@@ -162,6 +160,8 @@ TARGET uint32_t FN(pt_pull)(pt_table *t, pt_batch *b, uint32_t from, uint32_t to
 			for (uint32_t k = 0; before + k < to && k < BLOCK; k++) {
 				const char *row = rows[even][k];
 				char *out = (char *)b->values + (int64_t)(before + k) * given;
+				if (__builtin_expect(expires && row && *stamps[even][k] < b->oldest, 0))
+					row = NULL;
 				if (__builtin_expect(row == NULL, 0))
 					missing[lost++] = before + k;
 				else if (widens)
@@ -177,8 +177,13 @@ TARGET uint32_t FN(pt_pull)(pt_table *t, pt_batch *b, uint32_t from, uint32_t to
 				const pt_shard *s = &t->shard[pt_shard_of(hash)];
 				uint32_t row = FN(locate)(s, id, hash);
 				rows[!even][k] = row == NONE ? NULL : pt_row(t, s, row);
-				if (__builtin_expect(row != NONE, 1))
+				if (__builtin_expect(row != NONE, 1)) {
 					FN(fetch)(rows[!even][k], kept);
+					if (expires) {
+						stamps[!even][k] = pt_stamp(t, s, row);
+						__builtin_prefetch(stamps[!even][k]);
+					}
+				}
 			}
 		}
 	}
@@ -191,8 +196,8 @@ typedef struct FN(chain) {
 } FN(chain);
 
 /* chains lists the rows of a portion, each once. next leads from a place to the next one with the
- * same row. table has room for a power of 2 above twice the places. Returns how many rows there
- * are. */
+ * same row. Places without a row are left out. table has room for a power of 2 above twice the
+ * places. Returns how many rows there are. */
 INLINE uint32_t FN(chains)(const uint32_t *rows, uint32_t n, FN(chain) * list, uint32_t *next,
 						   uint32_t *table) {
 	uint32_t bits = 1, found = 0;
@@ -200,6 +205,8 @@ INLINE uint32_t FN(chains)(const uint32_t *rows, uint32_t n, FN(chain) * list, u
 		bits++;
 	memset(table, 0, sizeof *table << bits);
 	for (uint32_t k = 0; k < n; k++) {
+		if (__builtin_expect(rows[k] == NONE, 0))
+			continue;
 		uint32_t at = rows[k] * 0x9e3779b9u >> (32 - bits);
 		while (table[at] && list[table[at] - 1].row != rows[k])
 			at = (at + 1) & ((1u << bits) - 1);
@@ -253,6 +260,22 @@ INLINE const float *FN(merged)(const pt_batch *b, const pt_portion *p, const FN(
 	return sum;
 }
 
+/* used notes the use of a row, or removes one that is too old and returns 0: its places are
+ * missing then. */
+INLINE int FN(used)(pt_table *t, pt_shard *s, const pt_batch *b, const pt_portion *p,
+					const FN(chain) * c, const uint32_t *next) {
+	int64_t *stamp = pt_stamp(t, s, c->row);
+	if (__builtin_expect(p->state && *stamp < b->oldest, 0)) {
+		for (uint32_t k = c->first; k != NONE; k = next[k])
+			p->state[p->at[k]] = PT_MISSING;
+		pt_expire(t, s, p->ids[c->first]);
+		return 0;
+	}
+	if (*stamp < b->now) /* another push may be further */
+		*stamp = b->now;
+	return 1;
+}
+
 TARGET int FN(pt_push)(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *p) {
 	uint32_t *rows = p->work, *next = rows + p->n, *table = next + p->n + 3 * p->n;
 	FN(chain) *list = (FN(chain) *)(next + p->n);
@@ -264,9 +287,15 @@ TARGET int FN(pt_push)(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *
 		int64_t id = p->ids[i - BLOCK];
 		uint64_t hash = pt_hash(&t->c, id);
 		uint32_t row = FN(locate)(s, id, hash);
-		int rc = row == NONE ? pt_insert(t, s, id, hash, b->reserved != 0, &row) : PT_OK;
-		if (__builtin_expect(rc, 0))
-			return rc;
+		if (__builtin_expect(row == NONE, 0)) {
+			int rc = PT_OK;
+			if (p->state)
+				p->state[p->at[i - BLOCK]] = PT_MISSING;
+			else
+				rc = pt_insert(t, s, b, id, hash, &row);
+			if (rc)
+				return rc;
+		}
 		rows[i - BLOCK] = row;
 	}
 	uint32_t unique = FN(chains)(rows, p->n, list, next, table);
@@ -276,7 +305,7 @@ TARGET int FN(pt_push)(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *
 	int64_t all = kept + given + t->state_bytes;
 	uint32_t ahead = all * 16 <= FETCHED ? 16 : all * 4 >= FETCHED ? 4 : (uint32_t)(FETCHED / all);
 	float *wide = p->sum + padded;
-	int bf16 = t->c.dtype == PT_BFLOAT16;
+	int bf16 = t->c.dtype == PT_BFLOAT16, stamped = t->stamped;
 	for (uint32_t u = 0; u < unique + ahead; u++) {
 		if (u < unique) {
 			const FN(chain) *c = &list[u];
@@ -286,10 +315,14 @@ TARGET int FN(pt_push)(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *
 			FN(fetch_to_write)(pt_row(t, s, c->row), kept);
 			if (t->state_bytes)
 				FN(fetch_to_write)(pt_state(t, s, c->row), t->state_bytes);
+			if (stamped)
+				__builtin_prefetch(pt_stamp(t, s, c->row), 1, 3);
 		}
 		if (u < ahead)
 			continue;
 		const FN(chain) *c = &list[u - ahead];
+		if (stamped && !FN(used)(t, s, b, p, c, next))
+			continue;
 		const float *g = FN(merged)(b, p, c, next, ahead, dim, p->sum);
 		char *row = pt_row(t, s, c->row);
 		float *state = pt_state(t, s, c->row);

@@ -165,23 +165,105 @@ static int grow(pt_table *t, pt_shard *s, int reserved) {
 	return PT_OK;
 }
 
-int pt_insert(pt_table *t, pt_shard *s, int64_t id, uint64_t hash, int reserved, uint32_t *row) {
+int pt_provide(pt_table *t, pt_shard *s, uint64_t rows, int reserved) {
 	int rc = PT_OK;
-	if (s->rows == s->most)
+	while (rc == PT_OK && rows > s->most)
 		rc = grow(t, s, reserved);
-	if (rc == PT_OK && s->rows >> t->slab_shift == s->n_slabs)
+	while (rc == PT_OK && rows > (uint64_t)s->n_slabs << t->slab_shift)
 		rc = add_slab(t, s, reserved);
+	return rc;
+}
+
+/* take_row returns a row of zeros: the one that was removed last, or a new one. */
+static uint32_t take_row(const pt_table *t, pt_shard *s) {
+	if (s->unused == 0)
+		return s->top++;
+	uint32_t row = s->unused - 1;
+	char *at = pt_row(t, s, row);
+	memcpy(&s->unused, at, sizeof s->unused);
+	memset(at, 0, (size_t)t->row_bytes);
+	memset(pt_state(t, s, row), 0, (size_t)t->state_bytes);
+	return row;
+}
+
+int pt_insert(pt_table *t, pt_shard *s, pt_batch *b, int64_t id, uint64_t hash, uint32_t *row) {
+	uint32_t *mine = &b->promised[s - t->shard], promised = *mine > 0;
+	uint64_t rows = (uint64_t)s->rows + s->promised - promised + 1;
+	int rc = pt_provide(t, s, rows, b->reserved != 0);
 	if (rc)
 		return rc;
-	*row = s->rows;
+	*mine -= promised;
+	s->promised -= promised;
+	*row = take_row(t, s);
 	pt_initialise(&t->c, id, pt_row(t, s, *row));
 	float *state = pt_state(t, s, *row);
 	for (int64_t i = 0; t->c.initial_state != 0 && i * 4 < t->state_bytes; i++)
-		state[i] = t->c.initial_state; /* else the slab is zero */
+		state[i] = t->c.initial_state; /* else the state is zero */
+	if (t->stamped)
+		*pt_stamp(t, s, *row) = b->now;
 	put(s->bins, s->n_bins, id, hash, *row);
 	__atomic_store_n(&s->rows, s->rows + 1,
 					 __ATOMIC_RELAXED); /* pt_rows reads it without the lock */
+	if (t->c.max_rows) {
+		__atomic_sub_fetch(&b->claims, 1, __ATOMIC_RELAXED);
+		__atomic_sub_fetch(&t->claims, 1, __ATOMIC_RELAXED);
+	}
 	return PT_OK;
+}
+
+/* take_out removes a lane of a bin, and tells whether the bin was full. */
+static int take_out(pt_bin *b, uint32_t lane) {
+	uint32_t last = --b->used;
+	b->id[lane] = b->id[last];
+	b->row[lane] = b->row[last];
+	return last + 1 == PT_LANES;
+}
+
+/* passed returns a lane of bin j with an id that was put there because bin i was full, or
+ * PT_LANES. */
+static uint32_t passed(const pt_table *t, const pt_shard *s, uint32_t i, uint32_t j) {
+	const pt_bin *b = &s->bins[j];
+	uint32_t n = s->n_bins, apart = j >= i ? j - i : j + n - i, lane;
+	for (lane = 0; lane < b->used; lane++) {
+		uint32_t home = pt_bin_of(pt_hash(&t->c, b->id[lane]), n);
+		if ((j >= home ? j - home : j + n - home) >= apart)
+			return lane;
+	}
+	return PT_LANES;
+}
+
+void pt_remove_at(pt_table *t, pt_shard *s, uint32_t bin, uint32_t lane) {
+	uint32_t row = s->bins[bin].row[lane];
+	memcpy(pt_row(t, s, row), &s->unused, sizeof s->unused);
+	s->unused = row + 1;
+	__atomic_store_n(&s->rows, s->rows - 1, __ATOMIC_RELAXED);
+	if (!take_out(&s->bins[bin], lane))
+		return;
+	/* A search ends at a bin that is not full. So an id that passed this bin moves into it. */
+	for (uint32_t i = bin, j = bin;;) {
+		j = j + 1 == s->n_bins ? 0 : j + 1;
+		pt_bin *from = &s->bins[j], *to = &s->bins[i];
+		int full = from->used == PT_LANES;
+		if ((lane = passed(t, s, i, j)) < PT_LANES) {
+			to->id[to->used] = from->id[lane];
+			to->row[to->used] = from->row[lane];
+			to->used++;
+			take_out(from, lane);
+			i = j;
+		}
+		if (!full)
+			return;
+	}
+}
+
+void pt_expire(pt_table *t, pt_shard *s, int64_t id) {
+	__atomic_add_fetch(&t->expired, 1, __ATOMIC_RELAXED);
+	for (uint32_t at = pt_bin_of(pt_hash(&t->c, id), s->n_bins);; at = at + 1 == s->n_bins ? 0 : at + 1)
+		for (uint32_t lane = 0; lane < s->bins[at].used; lane++)
+			if (s->bins[at].id[lane] == id) {
+				pt_remove_at(t, s, at, lane);
+				return;
+			}
 }
 
 int64_t pt_state_bytes(int32_t optimizer, int64_t dim) {
@@ -209,14 +291,22 @@ pt_table *pt_new(const pt_config *c) {
 	t->state_bytes = pt_state_bytes(c->optimizer, c->dim);
 	/* As many as fit, and where the ids are few no more than a quarter of a shard's share of them:
 	 * a slab of each shard is filled in part. */
-	int64_t rows = 1, share = c->ids ? c->ids / (4 * PT_SHARDS) : SLAB;
+	int64_t few = c->ids && (c->max_rows == 0 || c->ids < c->max_rows) ? c->ids : c->max_rows;
+	int64_t rows = 1, share = few ? few / (4 * PT_SHARDS) : SLAB;
+	t->stamped = c->admit_after > 1 || c->expire_after || c->max_rows;
 	while (rows * 2 * (t->row_bytes + t->state_bytes) <= SLAB && rows * 2 <= share) {
 		rows *= 2;
 		t->slab_shift++;
 	}
 	t->state_offset = (rows * t->row_bytes + 63) / 64 * 64;
-	t->slab_bytes = (t->state_offset + rows * t->state_bytes + 63) / 64 * 64;
+	t->stamp_offset = (t->state_offset + rows * t->state_bytes + 7) / 8 * 8;
+	t->slab_bytes = (t->stamp_offset + (t->stamped ? rows * 8 : 0) + 63) / 64 * 64;
 	t->bytes = sizeof *t;
+	if (c->admit_after > 1 && pt_sketch_new(t)) {
+		free(t);
+		return NULL;
+	}
+	pthread_mutex_init(&t->sweeping, NULL);
 	pthread_mutex_init(&t->lock, NULL);
 	/* Writers first: else pulls, which hold many locks for reading, could keep a push waiting. */
 	pthread_rwlockattr_t writers_first;
@@ -224,6 +314,7 @@ pt_table *pt_new(const pt_config *c) {
 	pthread_rwlockattr_setkind_np(&writers_first, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
 	for (int i = 0; i < PT_SHARDS; i++)
 		pthread_rwlock_init(&t->shard[i].lock, &writers_first);
+	pthread_rwlock_init(&t->life, &writers_first);
 	pthread_rwlockattr_destroy(&writers_first);
 	return t;
 }
@@ -241,6 +332,10 @@ void pt_free(pt_table *t) {
 		t->blocks = b->next;
 		munmap(b, b->mapped);
 	}
+	if (t->sketch)
+		munmap(t->sketch, PT_SKETCH_BYTES);
+	pthread_rwlock_destroy(&t->life);
+	pthread_mutex_destroy(&t->sweeping);
 	pthread_mutex_destroy(&t->lock);
 	free(t);
 }
@@ -275,7 +370,7 @@ int pt_reserve(pt_table *t, pt_batch *b) {
 		return 0;
 	int64_t now = pt_bytes(t), index = n * (int64_t)sizeof(pt_bin), slab = t->slab_bytes;
 	/* Rows, a slab begun in every shard, old and new indexes together, lists of slabs, a block. */
-	int64_t worst = n * (t->row_bytes + t->state_bytes + 64) + PT_SHARDS * (slab + 256) + index +
+	int64_t worst = n * (t->row_bytes + t->state_bytes + 72) + PT_SHARDS * (slab + 256) + index +
 					2 * now / 3 + MOST_BLOCK / 8;
 	int64_t all = __atomic_add_fetch(&t->reserved, worst, __ATOMIC_SEQ_CST);
 	now = __atomic_load_n(&t->bytes, __ATOMIC_SEQ_CST);
@@ -291,4 +386,12 @@ void pt_unreserve(pt_table *t, pt_batch *b) {
 	if (b->reserved)
 		__atomic_sub_fetch(&t->reserved, b->reserved, __ATOMIC_SEQ_CST);
 	b->reserved = 0;
+	for (int i = 0; i < PT_SHARDS; i++) {
+		if (b->promised[i] == 0)
+			continue;
+		pthread_rwlock_wrlock(&t->shard[i].lock);
+		t->shard[i].promised -= b->promised[i];
+		b->promised[i] = 0;
+		pthread_rwlock_unlock(&t->shard[i].lock);
+	}
 }

@@ -4,6 +4,10 @@ package table
 // #cgo nocallback pt_share
 // #cgo noescape pt_push_share
 // #cgo nocallback pt_push_share
+// #cgo noescape pt_admit
+// #cgo nocallback pt_admit
+// #cgo noescape pt_settle
+// #cgo nocallback pt_settle
 // #include "table.h"
 import "C"
 
@@ -58,9 +62,15 @@ func (t *Table) push(b *C.pt_batch) C.int {
 		return C.PT_NO_MEMORY
 	}
 	defer mem.Free(room)
-	return together(n, func(i int) C.int {
+	part := func(i int) C.int {
 		return C.pt_push_share(t.t, b, unsafe.Add(room, int64(i)*size))
-	})
+	}
+	rc := together(n, part)
+	if rc == C.PT_OK && C.pt_admit(t.t, b) > 0 {
+		rc = together(n, part)
+	}
+	C.pt_settle(t.t, b)
+	return rc
 }
 
 // copyOut copies the rows of a batch by pt_pull or pt_look, by several threads if it is large: each

@@ -31,6 +31,8 @@ package table
 #cgo nocallback pt_delta
 #cgo noescape pt_compensate
 #cgo nocallback pt_compensate
+#cgo noescape pt_promise
+#cgo nocallback pt_promise
 #cgo noescape pt_reserve
 #cgo nocallback pt_reserve
 #cgo noescape pt_unreserve
@@ -94,6 +96,7 @@ func newFor(c Config, isa string) (*Table, error) {
 	_, _ = rand.Read(secret[:]) // it never fails
 	cc := C.pt_config{
 		dim: C.int64_t(c.Dim), ids: C.int64_t(c.IDs), memory_limit: C.int64_t(c.MemoryLimit), seed: C.uint64_t(c.Seed),
+		admit_after: C.int64_t(c.AdmitAfter), expire_after: C.int64_t(c.ExpireAfter), max_rows: C.int64_t(c.MaxRows),
 		initial: [2]C.double{C.double(c.Initializer.A), C.double(c.Initializer.B)}, initial_state: C.float(c.Optimizer.InitialAccumulator),
 		initializer: initializers[c.Initializer.Name], dtype: dtypes[dtype], optimizer: c.Optimizer.code(), isa: isas[isa],
 	}
@@ -141,12 +144,21 @@ func (t *Table) Free() {
 // says.
 type Batch struct {
 	IDs, Values, States *op.Buf // Values and States may be nil where a method says so
+	// Stamps, of int64, has the last use of each row, of a table whose ids come and go: what Read and
+	// Find give, and Write takes. It may be nil.
+	Stamps *op.Buf
 }
 
-// Pull copies the rows of the ids into Values, and makes those that are missing.
+// Pull copies the rows of the ids into Values, and makes those that are missing. Where ids come and
+// go it makes none, as Look: only pushes do.
 func (t *Table) Pull(b Batch) error {
 	return t.call("pull", b, func(c *C.pt_batch) C.int {
-		return t.copyOut(c, func(part *C.pt_batch) C.int { return C.pt_pull(t.t, part) })
+		return t.copyOut(c, func(part *C.pt_batch) C.int {
+			if t.ComeAndGo() {
+				return C.pt_look(t.t, part, 0)
+			}
+			return C.pt_pull(t.t, part)
+		})
 	})
 }
 
@@ -162,9 +174,12 @@ func (t *Table) Look(b Batch, zeros bool) error {
 	})
 }
 
-// Make makes the rows of the ids that are missing: a push of them then needs no memory. Values is
-// nil.
+// Make makes the rows of the ids that are missing: a push of them then needs no memory. Where ids
+// come and go it makes none.
 func (t *Table) Make(ids *op.Buf) error {
+	if t.ComeAndGo() {
+		return nil
+	}
 	return t.call("make rows", Batch{IDs: ids}, func(c *C.pt_batch) C.int { return C.pt_pull(t.t, c) })
 }
 
@@ -214,10 +229,15 @@ func (t *Table) Prepare(b Batch, rate float64) (*Update, error) {
 	if rc == C.PT_OK && t.Refuse {
 		rc = C.pt_finite(t.t, c)
 	}
-	if rc == C.PT_OK && C.pt_reserve(t.t, c) == 0 { // make the rows now
+	if rc == C.PT_OK && C.pt_reserve(t.t, c) == 0 { // make the rows now, or room for them
 		values := c.values
 		c.values = nil
-		rc = patient(func() C.int { return C.pt_pull(t.t, c) })
+		rc = patient(func() C.int {
+			if t.ComeAndGo() {
+				return C.pt_promise(t.t, c)
+			}
+			return C.pt_pull(t.t, c)
+		})
 		c.values = values
 	}
 	if err := t.failure("push", rc, c); err != nil {
@@ -230,18 +250,23 @@ func (t *Table) Prepare(b Batch, rate float64) (*Update, error) {
 // Apply updates the rows, as Push does. Only a machine that refuses memory can make it fail.
 func (u *Update) Apply(step int64) error {
 	t := u.of
+	var before int64
 	if step == 0 {
 		step = t.steps.Add(1)
+		before = step - 1
 	} else {
-		for now := t.steps.Load(); now < step && !t.steps.CompareAndSwap(now, step); now = t.steps.Load() {
+		for before = t.steps.Load(); before < step && !t.steps.CompareAndSwap(before, step); before = t.steps.Load() {
 		}
 	}
+	t.at(u.batch, before, max(before, step))
 	return u.carryOut(t.Optimizer.step(u.rate, step))
 }
 
 // Add is Apply, but adds what the batch has to the rows. The optimizer, its states and the steps
 // have no part in it.
 func (u *Update) Add() error {
+	clock := u.of.Steps()
+	u.of.at(u.batch, clock, clock)
 	step := (&Optimizer{}).step(-1, 0)
 	step.adds = 1
 	return u.carryOut(step)
@@ -317,7 +342,9 @@ func Compensate(g, rows, before, squares []float32, there []byte, lambda, decay 
 }
 
 // Write sets rows and their states. States may be nil: then the states of new rows are their first
-// ones, and those of others stay.
+// ones, and those of others stay. Where ids come and go, the last use of the rows is what Stamps has,
+// or now. Rows that are too old by it are removed; of more rows than the cap those stay that were
+// used last (then: of the largest ids), whether they were in the table or are new.
 func (t *Table) Write(b Batch) error {
 	return t.call("write", b, func(c *C.pt_batch) C.int { return C.pt_write(t.t, c) })
 }
@@ -332,7 +359,7 @@ func (t *Table) IDs(out *op.Buf) (int64, error) {
 	if t.t == nil {
 		return 0, freed()
 	}
-	return int64(C.pt_ids(t.t, (*C.int64_t)(out.Data), C.int64_t(out.Count))), nil
+	return int64(C.pt_ids(t.t, (*C.int64_t)(out.Data), C.int64_t(out.Count), t.oldest(t.Steps()))), nil
 }
 
 // Steps returns the greatest step of a push; SetSteps sets it, and CountStep adds one.
@@ -348,6 +375,12 @@ type Info struct {
 	RowBytes   int64 `json:"row_bytes"`   // of a row
 	StateBytes int64 `json:"state_bytes"` // of the state of a row
 	Steps      int64 `json:"steps"`
+
+	// Of ids that come and go, since New or Clear.
+	Dropped     int64 `json:"dropped"`      // ids of pushes that got no row, each once a push
+	Expired     int64 `json:"expired"`      // rows that were not used for too long
+	Evicted     int64 `json:"evicted"`      // rows that made place for others under the cap
+	SketchBytes int64 `json:"sketch_bytes"` // of Bytes, what counts ids
 }
 
 // Info returns what the table holds.
@@ -357,7 +390,10 @@ func (t *Table) Info() (Info, error) {
 	if t.t == nil {
 		return Info{}, freed()
 	}
-	return Info{int64(C.pt_rows(t.t)), int64(C.pt_bytes(t.t)), int64(C.pt_index_bytes(t.t)), int64(t.t.row_bytes), int64(t.t.state_bytes), t.Steps()}, nil
+	i := Info{Rows: int64(C.pt_live_rows(t.t, t.oldest(t.Steps()))), Bytes: int64(C.pt_bytes(t.t)), IndexBytes: int64(C.pt_index_bytes(t.t)),
+		RowBytes: int64(t.t.row_bytes), StateBytes: int64(t.t.state_bytes), Steps: t.Steps()}
+	t.addLifetime(&i)
+	return i, nil
 }
 
 func freed() error {
@@ -388,6 +424,8 @@ func (t *Table) enter(name string, b Batch) (*Update, error) {
 	if t.t == nil {
 		err = freed()
 	} else {
+		clock := t.Steps()
+		t.at(&c, clock, clock)
 		c.scratch, err = mem.Alloc(int64(C.pt_scratch(t.t, c.n)))
 	}
 	if err != nil {
@@ -474,7 +512,16 @@ func (t *Table) checked(name string, b Batch) (C.pt_batch, error) {
 			c.states = (*C.float)(b.States.Data)
 		}
 	}
-	for _, tensor := range []*op.Buf{b.IDs, b.Values, b.States} {
+	if b.Stamps != nil {
+		if !t.ComeAndGo() {
+			return c, status.New(status.Argument, "%s: the rows of this table have no last uses: admit_after, expire_after and max_rows are off", name)
+		}
+		if b.Stamps.DType != op.Int64 || b.Stamps.Count != ids.Count {
+			return c, status.New(status.Argument, "%s: last uses are %d of %v; %d ids need as many of int64", name, b.Stamps.Count, b.Stamps.DType, ids.Count)
+		}
+		c.stamps = (*C.int64_t)(b.Stamps.Data)
+	}
+	for _, tensor := range []*op.Buf{b.IDs, b.Values, b.States, b.Stamps} {
 		if tensor == nil {
 			continue
 		}

@@ -2,10 +2,12 @@
  *
  * Memory. A table has 64 shards; the hash of an id says which one it is in. A shard has an index
  * and slabs. The index is a list of bins of one cache line: five ids, their row numbers and
- * their count. All ids of a bin are compared at once. A bin fills from its first place, and
- * ids are never removed, so a search that finds a place free ends there. A slab holds a fixed
- * number of rows, and behind them the states of these rows, both at a fixed stride. Slabs never
- * move. They are cut from blocks of the table, which are large enough for huge pages.
+ * their count. All ids of a bin are compared at once. A bin fills from its first place, and an id
+ * that is removed leaves no gap before other ids that passed its bin, so a search that finds a place
+ * free ends there. A slab holds a fixed number of rows, and behind them the states of these rows,
+ * and behind those their stamps (lifetime.c), each at a fixed stride. Slabs never move. They are cut
+ * from blocks of the table, which are large enough for huge pages. The rows of removed ids are a
+ * list of the shard, and new ids take them first.
  *
  * A call takes a whole batch. Every shard has a lock for readers and writers. A pull takes those of
  * its shards for reading, for some thousand ids at a time, and copies rows in the order of the
@@ -58,6 +60,9 @@ typedef struct pt_config {
 	uint64_t seed;
 	uint64_t secret[2]; /* of the hash; secret[1] is odd */
 	double initial[2];  /* low and high, or mean and standard deviation */
+	int64_t admit_after;  /* the push of an id that makes its row; up to 1: the first */
+	int64_t expire_after; /* steps that a row stays without a push; 0: for ever */
+	int64_t max_rows;     /* 0: no cap */
 	float initial_state;
 	int32_t initializer; /* PT_ZEROS, ... */
 	int32_t dtype;       /* of the rows: PT_FLOAT32, ... States are float32. */
@@ -99,6 +104,10 @@ typedef struct pt_shard {
 	uint32_t most; /* rows at which the index grows */
 	uint32_t n_slabs, slab_room;
 	char **slabs;
+	uint32_t top;      /* rows that were ever in use have smaller numbers */
+	uint32_t unused;   /* 1 + the number of the row that was removed last; 0: none is free */
+	uint32_t promised; /* rows for which there must be room: pt_promise */
+	uint32_t swept;    /* the bin at which pt_settle goes on */
 } __attribute__((aligned(128))) pt_shard;
 
 typedef struct pt_block {
@@ -111,6 +120,8 @@ typedef struct pt_table {
 	int64_t row_bytes;    /* of a row in its slab */
 	int64_t state_bytes;  /* of the state of a row */
 	int64_t state_offset; /* of the states in a slab */
+	int64_t stamp_offset; /* of the stamps in a slab */
+	int32_t stamped;      /* ids come and go, so rows have stamps */
 	int64_t slab_bytes;
 	uint32_t slab_shift;  /* a slab has 1 << slab_shift rows */
 	pthread_mutex_t lock; /* of the blocks */
@@ -121,6 +132,13 @@ typedef struct pt_table {
 	int64_t reserved;         /* bytes that pushes under way may still take; atomic */
 	int32_t tight;            /* nothing is reserved any more; atomic */
 	uint32_t turn;            /* atomic: where the next call begins */
+	pthread_rwlock_t life;    /* see lifetime.c; it is taken before the lock of a shard */
+	pthread_mutex_t sweeping;
+	uint32_t sweep_at;                 /* the shard at which pt_settle goes on */
+	int64_t claims;                    /* rows that pushes under way may still make; atomic */
+	int64_t dropped, expired, evicted; /* ids without a row in a push; rows; atomic */
+	uint8_t *sketch;                   /* NULL: every new id gets a row */
+	int64_t counted;                   /* ids in the sketch since it was halved */
 	pt_shard shard[PT_SHARDS];
 } pt_table;
 
@@ -136,6 +154,11 @@ typedef struct pt_batch {
 	float *states;    /* n states of a read or a write; NULL: none */
 	void *scratch;    /* pt_scratch bytes, aligned to a cache line */
 	pt_step step;     /* of a push */
+	int64_t *stamps;  /* n last uses of a read or a write; NULL: none */
+	int64_t now;      /* the clock: the last use of what a push or a write touches */
+	int64_t oldest;   /* rows whose last use was before it are as if not there; INT64_MIN: none */
+	int64_t claims;   /* rows that this call may still make of a table with max_rows; atomic */
+	uint32_t promised[PT_SHARDS]; /* rows for which pt_promise keeps room */
 	uint8_t *there;   /* of a read: pt_find says 1 of each id that has a row, else 0; else NULL */
 	int64_t reserved; /* bytes that pt_reserve has set aside for this batch */
 	int64_t fault;    /* set with an error: the place of the id or element */
@@ -150,6 +173,15 @@ pt_table *pt_new(const pt_config *c);
 
 /* pt_free frees a table that no call uses. */
 void pt_free(pt_table *t);
+
+/* pt_live_rows returns how many rows there are when b->oldest holds: it removes others. */
+int64_t pt_live_rows(pt_table *t, int64_t oldest);
+
+/* pt_counts is what has come of ids: see Info in table.go. */
+typedef struct pt_counts {
+	int64_t dropped, expired, evicted;
+} pt_counts;
+void pt_count_of(pt_table *t, pt_counts *c);
 
 /* pt_rows and pt_index_bytes say how many rows there are, and how many bytes the indexes take. */
 int64_t pt_rows(pt_table *t);
@@ -173,6 +205,11 @@ int pt_check(pt_table *t, pt_batch *b);
 int pt_reserve(pt_table *t, pt_batch *b);
 void pt_unreserve(pt_table *t, pt_batch *b);
 
+/* pt_promise is for a table whose ids come and go, of which a push alone decides what gets a row.
+ * After pt_reserve has returned 0, it makes room in the shards for every id of the batch that has no
+ * row, and keeps it until pt_unreserve, so that the push needs nothing more. Returns a PT_* code. */
+int pt_promise(pt_table *t, pt_batch *b);
+
 /* pt_pull copies the rows of the ids into values, and makes those that are missing. values may be
  * NULL: then it makes them only. pt_push updates the rows of the ids, and makes those that are
  * missing. After an error, rows of some shards may have been updated: pt_reserve first. pt_read
@@ -194,10 +231,13 @@ int pt_look(pt_table *t, pt_batch *b, int zeros);
 
 /* Several threads share a push. One calls pt_share, which sorts the batch and returns how many
  * bytes of scratch memory each thread needs, aligned to a cache line. Then each calls
- * pt_push_share, and all together have done what pt_push does; the push has failed if one returns
- * an error. */
+ * pt_push_share; the push has failed if one returns an error. If none does, one calls pt_admit, and
+ * if that returns more than 0, each calls pt_push_share once more. In the end one calls pt_settle,
+ * also after an error. All together have done what pt_push does. */
 int64_t pt_share(pt_table *t, pt_batch *b);
 int pt_push_share(pt_table *t, pt_batch *b, void *scratch);
+int64_t pt_admit(pt_table *t, pt_batch *b);
+void pt_settle(pt_table *t, pt_batch *b);
 
 /* pt_find is pt_read of those ids that have a row, and fills b->there. The values of the others
  * stay as they are. values may be NULL. */
@@ -215,9 +255,37 @@ void pt_compensate(float *g, const float *row, const float *before, const uint8_
 				   float *squares, float lambda, float decay, int64_t n, int64_t dim);
 
 /* pt_ids copies at most n ids, in no order, and returns how many there are. */
-int64_t pt_ids(pt_table *t, int64_t *out, int64_t n);
+int64_t pt_ids(pt_table *t, int64_t *out, int64_t n, int64_t oldest);
+
+/* pt_sketch_read copies the counters of the sketch, PT_SKETCH_BYTES, and returns how many ids were
+ * counted since they were halved. pt_sketch_add adds others. */
+int64_t pt_sketch_read(pt_table *t, uint8_t *counters);
+void pt_sketch_add(pt_table *t, const uint8_t *counters, int64_t counted);
 
 /* ---- between the files of this folder ---- */
+
+/* pt_sorted is a batch by shards. It lies at the beginning of the batch's scratch memory. */
+typedef struct pt_sorted {
+	int64_t *ids;
+	uint32_t *at;
+	uint32_t *work; /* of the thread that has sorted; others bring their own */
+	float *sum;
+	uint8_t *state; /* of each place, PT_FOUND, ...; NULL: every id that has no row gets one */
+	uint32_t begin[PT_SHARDS], end[PT_SHARDS];
+	uint32_t first;  /* the shard that comes first */
+	uint32_t taken;  /* how many shards threads have taken; atomic */
+	uint32_t failed; /* a thread has an error: the others take no more; atomic */
+	uint32_t made;   /* places of ids that got a row */
+} pt_sorted;
+
+/* What is known of a place of a batch. */
+enum {
+	PT_FOUND,   /* its id had a row, and all is done */
+	PT_MISSING, /* its id has none */
+	PT_AGAIN,   /* another place has the same id */
+	PT_DROP,    /* its id gets none */
+	PT_MAKE     /* its id gets one */
+};
 
 /* pt_portion is what a batch has in one shard, in order of appearance. */
 typedef struct pt_portion {
@@ -226,13 +294,38 @@ typedef struct pt_portion {
 	uint32_t n;
 	uint32_t *work; /* scratch memory of the portion: PT_WORK words for each id, and more */
 	float *sum;     /* two rows of floats, rounded up to 16 */
+	uint8_t *state; /* that of pt_sorted */
 } pt_portion;
 
 enum { PT_WORK = 8 };
 
 /* pt_insert makes the row of an id that is not there, in its shard. The caller holds the lock.
- * reserved says that pt_reserve has set memory aside for it. Sets *row and returns a PT_* code. */
-int pt_insert(pt_table *t, pt_shard *s, int64_t id, uint64_t hash, int reserved, uint32_t *row);
+ * b->reserved says that pt_reserve has set memory aside for it. Sets *row and returns a PT_* code. */
+int pt_insert(pt_table *t, pt_shard *s, pt_batch *b, int64_t id, uint64_t hash, uint32_t *row);
+
+/* pt_provide makes room for so many rows in a shard, as pt_insert does. */
+int pt_provide(pt_table *t, pt_shard *s, uint64_t rows, int reserved);
+
+/* pt_expire removes an id that is there and was not used for too long, and pt_remove_at the one in a
+ * lane of a bin. The caller holds the lock. */
+void pt_expire(pt_table *t, pt_shard *s, int64_t id);
+void pt_remove_at(pt_table *t, pt_shard *s, uint32_t bin, uint32_t lane);
+
+/* pt_sort sorts a batch in its scratch memory. */
+pt_sorted *pt_sort(pt_table *t, const pt_batch *b);
+
+/* pt_live returns the row of an id that is not too old for the batch, or -1. */
+int64_t pt_live(const pt_table *t, const pt_shard *s, const pt_batch *b, int64_t id);
+
+/* pt_choose says which missing ids of a write get a row, and removes those that make place. The
+ * caller holds the lock life. Both it and pt_admit leave the places of these ids only. */
+void pt_choose(pt_table *t, pt_batch *b);
+
+/* The sketch counts an id, and returns how often it was seen; it halves itself when it is due. */
+enum { PT_SKETCH_ROWS = 4, PT_SKETCH_BITS = 21, PT_SKETCH_BYTES = 4 << 21 };
+int pt_sketch_new(pt_table *t);
+int64_t pt_sketch_count(pt_table *t, int64_t id);
+void pt_sketch_halve(pt_table *t);
 
 /* pt_square_root returns a root, without libm where the processor has one. */
 double pt_square_root(double x);
@@ -283,6 +376,21 @@ static inline float *pt_state(const pt_table *t, const pt_shard *s, uint32_t row
 	uint32_t in_slab = row & ((1u << t->slab_shift) - 1);
 	return (float *)(s->slabs[row >> t->slab_shift] + t->state_offset +
 					 (size_t)in_slab * (size_t)t->state_bytes);
+}
+
+/* pt_stamp is the last use of a row, of a table that has stamps. */
+static inline int64_t *pt_stamp(const pt_table *t, const pt_shard *s, uint32_t row) {
+	uint32_t in_slab = row & ((1u << t->slab_shift) - 1);
+	return (int64_t *)(s->slabs[row >> t->slab_shift] + t->stamp_offset) + in_slab;
+}
+
+static inline int64_t pt_id_at(const pt_batch *b, int64_t i) {
+	return b->id_bytes == 8 ? ((const int64_t *)b->ids)[i] : ((const int32_t *)b->ids)[i];
+}
+
+/* pt_stamp_of is the last use that a write notes of a place: no later than now. */
+static inline int64_t pt_stamp_of(const pt_batch *b, int64_t at) {
+	return b->stamps && b->stamps[at] < b->now ? b->stamps[at] : b->now;
 }
 
 #pragma GCC visibility pop
