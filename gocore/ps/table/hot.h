@@ -293,7 +293,9 @@ TARGET int FN(pt_push)(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *
 				p->state[p->at[i - BLOCK]] = PT_MISSING;
 			else
 				rc = pt_insert(t, s, b, id, hash, &row);
-			if (rc)
+			if (rc == PT_FULL) /* another push removed a row that pt_admit has seen */
+				__atomic_add_fetch(&t->dropped, 1, __ATOMIC_RELAXED);
+			else if (rc)
 				return rc;
 		}
 		rows[i - BLOCK] = row;

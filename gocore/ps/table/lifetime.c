@@ -13,8 +13,8 @@
  * depends on nothing but the calls: not on the secret of the hash, the threads or the shards.
  *
  * Who decides, or writes rows, holds the lock life alone; the parts of a push share it; whoever only
- * reads rows does not need it, but the locks of shards. A push that was promised place (claims) and
- * has not taken it yet counts as if it had.
+ * reads rows does not need it, but the locks of shards. A push that was given place (claims) and has
+ * not taken it yet counts as if it had.
  *
  * A row that is too old is as if it were not there, from the moment on in which the clock says so.
  * Its memory is found later: by a push of its id, by pt_settle, which goes through a few bins after
@@ -246,7 +246,7 @@ static uint32_t count(pt_table *t, pt_batch *b, pt_sorted *s, const pt_set *seen
 			continue;
 		if (t->sketch && pt_sketch_count(t, id) < t->c.admit_after) {
 			s->state[i] = PT_DROP;
-			t->dropped++;
+			__atomic_add_fetch(&t->dropped, 1, __ATOMIC_RELAXED);
 		} else {
 			list[n++] = (uint32_t)i;
 		}

@@ -186,12 +186,24 @@ static uint32_t take_row(const pt_table *t, pt_shard *s) {
 	return row;
 }
 
+/* take_claim takes one of the places that pt_admit has given to a push, if one is left. */
+static int take_claim(pt_table *t, pt_batch *b) {
+	if (__atomic_fetch_sub(&b->claims, 1, __ATOMIC_RELAXED) <= 0) {
+		__atomic_add_fetch(&b->claims, 1, __ATOMIC_RELAXED);
+		return 0;
+	}
+	__atomic_sub_fetch(&t->claims, 1, __ATOMIC_RELAXED);
+	return 1;
+}
+
 int pt_insert(pt_table *t, pt_shard *s, pt_batch *b, int64_t id, uint64_t hash, uint32_t *row) {
 	uint32_t *mine = &b->promised[s - t->shard], promised = *mine > 0;
 	uint64_t rows = (uint64_t)s->rows + s->promised - promised + 1;
 	int rc = pt_provide(t, s, rows, b->reserved != 0);
 	if (rc)
 		return rc;
+	if (t->c.max_rows && !take_claim(t, b))
+		return PT_FULL;
 	*mine -= promised;
 	s->promised -= promised;
 	*row = take_row(t, s);
@@ -204,10 +216,6 @@ int pt_insert(pt_table *t, pt_shard *s, pt_batch *b, int64_t id, uint64_t hash, 
 	put(s->bins, s->n_bins, id, hash, *row);
 	__atomic_store_n(&s->rows, s->rows + 1,
 					 __ATOMIC_RELAXED); /* pt_rows reads it without the lock */
-	if (t->c.max_rows) {
-		__atomic_sub_fetch(&b->claims, 1, __ATOMIC_RELAXED);
-		__atomic_sub_fetch(&t->claims, 1, __ATOMIC_RELAXED);
-	}
 	return PT_OK;
 }
 

@@ -83,9 +83,11 @@ func TestThreadSanitizer(t *testing.T) {
 	}
 	program := harness(t, "thread")
 	for seed, ids := range []int{1, 40, 3000, 100000} {
-		out, err := run(program, 4, 60, ids, int(isas[best()]), seed)
-		require.NoError(t, err, "%d ids: %s", ids, out)
-		assert.Equal(t, "0 wrong, some rows\n", out)
+		for _, comeAndGo := range []int{0, 1} {
+			out, err := run(program, 4, 60, ids, int(isas[best()]), seed, comeAndGo)
+			require.NoError(t, err, "%d ids: %s", ids, out)
+			assert.Equal(t, "0 wrong, some rows\n", out)
+		}
 	}
 }
 
@@ -96,14 +98,15 @@ func TestThreadSanitizerFindsMissingLocks(t *testing.T) {
 		t.Skip("long: make test-ci runs it")
 	}
 	for name, replace := range map[string][]string{
-		"of a pull":  {"batch.c", "pthread_rwlock_rdlock(&t->shard[__builtin_ctzll(left)].lock);", ";", "batch.c", "pthread_rwlock_unlock(&t->shard[__builtin_ctzll(left)].lock);", ";"},
-		"of a push":  {"batch.c", "pthread_rwlock_trywrlock(&t->shard[left[i]].lock)", "0", "batch.c", "pthread_rwlock_trywrlock(&t->shard[shard].lock)", "0", "batch.c", "pthread_rwlock_unlock(&t->shard[shard].lock);", ";"},
-		"of a block": {"memory.c", "pthread_mutex_lock(&t->lock);", ";", "memory.c", "pthread_mutex_unlock(&t->lock);", ";"},
+		"of a pull":    {"batch.c", "pthread_rwlock_rdlock(&t->shard[__builtin_ctzll(left)].lock);", ";", "batch.c", "pthread_rwlock_unlock(&t->shard[__builtin_ctzll(left)].lock);", ";"},
+		"of a push":    {"batch.c", "pthread_rwlock_trywrlock(&t->shard[left[i]].lock)", "0", "batch.c", "pthread_rwlock_trywrlock(&t->shard[shard].lock)", "0", "batch.c", "pthread_rwlock_unlock(&t->shard[shard].lock);", ";"},
+		"of admission": {"lifetime.c", "pthread_rwlock_wrlock(&t->life);", ";", "lifetime.c", "pthread_rwlock_unlock(&t->life);", ";"},
+		"of a block":   {"memory.c", "pthread_mutex_lock(&t->lock);", ";", "memory.c", "pthread_mutex_unlock(&t->lock);", ";"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			program := harness(t, "thread", replace...)
-			for seed := range 30 { // the first run usually finds it
-				if out, err := run(program, 4, 100, 3000, int(isas[best()]), seed); err != nil {
+			for seed := range 30 { // the first two usually find it
+				if out, err := run(program, 4, 100, 3000, int(isas[best()]), seed, seed%2); err != nil {
 					assert.Contains(t, out, "data race")
 					return
 				}
@@ -123,9 +126,11 @@ func TestAddressSanitizer(t *testing.T) {
 			continue
 		}
 		for seed, ids := range []int{1, 300, 20000} {
-			out, err := run(program, 2, 80, ids, int(code), seed)
-			require.NoError(t, err, "%s, %d ids: %s", isa, ids, out)
-			assert.Equal(t, "0 wrong, some rows\n", out)
+			for _, comeAndGo := range []int{0, 1} {
+				out, err := run(program, 2, 80, ids, int(code), seed, comeAndGo)
+				require.NoError(t, err, "%s, %d ids: %s", isa, ids, out)
+				assert.Equal(t, "0 wrong, some rows\n", out)
+			}
 		}
 	}
 }

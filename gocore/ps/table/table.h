@@ -49,7 +49,8 @@ enum {
 	PT_OUT_OF_RANGE, /* fault.index is the place of the id */
 	PT_NOT_FINITE,   /* fault.index is the place of the element */
 	PT_ABSENT,       /* fault.index is the place of the id */
-	PT_BUSY          /* what is left of the limit is reserved: call again in a moment */
+	PT_BUSY,         /* what is left of the limit is reserved: call again in a moment */
+	PT_FULL          /* of pt_insert: the table has max_rows */
 };
 
 /* pt_config says what a table is. */

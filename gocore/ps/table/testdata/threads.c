@@ -1,5 +1,6 @@
 /* Threads pull, look up, push, read and list one table, and write it, for ThreadSanitizer and
- * AddressSanitizer. Arguments: threads, calls of each thread, ids, isa, seed. */
+ * AddressSanitizer. Arguments: threads, calls of each thread, ids, isa, seed, and with a sixth that
+ * is not 0 ids come and go. */
 #include "table.h"
 
 #include <math.h>
@@ -11,7 +12,8 @@
 enum { DIM = 21, N = 300 };
 
 static pt_table *table;
-static int calls, ids, seed;
+static int calls, ids, seed, live;
+static int64_t pushes; /* atomic */
 
 static uint64_t next(uint64_t *state) {
 	*state = *state * 6364136223846793005u + 1442695040888963407u;
@@ -31,18 +33,44 @@ static void *share(void *argument) {
 	return NULL;
 }
 
+/* both lets two threads take part in a push. */
+static int both(shared *mine, shared *others) {
+	pthread_t other;
+	pthread_create(&other, NULL, share, others);
+	share(mine);
+	pthread_join(other, NULL);
+	return mine->rc ? mine->rc : others->rc;
+}
+
 static int push_by_two(pt_batch *b) {
 	size_t bytes = (size_t)pt_share(table, b);
 	void *scratch;
 	if (posix_memalign(&scratch, 64, 2 * bytes))
 		exit(3);
 	shared mine = {b, scratch, 0}, others = {b, (char *)scratch + bytes, 0};
-	pthread_t other;
-	pthread_create(&other, NULL, share, &others);
-	share(&mine);
-	pthread_join(other, NULL);
+	int rc = both(&mine, &others);
+	if (rc == PT_OK && pt_admit(table, b) > 0)
+		rc = both(&mine, &others);
+	pt_settle(table, b);
 	free(scratch);
-	return mine.rc ? mine.rc : others.rc;
+	return rc;
+}
+
+/* list_and_write reads rows and writes them back. Those of ids that come and go may be gone then. */
+static int list_and_write(pt_batch *b, int64_t *batch, uint8_t *there) {
+	int64_t n = b->n < 50 ? b->n : 50;
+	b->n = pt_ids(table, batch, n, b->oldest) < n ? 0 : n;
+	b->there = live ? there : NULL;
+	int wrong = (live ? pt_find(table, b) : pt_read(table, b)) != PT_OK;
+	for (int64_t i = 0; live && i < b->n; i++)
+		if (!there[i])
+			b->n = 0;
+	b->there = NULL;
+	if (!live)
+		wrong += pt_read_states(table, b) != PT_OK || pt_write_states(table, b) != PT_OK;
+	wrong += pt_write(table, b) != PT_OK || pt_bytes(table) < pt_index_bytes(table);
+	int64_t rows = pt_live_rows(table, b->oldest);
+	return wrong + (rows > ids || (live && rows > table->c.max_rows));
 }
 
 static void *work(void *argument) {
@@ -50,6 +78,8 @@ static void *work(void *argument) {
 	int64_t *batch = malloc(N * sizeof *batch);
 	float *values = malloc(N * DIM * sizeof *values);
 	float *states = malloc(N * DIM * 2 * sizeof *states);
+	int64_t stamps[50];
+	uint8_t there[50];
 	void *scratch;
 	if (posix_memalign(&scratch, 64, (size_t)pt_scratch(table, N)))
 		exit(3);
@@ -69,6 +99,10 @@ static void *work(void *argument) {
 							   .momentum = 0.5f}};
 		for (int i = 0; i < b.n; i++)
 			batch[i] = (int64_t)(next(&random) % (uint64_t)ids);
+		if (live) {
+			b.now = __atomic_add_fetch(&pushes, 1, __ATOMIC_RELAXED);
+			b.oldest = b.now - 1 - table->c.expire_after;
+		}
 		switch (next(&random) % 5) {
 		case 0:
 		case 1:
@@ -79,17 +113,16 @@ static void *work(void *argument) {
 			break;
 		case 2:
 		case 3: /* all elements of a row are the same, unless it is seen half updated */
-			wrong += (call % 2 ? pt_pull(table, &b) : pt_look(table, &b, call % 4)) != PT_OK;
+			wrong += (live || call % 2 == 0 ? pt_look(table, &b, !live && call % 4)
+											 : pt_pull(table, &b)) != PT_OK;
 			for (int i = 0; i < b.n; i++)
 				for (int j = 1; j < DIM; j++)
 					wrong += values[i * DIM + j] != values[i * DIM];
 			break;
 		case 4:
 			b.states = states;
-			b.n = pt_ids(table, batch, b.n < 50 ? b.n : 50) < b.n ? 0 : b.n < 50 ? b.n : 50;
-			wrong += pt_read(table, &b) != PT_OK || pt_write(table, &b) != PT_OK;
-			wrong += pt_read_states(table, &b) != PT_OK || pt_write_states(table, &b) != PT_OK;
-			wrong += pt_rows(table) > ids || pt_bytes(table) < pt_index_bytes(table);
+			b.stamps = live ? stamps : NULL;
+			wrong += list_and_write(&b, batch, there);
 			break;
 		}
 	}
@@ -107,10 +140,16 @@ int main(int argc, char **argv) {
 	calls = atoi(argv[2]);
 	ids = atoi(argv[3]);
 	seed = atoi(argv[5]);
+	live = argc > 6 && atoi(argv[6]);
 	pt_config c = {.dim = DIM,
 				   .secret = {(uint64_t)seed, 0x9e3779b97f4a7c15u},
 				   .optimizer = PT_MOMENTUM,
 				   .isa = atoi(argv[4])};
+	if (live) {
+		c.admit_after = 2;
+		c.expire_after = 40;
+		c.max_rows = 1 + ids / 2;
+	}
 	table = pt_new(&c);
 	pthread_t thread[16];
 	for (int i = 0; i < threads; i++)
@@ -121,6 +160,7 @@ int main(int argc, char **argv) {
 		pthread_join(thread[i], &result);
 		wrong += (intptr_t)result;
 	}
+	wrong += table->claims != 0;
 	printf("%ld wrong, %s\n", (long)wrong, pt_rows(table) > 0 ? "some rows" : "no rows");
 	pt_free(table);
 	return wrong != 0;
