@@ -6,7 +6,9 @@
  *
  * The counters depend on the seed and the ids alone, in the order in which they are counted: not on
  * the secret of this process, so that cuts and other servers can go on with them. Sketches of
- * different ids may be added: the sum is at least the count of each.
+ * several servers are joined by the greater of two counters, which is at least the count of each
+ * id. A sum would be, too, but where servers have joined the same sketches before, each counter
+ * would become twice as large when they are joined again.
  *
  * It forgets: after 2^20 counted ids all counters are halved, and 1 becomes 0. So ids that are seen
  * once do not fill it. Even if all 2^20 are such ids, the last of them finds all four counters taken
@@ -75,10 +77,8 @@ int64_t pt_sketch_read(pt_table *t, uint8_t *counters) {
 
 void pt_sketch_add(pt_table *t, const uint8_t *counters, int64_t counted) {
 	pthread_rwlock_wrlock(&t->life);
-	for (size_t i = 0; i < PT_SKETCH_BYTES; i++) {
-		uint32_t sum = (uint32_t)t->sketch[i] + counters[i];
-		t->sketch[i] = (uint8_t)(sum < UINT8_MAX ? sum : UINT8_MAX);
-	}
+	for (size_t i = 0; i < PT_SKETCH_BYTES; i++)
+		t->sketch[i] = t->sketch[i] < counters[i] ? counters[i] : t->sketch[i];
 	/* What matters is whether it is due. */
 	t->counted = counted < HALVED_AFTER - t->counted ? t->counted + counted : HALVED_AFTER;
 	pthread_rwlock_unlock(&t->life);

@@ -15,7 +15,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// sketchHead is what the bytes of a sketch begin with, little-endian. Two sketches may be added if
+// sketchHead is what the bytes of a sketch begin with, little-endian. Two sketches may be joined if
 // they differ in Counted and Filled only. Behind it is every counter that is not 0, in order: how
 // many places it is after the one before (from -1), as an unsigned varint, and its value in a byte.
 type sketchHead struct {
@@ -71,8 +71,8 @@ func (t *Table) Sketch() ([]byte, error) {
 	return out, err
 }
 
-// AddSketch adds what the sketch of another table of the same seed has counted. The bytes may come
-// from anywhere.
+// AddSketch takes over what the sketch of another table of the same seed has counted, of each id
+// the greater count. The bytes may come from anywhere.
 func (t *Table) AddSketch(sketch []byte) error {
 	if t.AdmitAfter <= 1 {
 		return status.New(status.Argument, "sketch: the table counts no ids: admit_after is off")

@@ -259,7 +259,7 @@ void pt_compensate(float *g, const float *row, const float *before, const uint8_
 int64_t pt_ids(pt_table *t, int64_t *out, int64_t n, int64_t oldest);
 
 /* pt_sketch_read copies the counters of the sketch, PT_SKETCH_BYTES, and returns how many ids were
- * counted since they were halved. pt_sketch_add adds others. */
+ * counted since they were halved. pt_sketch_add joins them with others. */
 int64_t pt_sketch_read(pt_table *t, uint8_t *counters);
 void pt_sketch_add(pt_table *t, const uint8_t *counters, int64_t counted);
 
