@@ -75,7 +75,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         tree, programs = Path(folder) / "tree", [Path(folder) / name for name in ("before", "now")]
         words = ["git", "-C", str(ROOT), "worktree"]
-        subprocess.run([*words, "add", "--detach", str(tree), args.before], check=True)
+        subprocess.run([*words, "add", "--quiet", "--detach", str(tree), args.before], check=True)
         try:
             shutil.copytree(ROOT / PROGRAM, tree / PROGRAM, dirs_exist_ok=True)
             build(tree, programs[0])

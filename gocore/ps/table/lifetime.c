@@ -1,5 +1,6 @@
-/* Ids that come and go: a row is made by the push that has seen its id often enough, is removed when
- * no push had it for too long, and makes place for others when the table has as many as it may.
+/* Ids that come and go: a row is made by the push that has seen its id often enough, is removed
+ * when no push had it for too long, and makes place for others when the table has as many as it
+ * may.
  *
  * The clock is the number of pushes (or the step, which the caller passes). Every row has a stamp,
  * the clock at its last use. A stamp is an int64 and never wraps. The stamps lie behind the states
@@ -7,14 +8,15 @@
  * would read the rows.
  *
  * A push has two parts. The first goes through the shards as in other tables, updates the rows that
- * are there, and notes which places of the batch have none. Only if there are such, pt_admit decides
- * alone, in the order of appearance in the batch, which ids get a row: it counts them, and removes
- * rows if the table has no place. The second part makes those rows and updates them. So what happens
- * depends on nothing but the calls: not on the secret of the hash, the threads or the shards.
+ * are there, and notes which places of the batch have none. Only if there are such, pt_admit
+ * decides alone, in the order of appearance in the batch, which ids get a row: it counts them, and
+ * removes rows if the table has no place. The second part makes those rows and updates them. So
+ * what happens depends on nothing but the calls: not on the secret of the hash, the threads or the
+ * shards.
  *
- * Who decides, or writes rows, holds the lock life alone; the parts of a push share it; whoever only
- * reads rows does not need it, but the locks of shards. A push that was given place (claims) and has
- * not taken it yet counts as if it had.
+ * Who decides, or writes rows, holds the lock life alone; the parts of a push share it; whoever
+ * only reads rows does not need it, but the locks of shards. A push that was given place (claims)
+ * and has not taken it yet counts as if it had.
  *
  * A row that is too old is as if it were not there, from the moment on in which the clock says so.
  * Its memory is found later: by a push of its id, by pt_settle, which goes through a few bins after
@@ -274,7 +276,8 @@ int64_t pt_admit(pt_table *t, pt_batch *b) {
 	if (n == 0)
 		return 0;
 	pthread_rwlock_wrlock(&t->life);
-	/* s->work has 12 words for each place: less than 4 for the set, 1 for the list, 4 for a guard. */
+	/* s->work has 12 words for each place: less than 4 for the set, 1 for the list, 4 for a guard.
+	 */
 	pt_set seen = new_set(b, n, s->work);
 	uint32_t *list = s->work + (1ull << seen.bits), rows = count(t, b, s, &seen, list);
 	if (t->c.max_rows && rows > 0) {

@@ -266,7 +266,8 @@ void pt_remove_at(pt_table *t, pt_shard *s, uint32_t bin, uint32_t lane) {
 
 void pt_expire(pt_table *t, pt_shard *s, int64_t id) {
 	__atomic_add_fetch(&t->expired, 1, __ATOMIC_RELAXED);
-	for (uint32_t at = pt_bin_of(pt_hash(&t->c, id), s->n_bins);; at = at + 1 == s->n_bins ? 0 : at + 1)
+	for (uint32_t at = pt_bin_of(pt_hash(&t->c, id), s->n_bins);;
+		 at = at + 1 == s->n_bins ? 0 : at + 1)
 		for (uint32_t lane = 0; lane < s->bins[at].used; lane++)
 			if (s->bins[at].id[lane] == id) {
 				pt_remove_at(t, s, at, lane);

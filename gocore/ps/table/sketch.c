@@ -1,6 +1,6 @@
 /* How often ids without a row were seen: a count-min sketch with conservative update (Estan and
- * Varghese, SIGCOMM 2002). It has 4 rows of 2^21 counters of 8 bits, 8 MiB. An id has one counter in
- * each row, and its count is the least of them. To count it, those that are the least become one
+ * Varghese, SIGCOMM 2002). It has 4 rows of 2^21 counters of 8 bits, 8 MiB. An id has one counter
+ * in each row, and its count is the least of them. To count it, those that are the least become one
  * more; a counter stays at 255. So a count is never too small, and it is too large only where other
  * ids have all four counters.
  *
@@ -11,9 +11,9 @@
  * would become twice as large when they are joined again.
  *
  * It forgets: after 2^20 counted ids all counters are halved, and 1 becomes 0. So ids that are seen
- * once do not fill it. Even if all 2^20 are such ids, the last of them finds all four counters taken
- * with a probability of (1 - exp(-1/2))^4 = 2.4 %, and is then admitted one sight too early; on the
- * average over the time between two halvings that are 0.6 %. */
+ * once do not fill it. Even if all 2^20 are such ids, the last of them finds all four counters
+ * taken with a probability of (1 - exp(-1/2))^4 = 2.4 %, and is then admitted one sight too early;
+ * on the average over the time between two halvings that are 0.6 %. */
 #include "table.h"
 
 #include <sys/mman.h>
@@ -22,8 +22,8 @@
 enum { HALVED_AFTER = 1 << (PT_SKETCH_BITS - 1) };
 
 int pt_sketch_new(pt_table *t) {
-	void *at = mmap(NULL, PT_SKETCH_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
-					0);
+	void *at =
+		mmap(NULL, PT_SKETCH_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (at == MAP_FAILED)
 		return PT_NO_MEMORY;
 	t->sketch = at;

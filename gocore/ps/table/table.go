@@ -1,7 +1,7 @@
 // Package table holds tables of embeddings: int64 id -> a row of floats and the state of its
 // optimizer, in C memory. A call takes a whole batch. A row that was never seen is made at its
 // first touch, from the seed and its id alone, so it depends neither on the order of calls nor on
-// which server holds it. table.h describes the memory, the locks and the order of the arithmetic;
+// which server holds it; where ids come and go, by the push that is to make it. table.h describes the memory, the locks and the order of the arithmetic;
 // optimizers.h has the formulas.
 //
 // All methods of Table may be called from any thread at any time. Free waits for the calls under

@@ -3,11 +3,11 @@
  * Memory. A table has 64 shards; the hash of an id says which one it is in. A shard has an index
  * and slabs. The index is a list of bins of one cache line: five ids, their row numbers and
  * their count. All ids of a bin are compared at once. A bin fills from its first place, and an id
- * that is removed leaves no gap before other ids that passed its bin, so a search that finds a place
- * free ends there. A slab holds a fixed number of rows, and behind them the states of these rows,
- * and behind those their stamps (lifetime.c), each at a fixed stride. Slabs never move. They are cut
- * from blocks of the table, which are large enough for huge pages. The rows of removed ids are a
- * list of the shard, and new ids take them first.
+ * that is removed leaves no gap before other ids that passed its bin, so a search that finds a
+ * place free ends there. A slab holds a fixed number of rows, and behind them the states of these
+ * rows, and behind those their stamps (lifetime.c), each at a fixed stride. Slabs never move. They
+ * are cut from blocks of the table, which are large enough for huge pages. The rows of removed ids
+ * are a list of the shard, and new ids take them first.
  *
  * A call takes a whole batch. Every shard has a lock for readers and writers. A pull takes those of
  * its shards for reading, for some thousand ids at a time, and copies rows in the order of the
@@ -59,8 +59,8 @@ typedef struct pt_config {
 	int64_t ids;          /* ids are 0 to ids-1; 0: any id */
 	int64_t memory_limit; /* bytes; 0: none */
 	uint64_t seed;
-	uint64_t secret[2]; /* of the hash; secret[1] is odd */
-	double initial[2];  /* low and high, or mean and standard deviation */
+	uint64_t secret[2];   /* of the hash; secret[1] is odd */
+	double initial[2];    /* low and high, or mean and standard deviation */
 	int64_t admit_after;  /* the push of an id that makes its row; up to 1: the first */
 	int64_t expire_after; /* steps that a row stays without a push; 0: for ever */
 	int64_t max_rows;     /* 0: no cap */
@@ -152,13 +152,13 @@ typedef struct pt_batch {
 	int32_t dtype;    /* of values: PT_FLOAT32, or that of the table */
 	void
 		*values; /* n rows: the results of a pull or a read, gradients of a push, rows of a write */
-	float *states;    /* n states of a read or a write; NULL: none */
-	void *scratch;    /* pt_scratch bytes, aligned to a cache line */
-	pt_step step;     /* of a push */
-	int64_t *stamps;  /* n last uses of a read or a write; NULL: none */
-	int64_t now;      /* the clock: the last use of what a push or a write touches */
-	int64_t oldest;   /* rows whose last use was before it are as if not there; INT64_MIN: none */
-	int64_t claims;   /* rows that this call may still make of a table with max_rows; atomic */
+	float *states;   /* n states of a read or a write; NULL: none */
+	void *scratch;   /* pt_scratch bytes, aligned to a cache line */
+	pt_step step;    /* of a push */
+	int64_t *stamps; /* n last uses of a read or a write; NULL: none */
+	int64_t now;     /* the clock: the last use of what a push or a write touches */
+	int64_t oldest;  /* rows whose last use was before it are as if not there; INT64_MIN: none */
+	int64_t claims;  /* rows that this call may still make of a table with max_rows; atomic */
 	uint32_t promised[PT_SHARDS]; /* rows for which pt_promise keeps room */
 	uint8_t *there;   /* of a read: pt_find says 1 of each id that has a row, else 0; else NULL */
 	int64_t reserved; /* bytes that pt_reserve has set aside for this batch */
@@ -207,8 +207,9 @@ int pt_reserve(pt_table *t, pt_batch *b);
 void pt_unreserve(pt_table *t, pt_batch *b);
 
 /* pt_promise is for a table whose ids come and go, of which a push alone decides what gets a row.
- * After pt_reserve has returned 0, it makes room in the shards for every id of the batch that has no
- * row, and keeps it until pt_unreserve, so that the push needs nothing more. Returns a PT_* code. */
+ * After pt_reserve has returned 0, it makes room in the shards for every id of the batch that has
+ * no row, and keeps it until pt_unreserve, so that the push needs nothing more. Returns a PT_*
+ * code. */
 int pt_promise(pt_table *t, pt_batch *b);
 
 /* pt_pull copies the rows of the ids into values, and makes those that are missing. values may be
@@ -301,14 +302,15 @@ typedef struct pt_portion {
 enum { PT_WORK = 8 };
 
 /* pt_insert makes the row of an id that is not there, in its shard. The caller holds the lock.
- * b->reserved says that pt_reserve has set memory aside for it. Sets *row and returns a PT_* code. */
+ * b->reserved says that pt_reserve has set memory aside for it. Sets *row and returns a PT_* code.
+ */
 int pt_insert(pt_table *t, pt_shard *s, pt_batch *b, int64_t id, uint64_t hash, uint32_t *row);
 
 /* pt_provide makes room for so many rows in a shard, as pt_insert does. */
 int pt_provide(pt_table *t, pt_shard *s, uint64_t rows, int reserved);
 
-/* pt_expire removes an id that is there and was not used for too long, and pt_remove_at the one in a
- * lane of a bin. The caller holds the lock. */
+/* pt_expire removes an id that is there and was not used for too long, and pt_remove_at the one in
+ * a lane of a bin. The caller holds the lock. */
 void pt_expire(pt_table *t, pt_shard *s, int64_t id);
 void pt_remove_at(pt_table *t, pt_shard *s, uint32_t bin, uint32_t lane);
 

@@ -56,7 +56,8 @@ static int push_by_two(pt_batch *b) {
 	return rc;
 }
 
-/* list_and_write reads rows and writes them back. Those of ids that come and go may be gone then. */
+/* list_and_write reads rows and writes them back. Those of ids that come and go may be gone then.
+ */
 static int list_and_write(pt_batch *b, int64_t *batch, uint8_t *there) {
 	int64_t n = b->n < 50 ? b->n : 50;
 	b->n = pt_ids(table, batch, n, b->oldest) < n ? 0 : n;
