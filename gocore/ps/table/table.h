@@ -213,10 +213,11 @@ void pt_unreserve(pt_table *t, pt_batch *b);
 int pt_promise(pt_table *t, pt_batch *b);
 
 /* pt_pull copies the rows of the ids into values, and makes those that are missing. values may be
- * NULL: then it makes them only. pt_push updates the rows of the ids, and makes those that are
- * missing. After an error, rows of some shards may have been updated: pt_reserve first. pt_read
- * copies rows and states, and pt_write sets them. Each returns a PT_* code. After PT_BUSY all but
- * pt_push, which never returns it after pt_reserve, may be called again. */
+ * NULL: then it makes them only. It is not for tables whose ids come and go: pt_look is. pt_push
+ * updates the rows of the ids, and makes those that are missing. After an error, rows of some
+ * shards may have been updated: pt_reserve first. pt_read copies rows and states, and pt_write sets
+ * them. Each returns a PT_* code. After PT_BUSY all but pt_push, which never returns it after
+ * pt_reserve, may be called again. */
 int pt_pull(pt_table *t, pt_batch *b);
 int pt_push(pt_table *t, pt_batch *b);
 int pt_read(pt_table *t, pt_batch *b);
