@@ -301,9 +301,9 @@ void pt_choose(pt_table *t, pt_batch *b) {
 	pt_set seen = new_set(b, missing(b, s), s->work);
 	uint32_t *list = s->work + (1ull << seen.bits), rows = 0;
 	for (int64_t i = b->n - 1; i >= 0; i--) {
-		uint32_t *slot = slot_of(t, &seen, pt_id_at(b, i));
 		if (s->state[i] != PT_MISSING)
 			continue;
+		uint32_t *slot = slot_of(t, &seen, pt_id_at(b, i));
 		s->state[i] = PT_DROP;
 		if (*slot)
 			continue;
