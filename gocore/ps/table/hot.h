@@ -132,12 +132,11 @@ INLINE void FN(copy)(char *to, const char *from, int64_t bytes) {
 
 /* While the rows of one block are copied, those of the next are fetched, and the bins of the one
  * after that. */
-TARGET uint32_t FN(pt_pull)(pt_table *t, pt_batch *b, uint32_t from, uint32_t to,
-							uint32_t *missing) {
+INLINE uint32_t FN(pull)(pt_table *t, pt_batch *b, uint32_t from, uint32_t to, uint32_t *missing,
+						 const int expires) {
 	int64_t dim = t->c.dim, kept = t->c.dtype == PT_FLOAT32 ? 4 * dim : 2 * dim;
 	int widens = b->dtype != t->c.dtype, bf16 = t->c.dtype == PT_BFLOAT16;
 	int64_t given = widens ? 4 * dim : kept;
-	const int expires = t->c.expire_after != 0;
 	const char *rows[2][BLOCK];
 	const int64_t *stamps[2][BLOCK];
 	struct {
@@ -188,6 +187,13 @@ TARGET uint32_t FN(pt_pull)(pt_table *t, pt_batch *b, uint32_t from, uint32_t to
 		}
 	}
 	return lost;
+}
+
+/* A table whose rows stay needs no look at stamps. */
+TARGET uint32_t FN(pt_pull)(pt_table *t, pt_batch *b, uint32_t from, uint32_t to,
+							uint32_t *missing) {
+	return t->c.expire_after ? FN(pull)(t, b, from, to, missing, 1)
+							 : FN(pull)(t, b, from, to, missing, 0);
 }
 
 /* A unique id of a portion: its row, and the list of its places in order of appearance. */
