@@ -39,6 +39,7 @@ const (
 	chunkBytes   = 1 << 20  // a chunk has as many rows as fit, and at least one
 	mostChunk    = 16 << 20 // bytes of a chunk that is read
 	mostReaders  = 16
+	mostSketch   = 256 << 20 // bytes of a table's sketch in a part that is read
 )
 
 // Source gives the rows of a table that one server has. Nobody changes rows while a part is
@@ -51,19 +52,32 @@ type Source interface {
 	StateLen() int64 // floats of the state of a row
 	Steps() int64    // the greatest step of a push
 	LearningRate() *float64
+	// Stamped says whether a cut has the last use of each row: ids of this table come and go.
+	Stamped() bool
+	// Sketch has the counts of ids that have no row yet; nil: the table counts none.
+	Sketch() ([]byte, error)
 	// IDs gives every id once, at most most of them at a time, and stops after an error of give.
 	IDs(most int64, give func(ids []int64) error) error
-	// Read copies rows, in the dtype of the table, and states. The memory is outside the Go heap.
-	Read(ids []int64, rows []byte, states []float32) error
+	// Read copies rows, in the dtype of the table, states, and the last uses if it is Stamped, else
+	// stamps is empty. The memory is outside the Go heap.
+	Read(ids []int64, rows []byte, states []float32, stamps []int64) error
 }
 
 // Sink takes the rows of a cut.
 type Sink interface {
 	// Begin comes first, with all tables of the cut.
 	Begin(tables []Table) error
-	// Rows brings rows of tables[table] and their states. Several goroutines call it at once. The
-	// memory is outside the Go heap; it holds other rows after Rows has returned.
-	Rows(table int, ids []int64, rows []byte, states []float32) error
+	// Own returns which part, of so many, has the rows of this sink and no others; -1: none.
+	Own(parts int) int
+	// Cap returns how many rows of tables[table] the sink takes at most; 0: all. It gets those of
+	// the last uses.
+	Cap(table int) int64
+	// Rows brings rows of tables[table], their states, and their last uses if the cut has them, else
+	// nil. Several goroutines call it at once. The memory is outside the Go heap; it holds other
+	// rows after Rows has returned.
+	Rows(table int, ids []int64, rows []byte, states []float32, stamps []int64) error
+	// Sketch brings the counts of tables[table] in one part.
+	Sketch(table int, sketch []byte) error
 }
 
 // Table says what a part or a cut has of one table.
@@ -77,6 +91,8 @@ type Table struct {
 	Config   json.RawMessage `json:"config"`
 	// LearningRate is that which was set instead of the config's; nil: none was.
 	LearningRate *float64 `json:"learning_rate,omitempty"`
+	// Stamps says that chunks have the last use of each row, and parts may have a sketch.
+	Stamps bool `json:"stamps,omitempty"`
 }
 
 // ServerPart says what one server has written. It travels as JSON to the server that commits.
@@ -165,5 +181,5 @@ func (t *Table) check() error {
 
 // same tells whether two servers mean the same table.
 func (t *Table) same(o *Table) bool {
-	return t.Name == o.Name && t.DType == o.DType && t.Dim == o.Dim && t.StateLen == o.StateLen && string(t.Config) == string(o.Config)
+	return t.Name == o.Name && t.DType == o.DType && t.Dim == o.Dim && t.StateLen == o.StateLen && t.Stamps == o.Stamps && string(t.Config) == string(o.Config)
 }

@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -32,6 +33,9 @@ type rows struct {
 	ids    []int64
 	err    error // of Read
 	rate   *float64
+
+	stamped bool   // its ids come and go
+	sketch  []byte // of one server
 }
 
 func (r *rows) Name() string    { return r.name }
@@ -41,7 +45,9 @@ func (r *rows) Dim() int64      { return r.dim }
 func (r *rows) StateLen() int64 { return r.state }
 func (r *rows) Steps() int64    { return r.step }
 
-func (r *rows) LearningRate() *float64 { return r.rate }
+func (r *rows) LearningRate() *float64  { return r.rate }
+func (r *rows) Stamped() bool           { return r.stamped }
+func (r *rows) Sketch() ([]byte, error) { return r.sketch, nil }
 
 func (r *rows) IDs(most int64, give func([]int64) error) error {
 	for piece := range slices.Chunk(r.ids, int(most)) {
@@ -52,7 +58,10 @@ func (r *rows) IDs(most int64, give func([]int64) error) error {
 	return nil
 }
 
-func (r *rows) Read(ids []int64, rows []byte, states []float32) error {
+func (r *rows) Read(ids []int64, rows []byte, states []float32, stamps []int64) error {
+	for i := range stamps {
+		stamps[i] = r.stampOf(ids[i])
+	}
 	for i, id := range ids {
 		row, state := r.of(id)
 		copy(rows[i*len(row):], row)
@@ -82,6 +91,8 @@ func (r *rows) of(id int64) (row []byte, state []float32) {
 	return row, state
 }
 
+func (r *rows) stampOf(id int64) int64 { return r.step - id*id%7 }
+
 // got is a Sink that compares every row with what the source gave.
 type got struct {
 	sync.Mutex
@@ -91,6 +102,26 @@ type got struct {
 	ids    map[string][]int64
 	err    error
 	each   func(ids []int64) // hears of rows; nil: nobody does
+
+	own, cap int64 // what Own returns, but for 1, and Cap of the stamped table
+	sketches [][]byte
+}
+
+func (g *got) Own(int) int { return int(g.own) - 1 }
+
+func (g *got) Cap(table int) int64 {
+	if g.tables[table].Stamps {
+		return g.cap
+	}
+	return 0
+}
+
+func (g *got) Sketch(table int, sketch []byte) error {
+	g.sketches = append(g.sketches, sketch)
+	if !g.of[g.tables[table].Name].stamped {
+		return fmt.Errorf("table %d has other values: a sketch", table)
+	}
+	return nil
 }
 
 func (g *got) Begin(tables []Table) error {
@@ -98,7 +129,7 @@ func (g *got) Begin(tables []Table) error {
 	return nil
 }
 
-func (g *got) Rows(table int, ids []int64, values []byte, states []float32) error {
+func (g *got) Rows(table int, ids []int64, values []byte, states []float32, stamps []int64) error {
 	g.Lock()
 	defer g.Unlock()
 	if g.each != nil {
@@ -108,6 +139,9 @@ func (g *got) Rows(table int, ids []int64, values []byte, states []float32) erro
 	g.ids[name] = append(g.ids[name], ids...)
 	for i, id := range ids {
 		row, state := g.of[name].of(id)
+		if stamps != nil != g.of[name].stamped || stamps != nil && stamps[i] != g.of[name].stampOf(id) {
+			return fmt.Errorf("%s %d has other values: its stamp", name, id)
+		}
 		if !slices.Equal(row, values[i*len(row):][:len(row)]) || !slices.Equal(state, states[i*len(state):][:len(state)]) {
 			return fmt.Errorf("%s %d has other values", name, id)
 		}
@@ -119,7 +153,11 @@ const adagrad = `{"dim":3,"dtype":"float32","seed":9,"num_ids":0,"memory_limit":
 	`"initializer":{"name":"normal","a":0,"b":0.5},"optimizer":{"name":"adagrad","learning_rate":0.25,"weight_decay":0,` +
 	`"clip_value":null,"clip_norm":2,"momentum":0,"nesterov":false,"beta1":0,"beta2":0,"epsilon":1e-6,"initial_accumulator":0.5}}`
 
-// sources returns the tables of one of some servers.
+// sketchOf returns the sketch of a server: it is no multiple of 8 bytes long.
+func sketchOf(server int) []byte { return bytes.Repeat([]byte{byte(server), 7, 200}, 9) }
+
+// sources returns the tables of one of some servers. From step 100 on there is one whose ids come
+// and go.
 func sources(step int64, server, servers int) []Source {
 	some := func(from, to int64) (ids []int64) {
 		for id := from; id < to; id++ {
@@ -132,12 +170,16 @@ func sources(step int64, server, servers int) []Source {
 	small := strings.NewReplacer(`"dim":3`, `"dim":5`, "float32", "bfloat16", `"adagrad"`, `"row_wise_adagrad"`).Replace(adagrad)
 	half := strings.NewReplacer(`"dim":3`, `"dim":2`, "float32", "float16", `"adagrad"`, `"sgd"`).Replace(adagrad)
 	dense := strings.NewReplacer(`"dim":3`, `"kind":"dense","dims":[3,5],"dim":8`, `"adagrad"`, `"sgd"`).Replace(adagrad)
-	return []Source{
+	all := []Source{
 		&rows{name: "user/emb", config: adagrad, dtype: op.Float32, dim: 3, state: 3, step: step, ids: some(-20, 13)},
 		&rows{name: "item", config: small, dtype: op.BFloat16, dim: 5, state: 1, step: step, ids: some(0, 7)},
 		&rows{name: "half", config: half, dtype: op.Float16, dim: 2, step: step, ids: some(1, 4)},
 		&rows{name: "fc.weight", config: dense, dtype: op.Float32, dim: 8, step: step, ids: some(0, 2)},
 	}
+	if step >= 100 {
+		all = append(all, &rows{name: "visits", config: half, dtype: op.Float16, dim: 3, state: 1, step: step, ids: some(1, 10), stamped: true, sketch: sketchOf(server)})
+	}
+	return all
 }
 
 func write(t testing.TB, dir string, step int64, servers int) []ServerPart {
@@ -425,18 +467,23 @@ func TestLatestOfNothing(t *testing.T) {
 
 var update = flag.Bool("update", false, "write testdata/golden anew")
 
-// The format stays: testdata/golden is read, and what is written now has the same bytes. Python's
-// tests read it too.
+// The formats stay: testdata/golden and testdata/golden-stamped are read, and what is written now has
+// the same bytes. Python's tests read them too.
 func TestGolden(t *testing.T) {
-	golden := filepath.Join("testdata", "golden")
+	for step, name := range map[int64]string{42: "golden", 142: "golden-stamped"} {
+		t.Run(name, func(t *testing.T) { stays(t, filepath.Join("testdata", name), step) })
+	}
+}
+
+func stays(t *testing.T, golden string, step int64) {
 	if *update {
 		require.NoError(t, os.RemoveAll(golden))
-		commit(t, golden, 42, 2, 0)
+		commit(t, golden, step, 2, 0)
 	}
 	m, err := newest(golden)
 	require.NoError(t, err)
 	whole(t, m)
-	now := commit(t, t.TempDir(), 42, 2, 0)
+	now := commit(t, t.TempDir(), step, 2, 0)
 	for i := range m.Parts {
 		then, err := os.ReadFile(filepath.Join(m.Folder, m.Parts[i].Name))
 		require.NoError(t, err)
@@ -456,11 +503,11 @@ type stopping struct {
 	stop  func()
 }
 
-func (s *stopping) Read(ids []int64, rows []byte, states []float32) error {
+func (s *stopping) Read(ids []int64, rows []byte, states []float32, stamps []int64) error {
 	if s.after--; s.after == 0 {
 		s.stop()
 	}
-	return s.rows.Read(ids, rows, states)
+	return s.rows.Read(ids, rows, states, stamps)
 }
 
 func TestWhoeverGivesUpLeavesTheLastCutWhole(t *testing.T) {

@@ -47,7 +47,7 @@ func join(step int64, parts []ServerPart) (*Manifest, error) {
 	if len(parts) < 1 || len(parts) > MostServers {
 		return nil, fmt.Errorf("%d parts; a cut has 1 to %d", len(parts), MostServers)
 	}
-	m := &Manifest{Format: format, Step: step, Parts: make([]File, len(parts))}
+	m := &Manifest{Step: step, Parts: make([]File, len(parts))}
 	for i := range parts {
 		p := &parts[i]
 		if p.Step != step || p.Servers != len(parts) || p.Server < 0 || p.Server >= len(parts) || m.Parts[p.Server].Name != "" {
@@ -76,6 +76,7 @@ func join(step int64, parts []ServerPart) (*Manifest, error) {
 		}
 		m.Parts[p.Server] = f
 	}
+	m.Format = formatOf(m.Tables)
 	return m, m.check()
 }
 

@@ -17,13 +17,19 @@ func read(t testing.TB, dir string) error {
 	if err != nil {
 		return err
 	}
-	return m.Restore(context.Background(), nil, sink(t, 42))
+	return m.Restore(context.Background(), nil, sink(t, m.Step))
 }
 
 // change writes every variant of every file of a cut, and fails if one of them can be read.
 func change(t *testing.T, variants func(b []byte, visit func([]byte))) {
+	for _, step := range []int64{42, 142} {
+		changeCut(t, step, variants)
+	}
+}
+
+func changeCut(t *testing.T, step int64, variants func(b []byte, visit func([]byte))) {
 	dir := t.TempDir()
-	m := commit(t, dir, 42, 2, 0)
+	m := commit(t, dir, step, 2, 0)
 	for _, name := range []string{manifestName, m.Parts[0].Name, m.Parts[1].Name} {
 		path := filepath.Join(m.Folder, name)
 		before, err := os.ReadFile(path)

@@ -60,8 +60,8 @@ func decode(b []byte) (*Manifest, error) {
 	if err := json.Unmarshal(text, m); err != nil {
 		return nil, fmt.Errorf("the manifest cannot be read: %v", err)
 	}
-	if m.Format != format {
-		return nil, fmt.Errorf("the cut has format %d; this paddlempi reads format %d", m.Format, format)
+	if m.Format != plainFormat && m.Format != stampedFormat {
+		return nil, fmt.Errorf("the cut has format %d; this paddlempi reads formats %d and %d", m.Format, plainFormat, stampedFormat)
 	}
 	return m, m.check()
 }
@@ -80,6 +80,9 @@ func (m *Manifest) check() error {
 		if i > 0 && m.Tables[i-1].Name >= m.Tables[i].Name {
 			return fmt.Errorf("the tables of the manifest are not in the order of their names: %q comes before %q", m.Tables[i-1].Name, m.Tables[i].Name)
 		}
+	}
+	if is := formatOf(m.Tables); m.Format != is {
+		return fmt.Errorf("the manifest has format %d, and its tables are those of format %d", m.Format, is)
 	}
 	rows := make([]int64, len(m.Tables))
 	for server, p := range m.Parts {

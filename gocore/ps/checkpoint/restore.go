@@ -14,8 +14,9 @@ import (
 
 // Restore reads all parts, and gives the sink the rows that are mine; nil: all rows. The number of
 // servers may be another one than that which wrote. mine may be called by several goroutines at
-// once. Of chunks without such a row only the ids are read. When ctx is done it stops between two
-// chunks. After an error the sink may have got some of the rows.
+// once. Of chunks without such a row only the ids are read. A sink with room for some rows of a
+// table gets those of the last uses. When ctx is done it stops between two chunks. After an error
+// the sink may have got some of the rows.
 func (m *Manifest) Restore(ctx context.Context, mine func(table string, id int64) bool, sink Sink) error {
 	if err := littleEndian(); err != nil {
 		return err
@@ -26,15 +27,20 @@ func (m *Manifest) Restore(ctx context.Context, mine func(table string, id int64
 	if err := sink.Begin(m.Tables); err != nil {
 		return err
 	}
+	oldest, err := m.oldest(ctx, mine, sink)
+	if err != nil {
+		return err
+	}
 	for server := range m.Parts {
-		if err := m.restorePart(ctx, server, mine, sink); err != nil {
+		if err := m.restorePart(ctx, server, mine, oldest, sink); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (m *Manifest) restorePart(ctx context.Context, server int, mine func(string, int64) bool, sink Sink) error {
+// restorePart reads a part. oldest has, of some tables, the row before which rows are left out.
+func (m *Manifest) restorePart(ctx context.Context, server int, mine func(string, int64) bool, oldest map[int]use, sink Sink) error {
 	path := filepath.Join(m.Folder, m.Parts[server].Name)
 	f, err := os.Open(path)
 	if err != nil {
@@ -45,7 +51,7 @@ func (m *Manifest) restorePart(ctx context.Context, server int, mine func(string
 	if err != nil {
 		return argument("cannot read %s: %v", path, err)
 	}
-	r := reader{m: m, server: server, path: path, file: f, size: info.Size()}
+	r := reader{m: m, server: server, path: path, file: f, size: info.Size(), oldest: oldest}
 	return r.read(ctx, mine, sink)
 }
 
@@ -56,6 +62,7 @@ type reader struct {
 	path   string
 	file   io.ReaderAt
 	size   int64
+	oldest map[int]use
 }
 
 func (r *reader) damaged(format string, args ...any) error {
@@ -79,7 +86,7 @@ func (r *reader) index() ([]entry, []int64, error) {
 	if err := r.at(first[:], 0); err != nil {
 		return nil, nil, err
 	}
-	if first != header(r.m.Step, r.server, len(r.m.Parts)) {
+	if first != header(r.m.Format, r.m.Step, r.server, len(r.m.Parts)) {
 		return nil, nil, r.damaged("its beginning is not that of part %d of %d of step %d", r.server, len(r.m.Parts), r.m.Step)
 	}
 	// The manifest has at most as many chunks as there is room for in the part.
@@ -96,16 +103,22 @@ func (r *reader) index() ([]entry, []int64, error) {
 	left := end - headerBytes
 	for i := range entries {
 		e := entryOf(b[i*entryBytes:])
-		if int64(e.table) >= int64(len(rows)) {
-			return nil, nil, r.damaged("chunk %d is of table %d of %d", i, e.table, len(rows))
+		table, sketch := e.sketchOf()
+		if int64(table) >= int64(len(rows)) {
+			return nil, nil, r.damaged("chunk %d is of table %d of %d", i, table, len(rows))
 		}
-		size := r.m.Tables[e.table].layout(int64(e.rows)).bytes
+		if sketch && (!r.m.Tables[table].Stamps || e.values != 0) {
+			return nil, nil, r.damaged("chunk %d is of the sketch of table %q, which has none", i, r.m.Tables[table].Name)
+		}
+		size := e.size(r.m.Tables)
 		if e.rows == 0 || size > mostChunk || size > left {
 			return nil, nil, r.damaged("chunk %d has %d rows in %d bytes; %d bytes are left, and a chunk has at most %d", i, e.rows, size, left, mostChunk)
 		}
 		entries[i], offsets[i] = e, end-left
 		left -= size
-		rows[e.table] += int64(e.rows)
+		if !sketch {
+			rows[table] += int64(e.rows)
+		}
 	}
 	if left != 0 {
 		return nil, nil, r.damaged("%d bytes are left between the chunks and their index", left)
@@ -139,6 +152,9 @@ func (r *reader) read(ctx context.Context, mine func(string, int64) bool, sink S
 				if at >= len(entries) {
 					return
 				}
+				if _, is := entries[at].sketchOf(); is {
+					continue
+				}
 				if errs[i] = given(ctx); errs[i] == nil {
 					errs[i] = r.chunk(&c, entries[at], offsets[at], mine, sink)
 				}
@@ -152,7 +168,7 @@ func (r *reader) read(ctx context.Context, mine func(string, int64) bool, sink S
 			return err
 		}
 	}
-	return nil
+	return r.sketches(ctx, entries, offsets, sink)
 }
 
 // chunk reads one chunk, which begins at an offset, into c.
@@ -182,8 +198,13 @@ func (r *reader) chunk(c *chunk, e entry, offset int64, mine func(string, int64)
 	if crc32.ChecksumIEEE(c.data[c.rows:]) != e.values {
 		return r.damaged("the checksum of the rows at byte %d is wrong", offset)
 	}
+	if oldest, capped := r.oldest[int(e.table)]; capped {
+		if places = oldest.notBefore(c, places); len(places) == 0 {
+			return nil
+		}
+	}
 	if int64(len(places)) < c.n {
 		c.keep(places)
 	}
-	return sink.Rows(int(e.table), c.ids(), c.values(), c.stateFloats())
+	return sink.Rows(int(e.table), c.ids(), c.values(), c.stateFloats(), c.stampsOf())
 }

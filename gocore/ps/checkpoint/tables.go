@@ -51,6 +51,10 @@ func (s *tableSource) Steps() int64    { return s.table.Steps() }
 
 func (s *tableSource) LearningRate() *float64 { return s.rate }
 
+func (s *tableSource) Stamped() bool { return s.table.ComeAndGo() }
+
+func (s *tableSource) Sketch() ([]byte, error) { return s.table.Sketch() }
+
 func (s *tableSource) IDs(most int64, give func([]int64) error) error {
 	var room int64
 	for {
@@ -73,19 +77,23 @@ func (s *tableSource) IDs(most int64, give func([]int64) error) error {
 	}
 }
 
-func (s *tableSource) Read(ids []int64, rows []byte, states []float32) error {
-	return s.table.Read(batch(ids, rows, states, s.dtype))
+func (s *tableSource) Read(ids []int64, rows []byte, states []float32, stamps []int64) error {
+	return s.table.Read(batch(ids, rows, states, stamps, s.dtype))
 }
 
-func batch(ids []int64, rows []byte, states []float32, dtype op.DType) table.Batch {
+func batch(ids []int64, rows []byte, states []float32, stamps []int64, dtype op.DType) table.Batch {
 	buf := func(p unsafe.Pointer, n int, d op.DType) *op.Buf {
 		return &op.Buf{Data: p, Count: int64(n), DType: d, DeviceType: op.DeviceCPU}
 	}
-	return table.Batch{
+	b := table.Batch{
 		IDs:    buf(unsafe.Pointer(unsafe.SliceData(ids)), len(ids), op.Int64),
 		Values: buf(unsafe.Pointer(unsafe.SliceData(rows)), len(rows)/int(itemBytes(dtype.String())), dtype),
 		States: buf(unsafe.Pointer(unsafe.SliceData(states)), len(states), op.Float32),
 	}
+	if stamps != nil {
+		b.Stamps = buf(unsafe.Pointer(unsafe.SliceData(stamps)), len(stamps), op.Int64)
+	}
+	return b
 }
 
 // Into is a table that takes rows of a cut. Config is what FromTable was given for it, or would be.
@@ -130,16 +138,19 @@ func (d *declared) shape(withLayout bool) string {
 // out, and one that the cut does not have stays as it is. Rows of tables that are left out must not
 // be given. Tables of both must have the same dim, dtype, optimizer, bias correction, initializer and
 // seed, and be of the same kind and shape; learning rate and limits may differ. What they held before is removed.
-func IntoTables(tables map[string]Into, named []string, strict bool) Sink {
-	return &tableSink{of: tables, named: named, strict: strict}
+// The tables are those of one server of some, which deal ids as those did that wrote as many parts.
+func IntoTables(tables map[string]Into, named []string, strict bool, server, servers int) Sink {
+	return &tableSink{of: tables, named: named, strict: strict, server: server, servers: servers}
 }
 
 type tableSink struct {
-	of     map[string]Into
-	named  []string
-	strict bool
-	order  []*table.Table // that of the cut; nil: it is left out
-	dtype  []op.DType
+	server  int
+	servers int
+	of      map[string]Into
+	named   []string
+	strict  bool
+	order   []*table.Table // that of the cut; nil: it is left out
+	dtype   []op.DType
 }
 
 func (s *tableSink) Begin(tables []Table) error {
@@ -210,6 +221,33 @@ func has(tables []Table, name string) bool {
 	return false
 }
 
-func (s *tableSink) Rows(table int, ids []int64, rows []byte, states []float32) error {
-	return s.order[table].Write(batch(ids, rows, states, s.dtype[table]))
+func (s *tableSink) Own(parts int) int {
+	if parts == s.servers {
+		return s.server
+	}
+	return -1
+}
+
+func (s *tableSink) Cap(table int) int64 {
+	if t := s.order[table]; t != nil {
+		return t.MaxRows
+	}
+	return 0
+}
+
+func (s *tableSink) Rows(table int, ids []int64, rows []byte, states []float32, stamps []int64) error {
+	t := s.order[table]
+	if !t.ComeAndGo() {
+		stamps = nil
+	}
+	return t.Write(batch(ids, rows, states, stamps, s.dtype[table]))
+}
+
+// Sketch adds the counts of a part to those of the table, if it counts ids now.
+func (s *tableSink) Sketch(table int, sketch []byte) error {
+	t := s.order[table]
+	if t == nil || t.AdmitAfter <= 1 {
+		return nil
+	}
+	return t.AddSketch(sketch)
 }

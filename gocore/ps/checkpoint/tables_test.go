@@ -43,7 +43,7 @@ func train(t testing.TB, of *table.Table, ids []int64, step int64) {
 	for i := range gradients {
 		gradients[i] = float32(ids[int64(i)/of.Dim]%17) - float32(i%5)
 	}
-	b := batch(outside(t, ids), unsafe.Slice((*byte)(unsafe.Pointer(&gradients[0])), 4*len(gradients)), nil, op.Float32)
+	b := batch(outside(t, ids), unsafe.Slice((*byte)(unsafe.Pointer(&gradients[0])), 4*len(gradients)), nil, nil, op.Float32)
 	b.States = nil
 	require.NoError(t, of.Push(b, math.NaN(), step))
 }
@@ -71,7 +71,7 @@ func holds(t testing.TB, of *table.Table) contents {
 	require.NoError(t, source.IDs(math.MaxInt64, func(ids []int64) error {
 		width := of.Dim * itemBytes(of.DType)
 		rows, states := outside(t, make([]byte, int64(len(ids))*width)), outside(t, make([]float32, int64(len(ids))*source.StateLen()))
-		require.NoError(t, source.Read(ids, rows, states))
+		require.NoError(t, source.Read(ids, rows, states, nil))
 		for i, id := range ids {
 			all.rows[id] = slices.Clone(rows[int64(i)*width:][:width])
 			all.states[id] = slices.Clone(states[int64(i)*source.StateLen():][:source.StateLen()])
@@ -130,7 +130,7 @@ func TestTables(t *testing.T) {
 			for _, table := range tables {
 				train(t, table, []int64{-1 << 40, ids[1]}, 9) // neither row stays as it is now
 			}
-			require.NoError(t, m.Restore(context.Background(), of(server, servers), IntoTables(into(tables), nil, true)))
+			require.NoError(t, m.Restore(context.Background(), of(server, servers), IntoTables(into(tables), nil, true, server, servers)))
 			for name, table := range tables {
 				whole := holds(t, one[name])
 				now := holds(t, table)
@@ -149,10 +149,10 @@ func TestTables(t *testing.T) {
 
 	tables := make2()
 	delete(tables, "bf16")
-	require.ErrorContains(t, m.Restore(context.Background(), nil, IntoTables(into(tables), nil, true)), `the cut has a table "bf16", which is not there now`)
+	require.ErrorContains(t, m.Restore(context.Background(), nil, IntoTables(into(tables), nil, true, 0, 0)), `the cut has a table "bf16", which is not there now`)
 	tables = make2()
 	tables["new"] = tables["bf16"]
-	require.ErrorContains(t, m.Restore(context.Background(), nil, IntoTables(into(tables), nil, true)), `the cut has no table "new"`)
+	require.ErrorContains(t, m.Restore(context.Background(), nil, IntoTables(into(tables), nil, true, 0, 0)), `the cut has no table "new"`)
 	for want, change := range map[string]func(c *table.Config){
 		"dim is 6 in the cut and 7 now":                                    func(c *table.Config) { c.Dim = 7 },
 		"dtype is float32 in the cut and float16 now":                      func(c *table.Config) { c.DType = "float16" },
@@ -165,12 +165,12 @@ func TestTables(t *testing.T) {
 		change(&changed)
 		tables = make2()
 		tables["adam"] = newTable(t, changed)
-		require.ErrorContains(t, m.Restore(context.Background(), nil, IntoTables(into(tables), nil, true)), `table "adam": `+want)
+		require.ErrorContains(t, m.Restore(context.Background(), nil, IntoTables(into(tables), nil, true, 0, 0)), `table "adam": `+want)
 	}
 	limited := adam
 	limited.MemoryLimit = 1 << 20
 	tables["adam"] = newTable(t, limited)
-	require.ErrorContains(t, m.Restore(context.Background(), nil, IntoTables(into(tables), nil, true)), "memory_limit")
+	require.ErrorContains(t, m.Restore(context.Background(), nil, IntoTables(into(tables), nil, true, 0, 0)), "memory_limit")
 
 	closed := newTable(t, adam)
 	closed.Free()
@@ -211,7 +211,7 @@ func TestTablesOfAnotherShape(t *testing.T) {
 			for _, strict := range []bool{true, false} {
 				to := newTable(t, c)
 				train(t, to, []int64{5}, 1)
-				err := m.Restore(context.Background(), nil, IntoTables(map[string]Into{"w": {to, config(now)}}, nil, strict))
+				err := m.Restore(context.Background(), nil, IntoTables(map[string]Into{"w": {to, config(now)}}, nil, strict, 0, 1))
 				rows := len(holds(t, to).rows)
 				if same {
 					require.NoError(t, err, "%s into %s", was, now)

@@ -41,7 +41,7 @@ func (v *Verifier) Verify(ctx context.Context, dir string, step int64, share, se
 		return nil, nil
 	}
 	for server := share; server < len(m.Parts); server += servers {
-		if err := m.restorePart(ctx, server, nil, nobody{}); err != nil {
+		if err := m.restorePart(ctx, server, nil, nil, nobody{}); err != nil {
 			if status.CodeOf(err) == status.Argument {
 				return err, nil
 			}
@@ -81,5 +81,8 @@ func (m *Manifest) looks(share, servers int) (string, error) {
 // nobody takes rows, and does nothing with them.
 type nobody struct{}
 
-func (nobody) Begin([]Table) error                        { return nil }
-func (nobody) Rows(int, []int64, []byte, []float32) error { return nil }
+func (nobody) Begin([]Table) error                                 { return nil }
+func (nobody) Own(int) int                                         { return -1 }
+func (nobody) Cap(int) int64                                       { return 0 }
+func (nobody) Rows(int, []int64, []byte, []float32, []int64) error { return nil }
+func (nobody) Sketch(int, []byte) error                            { return nil }

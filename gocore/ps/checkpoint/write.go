@@ -72,7 +72,7 @@ func describe(sources []Source) ([]Table, error) {
 		if err != nil {
 			return nil, fmt.Errorf("the config of table %.80q is no JSON: %w", s.Name(), err)
 		}
-		tables[i] = Table{Name: s.Name(), DType: s.DType().String(), Dim: s.Dim(), StateLen: s.StateLen(), Steps: s.Steps(), Config: config, LearningRate: s.LearningRate()}
+		tables[i] = Table{Name: s.Name(), DType: s.DType().String(), Dim: s.Dim(), StateLen: s.StateLen(), Steps: s.Steps(), Config: config, LearningRate: s.LearningRate(), Stamps: s.Stamped()}
 		if err := tables[i].check(); err != nil {
 			return nil, err
 		}
@@ -90,7 +90,7 @@ func writeFile(ctx context.Context, path string, part *ServerPart, sources []Sou
 		return err
 	}
 	defer file.Close()
-	first := header(part.Step, part.Server, part.Servers)
+	first := header(formatOf(part.Tables), part.Step, part.Server, part.Servers)
 	if _, err := file.Write(first[:]); err != nil {
 		return err
 	}
@@ -112,7 +112,7 @@ func writeFile(ctx context.Context, path string, part *ServerPart, sources []Sou
 				return err
 			}
 			copy(c.ids(), ids)
-			if err := source.Read(c.ids(), c.values(), c.stateFloats()); err != nil {
+			if err := source.Read(c.ids(), c.values(), c.stateFloats(), c.stampsOf()); err != nil {
 				return err
 			}
 			c.pad()
@@ -127,6 +127,23 @@ func writeFile(ctx context.Context, path string, part *ServerPart, sources []Sou
 		})
 		if err != nil {
 			return err
+		}
+		sketch, err := source.Sketch()
+		if err != nil {
+			return err
+		}
+		for piece := range slices.Chunk(sketch, chunkBytes) {
+			if err := given(ctx); err != nil {
+				return err
+			}
+			n := len(piece)
+			piece = append(slices.Clip(piece), make([]byte, -n&7)...)
+			if _, err := file.Write(piece); err != nil {
+				return err
+			}
+			index = entry{uint32(i) | ofSketch, uint32(n), crc32.ChecksumIEEE(piece), 0}.append(index)
+			part.Bytes += int64(len(piece))
+			part.Chunks++
 		}
 	}
 	if _, err := file.Write(index); err != nil {
