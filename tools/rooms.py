@@ -125,7 +125,7 @@ ROOMS = (
         "gocore/ps/server",
         "the tables of a server, and when gradients are applied: synchronous and asynchronous "
         "training, barriers, statistics",
-        "mem op ps/request ps/table status",
+        "mem op ps/request ps/route ps/table status",
     ),
     Room(
         "gocore/ps/request",

@@ -46,6 +46,13 @@ type TableReport struct {
 	Backups int64  `json:"backups"` // rows as trainers have pulled them last, for delay compensation
 	Pulled  int64  `json:"pulled"`  // rows
 	Pushed  int64  `json:"pushed"`
+
+	// Where ids come and go (admit_after, expire_after, max_rows):
+	MaxRows     int64 `json:"max_rows"`     // of this server; 0: no cap
+	Dropped     int64 `json:"dropped"`      // ids in pushes that got no row
+	Expired     int64 `json:"expired"`      // rows that were removed because nobody pushed them
+	Evicted     int64 `json:"evicted"`      // rows that were removed to make room
+	SketchBytes int64 `json:"sketch_bytes"` // of the counts of ids without a row
 }
 
 // TrainerReport says how far a trainer is, as one server sees it.

@@ -6,6 +6,7 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/ps/request"
+	"github.com/paddlempi/paddlempi/gocore/ps/route"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
@@ -62,6 +63,21 @@ func check(what request.Op, r *TableRows) error {
 		}
 		if !b.OnHost() {
 			return status.New(status.Unsupported, "%s: a tensor of table %q is in device memory; tables take host memory: move it to the CPU", what, name)
+		}
+	}
+	return nil
+}
+
+// roomFor returns an error if a write has more rows for a server than this one may have in all.
+func (c *Client) roomFor(t *Table, plan *route.Plan) error {
+	if t.Config.MaxRows == 0 {
+		return nil
+	}
+	for s := range c.servers {
+		n, most := int64(plan.Starts[s+1]-plan.Starts[s]), route.Share(t.Config.MaxRows, s, c.servers)
+		if n > most {
+			return status.New(status.Argument, "write: %d of the ids are for server %d of table %q, which has room for %d rows, its part of max_rows=%d; nothing was written",
+				n, s, t.Name, most, t.Config.MaxRows)
 		}
 	}
 	return nil

@@ -306,6 +306,9 @@ func (c *Client) Write(tables []TableRows) error {
 		if int64(len(r.plan.Unique)) != tables[i].IDs.Count {
 			return status.New(status.Argument, "write: ids of table %q appear several times", r.table.Name)
 		}
+		if err := c.roomFor(r.table, r.plan); err != nil {
+			return err
+		}
 		if n := int64(len(r.plan.Unique)) * r.table.Dim; n > 0 {
 			rows := unsafe.Slice((*float32)(r.rows), n)
 			if !r.plan.Sum(rows, tables[i].Values, r.table.Dim) && r.table.Refuse {

@@ -45,6 +45,9 @@ func (p *Process) declare(request []byte, _ work.Interrupt) (any, error) {
 	if ways[byOf(m.By)] != m.By || m.Offset < 0 {
 		return nil, status.New(status.Argument, "ps_declare: table %q is dealt to servers by %q, offset %d; it goes by one of %q, from an offset of at least 0", m.Name, m.By, m.Offset, ways)
 	}
+	if err := m.Fits(len(j.admins)); err != nil {
+		return nil, err
+	}
 	if j.mode.Load().Name == modeGeo {
 		if err := fitsGeo(m.Name, m.Kind == admin.Dense, &m.Config); err != nil {
 			return nil, err

@@ -186,8 +186,13 @@ func (p *Process) fitMode(j *job, m *mode) error {
 	return nil
 }
 
-// fitsGeo returns an error if a trainer could not bound its copy of a table in geo training.
+// fitsGeo returns an error if a trainer could not bound its copy of a table in geo training, or its
+// ids come and go.
 func fitsGeo(name string, dense bool, c *table.Config) error {
+	if c.ComeAndGo() {
+		return status.New(status.Unsupported, "table %q has admit_after, expire_after or max_rows. In mode geo trainers push into copies of rows, and the servers, which decide "+
+			"which ids have rows, do not see these pushes: take another mode, or leave the three out", name)
+	}
 	// A number of ids bounds it too: a transpiled table is one that the single-machine program held whole.
 	if dense || c.Optimizer.Name == "sgd" || c.MemoryLimit > 0 || c.IDs > 0 {
 		return nil

@@ -170,7 +170,7 @@ func (j *job) restore(ctx context.Context, dir string, step int64, take *taking)
 		meta, taken := metas[name]
 		return taken && byOf(meta.By).Owner(id, j.server.Servers, meta.Offset) == j.server.Index
 	}
-	if err := m.Restore(ctx, mine, checkpoint.IntoTables(into, take.Tables, take.Strict)); err != nil {
+	if err := m.Restore(ctx, mine, checkpoint.IntoTables(into, take.Tables, take.Strict, j.server.Index, j.server.Servers)); err != nil {
 		return told, err
 	}
 	j.server.SetVersion(e.Version)

@@ -54,6 +54,8 @@ func (p *Process) Methods() map[string]method.Func {
 	return map[string]method.Func{
 		"table_new":        p.tableNew,
 		"table_info":       p.tableInfo,
+		"table_stamps":     p.tableStamps,
+		"table_sketch":     p.tableSketch,
 		"table_free":       p.tableFree,
 		"ps_init":          p.begin,
 		"ps_declare":       p.declare,

@@ -87,7 +87,8 @@ func (b backend) Statistics() []byte {
 		RPCs: over.Calls, GRPCIn: over.In, GRPCOut: over.Out,
 		Staleness: s.Staleness, MostStale: s.MostStale, Failed: s.Failed, Tables: []admin.TableReport{}, Trainers: []admin.TrainerReport{}}
 	for _, t := range s.Tables {
-		r.Tables = append(r.Tables, admin.TableReport{Name: t.Name, Kind: t.Kind, Dim: t.Dim, Rows: t.Rows, Bytes: t.Bytes, Backups: t.Backups, Pulled: t.Pulled, Pushed: t.Pushed})
+		r.Tables = append(r.Tables, admin.TableReport{Name: t.Name, Kind: t.Kind, Dim: t.Dim, Rows: t.Rows, Bytes: t.Bytes, Backups: t.Backups, Pulled: t.Pulled, Pushed: t.Pushed,
+			MaxRows: t.MaxRows, Dropped: t.Dropped, Expired: t.Expired, Evicted: t.Evicted, SketchBytes: t.SketchBytes})
 	}
 	for _, t := range s.Trainers {
 		queue := 0

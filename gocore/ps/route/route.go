@@ -70,6 +70,16 @@ func (by By) Owner(id int64, servers, offset int) int {
 	return int((modulo(id, n) + modulo(int64(offset), n)) % n)
 }
 
+// Share returns how many of n rows of a table a server may have: all servers have room for as many,
+// but for one row more on the first ones.
+func Share(n int64, server, servers int) int64 {
+	share := n / int64(servers)
+	if int64(server) < n%int64(servers) {
+		share++
+	}
+	return share
+}
+
 // modulo returns the rest of a division by n, from 0 to n-1.
 func modulo(a, n int64) int64 {
 	if a %= n; a < 0 {

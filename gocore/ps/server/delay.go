@@ -91,10 +91,19 @@ func (b *backup) find(into table.Batch, there, room []byte) error {
 
 func newBackup(of *served) (*table.Table, error) { return ofZeros(of, of.DType) }
 
-func newMeans(of *served) (*table.Table, error) { return ofZeros(of, op.Float32.String()) }
+// newMeans makes a table of means, which go with their rows where these come and go.
+func newMeans(of *served) (*table.Table, error) {
+	c := configOfZeros(of, op.Float32.String())
+	c.ExpireAfter, c.MaxRows = of.ExpireAfter, of.MaxRows
+	return table.New(c)
+}
 
 func ofZeros(of *served, dtype string) (*table.Table, error) {
-	return table.New(table.Config{Dim: of.Dim, DType: dtype, IDs: of.Config.IDs, Initializer: table.Initializer{Name: "zeros"}, Optimizer: table.Optimizer{Name: "sgd"}})
+	return table.New(configOfZeros(of, dtype))
+}
+
+func configOfZeros(of *served, dtype string) table.Config {
+	return table.Config{Dim: of.Dim, DType: dtype, IDs: of.Config.IDs, Initializer: table.Initializer{Name: "zeros"}, Optimizer: table.Optimizer{Name: "sgd"}}
 }
 
 // keepBackups keeps what a pull has read. Without memory for it there is no backup.
@@ -195,8 +204,8 @@ func (s *Server) updateAlone(u *update) error {
 	err := s.update([]*update{u})
 	for i, r := range u.tables {
 		if m := &made[i]; err == nil && m.means.IDs != nil {
-			if wrong := r.means.Write(m.means); wrong != nil { // its rows are there: it needs no memory
-				return r.says(s, wrong)
+			if r.writeMeans(m.means, m.there) != nil { // the push has been applied
+				r.dropBackups()
 			}
 		}
 		r.fit()
@@ -208,6 +217,7 @@ func (s *Server) updateAlone(u *update) error {
 type compensated struct {
 	room  unsafe.Pointer // has the gradients and the means; the caller frees it
 	means table.Batch    // what the means are if the update is not refused; without IDs: as they were
+	there []byte         // room for a byte for each of its ids
 }
 
 // compensate makes the gradients of a trainer what they are now. The caller holds delay.mu.
@@ -250,11 +260,11 @@ func (s *Server) compensate(r *tableRows, from int, rule *Rule, made *compensate
 			return err
 		}
 	}
-	if err := r.means.Pull(of(means)); err != nil {
+	if err := r.pullMeans(of(means)); err != nil {
 		return err
 	}
 	table.Compensate(gradients, now, before, means, flags[:n], float32(rule.Lambda), float32(rule.Decay), r.Dim)
-	made.means = of(means)
+	made.means, made.there = of(means), flags[:n]
 	return nil
 }
 

@@ -155,10 +155,11 @@ func (r *tableRows) copyOut(what request.Op) error {
 	return r.Look(r.batch(), what == request.LookZeros)
 }
 
-// makeRows makes the rows of all tables that may refuse them.
+// makeRows makes the rows of all tables that may refuse them, but where ids come and go: such a
+// table with a limit is on one server.
 func (s *Server) makeRows(u *update) error {
 	for _, r := range u.tables {
-		if r.MemoryLimit == 0 {
+		if r.MemoryLimit == 0 || r.ComeAndGo() {
 			continue
 		}
 		if err := r.Make(r.batch().IDs); err != nil {

@@ -56,6 +56,7 @@ import (
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/ps/request"
+	"github.com/paddlempi/paddlempi/gocore/ps/route"
 	"github.com/paddlempi/paddlempi/gocore/ps/table"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
@@ -253,7 +254,12 @@ func (s *Server) Declare(from int, m Meta) (uint32, error) {
 	if len(s.tables) == MostTables {
 		return 0, status.New(status.Argument, "declare %q: there are %d tables, and no server takes more", m.Name, MostTables)
 	}
-	t, err := table.New(m.Config)
+	if err := m.Fits(s.Servers); err != nil {
+		return 0, err
+	}
+	config := m.Config
+	config.MaxRows = route.Share(config.MaxRows, s.Index, max(1, s.Servers))
+	t, err := table.New(config)
 	if err != nil {
 		return 0, fmt.Errorf("declare %q: %w", m.Name, err)
 	}
@@ -275,11 +281,13 @@ func differences(mine, theirs []byte) string {
 		others, both := b.(map[string]any)
 		if !nested || !both {
 			if !reflect.DeepEqual(a, b) {
-				list = append(list, fmt.Sprintf("%s=%v instead of %v", name, a, b))
+				list = append(list, fmt.Sprintf("%s=%v instead of %v", name, orNone(a), orNone(b)))
 			}
 			return
 		}
-		for _, key := range slices.Sorted(maps.Keys(fields)) {
+		all := maps.Clone(fields) // a field may be absent in one of the two
+		maps.Copy(all, others)
+		for _, key := range slices.Sorted(maps.Keys(all)) {
 			inner := key
 			if name != "" && name != "config" {
 				inner = name + "." + key
@@ -295,6 +303,14 @@ func differences(mine, theirs []byte) string {
 	}
 	compare("", read(mine), read(theirs))
 	return strings.Join(list, ", ")
+}
+
+// orNone is a value of a declaration; of a field that is absent, a word.
+func orNone(value any) any {
+	if value == nil {
+		return "none"
+	}
+	return value
 }
 
 // SetLearningRate sets the rate of a table's updates from now on, for pushes that name none.

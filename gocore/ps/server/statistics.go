@@ -86,6 +86,11 @@ type TableStatistics struct {
 	Rows, Bytes    int64 // 0 of a KV: its function knows. The bytes are with those of backups
 	Backups        int64 // rows as trainers have pulled them last
 	Pulled, Pushed int64 // rows
+
+	// Where ids come and go:
+	MaxRows                   int64 // of this server; 0: no cap
+	Dropped, Expired, Evicted int64 // gradients' ids that got no row; rows that were removed
+	SketchBytes               int64 // of Bytes, the counts of ids without a row
 }
 
 // Statistics returns what the server has and did.
@@ -137,7 +142,8 @@ func (s *Server) Statistics() Statistics {
 		s.delay.mu.Lock()
 		backups, bytes := t.backed()
 		s.delay.mu.Unlock()
-		out.Tables = append(out.Tables, TableStatistics{t.meta.Name, t.meta.Kind, t.Dim, info.Rows, info.Bytes + bytes, backups, t.pulled.Load(), t.pushed.Load()})
+		out.Tables = append(out.Tables, TableStatistics{t.meta.Name, t.meta.Kind, t.Dim, info.Rows, info.Bytes + bytes, backups, t.pulled.Load(), t.pushed.Load(),
+			t.MaxRows, info.Dropped, info.Expired, info.Evicted, info.SketchBytes})
 	}
 	for _, k := range kvs {
 		out.PulledRows += uint64(k.pulled.Load())
