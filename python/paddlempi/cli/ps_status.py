@@ -156,6 +156,10 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
     if tables:
         yield ""
         yield from _table("table kind dim rows memory rows_by_server", tables)
+    lives = _lives(answered)
+    if lives:
+        yield ""
+        yield from _table("ids_come_and_go max_rows dropped expired evicted sketches", lives)
     trainers = _trainers(answered)
     if trainers:
         yield ""
@@ -239,11 +243,28 @@ def _server(number: int, server: dict[str, Any]) -> list[str]:
     ]
 
 
-def _tables(servers: list[dict[str, Any]]) -> list[list[str]]:
+def _parts(servers: list[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """The tables by name, and what each server has of them."""
     parts: dict[str, list[dict[str, Any]]] = {}
     for server in servers:
         for table in _dicts(server["statistics"], "tables"):
             parts.setdefault(_word(table, "name"), []).append(table)
+    return sorted(parts.items())
+
+
+def _lives(servers: list[dict[str, Any]]) -> list[list[str]]:
+    """A line for each table whose ids come and go."""
+    counted = ("max_rows", "dropped", "expired", "evicted", "sketch_bytes")
+    lines = []
+    for name, of in _parts(servers):
+        sums = [sum(_number(part, what) for part in of) for what in counted]
+        if any(sums):
+            cap = f"{sums[0]:.0f}" if sums[0] else "-"
+            lines.append([name, cap, *(f"{n:.0f}" for n in sums[1:4]), _size(sums[4])])
+    return lines
+
+
+def _tables(servers: list[dict[str, Any]]) -> list[list[str]]:
     return [
         [
             *(name, _word(of[0], "kind"), f"{_number(of[0], 'dim'):.0f}"),
@@ -251,7 +272,7 @@ def _tables(servers: list[dict[str, Any]]) -> list[list[str]]:
             _size(sum(_number(part, "bytes") for part in of)),
             " ".join(f"{_number(part, 'rows'):.0f}" for part in of),
         ]
-        for name, of in sorted(parts.items())
+        for name, of in _parts(servers)
     ]
 
 

@@ -26,6 +26,9 @@ class TableConfig:
     num_ids: int | None
     memory_limit: int | None
     non_finite: str
+    admit_after: int | None = None
+    expire_after: int | None = None
+    max_rows: int | None = None
 
     @classmethod
     def checked(
@@ -39,6 +42,9 @@ class TableConfig:
         num_ids: int | None,
         memory_limit: int | None,
         non_finite: str,
+        admit_after: int | None,
+        expire_after: int | None,
+        max_rows: int | None,
     ) -> TableConfig:
         """Return the configuration of these arguments.
 
@@ -51,7 +57,13 @@ class TableConfig:
             raise ArgumentError(f"Table: seed={seed!r} is not from 0 to 2**64 - 1")
         if non_finite not in ("refuse", "allow"):
             raise ArgumentError(f"Table: non_finite={non_finite!r} is neither 'refuse' nor 'allow'")
-        for name, limit in (("num_ids", num_ids), ("memory_limit", memory_limit)):
+        for name, limit in (
+            ("num_ids", num_ids),
+            ("memory_limit", memory_limit),
+            ("admit_after", admit_after),
+            ("expire_after", expire_after),
+            ("max_rows", max_rows),
+        ):
             if limit is not None and whole("Table", name, limit) < 1:
                 raise ArgumentError(f"Table: {name}={limit!r} is below 1")
         return cls(
@@ -60,9 +72,12 @@ class TableConfig:
             initializer(initializer_),
             dtype.__name__ if isinstance(dtype, type) else str(dtype).rpartition(".")[2],
             operator.index(seed),
-            None if num_ids is None else operator.index(num_ids),
-            None if memory_limit is None else operator.index(memory_limit),
+            _or_none(num_ids),
+            _or_none(memory_limit),
             non_finite,
+            _or_none(admit_after),
+            _or_none(expire_after),
+            _or_none(max_rows),
         )
 
     def request(self) -> dict[str, Any]:
@@ -77,7 +92,15 @@ class TableConfig:
             "optimizer": self.optimizer.request(),
             "num_ids": self.num_ids or 0,
             "memory_limit": self.memory_limit or 0,
+            "admit_after": self.admit_after or 0,
+            "expire_after": self.expire_after or 0,
+            "max_rows": self.max_rows or 0,
         }
+
+    @property
+    def lifetime(self) -> bool:
+        """Whether ids come and go: a row is not made at its first touch, or may be removed."""
+        return bool((self.admit_after or 0) > 1 or self.expire_after or self.max_rows)
 
     def identity(self) -> dict[str, Any]:
         """Return what must be the same in a state that is loaded."""
@@ -123,6 +146,10 @@ def whole(what: str, name: str, value: Any) -> int:
     if not -1 << 63 <= number < 1 << 63:
         raise ArgumentError(f"{what}: {name}={value!r} is not from -2**63 to 2**63 - 1")
     return number
+
+
+def _or_none(value: Any) -> int | None:
+    return None if value is None else operator.index(value)
 
 
 def from_zero(what: str, name: str, value: Any) -> int:

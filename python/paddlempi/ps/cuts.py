@@ -23,11 +23,15 @@ from ..errors import ArgumentError
 
 __all__ = ["Cut", "CutTable", "newest", "open_cut", "warn_of_skipped"]
 
-_FORMAT = 1
+_PLAIN, _STAMPED = 1, 2
+"""The formats: the second is that of a cut with a table that has stamps."""
 _MAGIC = b"PMPIPART"
 _HEADER, _ENTRY = 32, 16
 _MOST_MANIFEST, _MOST_CHUNK = 16 << 20, 16 << 20
 _MOST = 1 << 16  # servers, tables, elements of a row
+_MOST_SKETCH = 256 << 20
+_OF_SKETCH = 1 << 31
+"""Is added to the number of the table of a piece of a sketch."""
 _ITEM = {"float32": ("<f4", 4), "float16": ("<f2", 2), "bfloat16": ("<u2", 2)}
 """NumPy's dtype of an element, and its bytes. NumPy has no bfloat16: its bits are integers."""
 
@@ -46,6 +50,8 @@ class CutTable(NamedTuple):
     config: dict[str, Any]
     learning_rate: float | None
     """That which was set instead of the config's. None: none was."""
+    stamps: bool = False
+    """Whether chunks have the last use of each row, and parts may have a sketch."""
 
     @property
     def numpy_dtype(self) -> str:
@@ -56,7 +62,12 @@ class CutTable(NamedTuple):
         """Return where rows and states of a chunk begin, and the bytes of the chunk."""
         begin = 8 * rows
         states = begin + (rows * self.dim * _ITEM[self.dtype][1] + 7) // 8 * 8
-        return begin, states, states + (rows * self.state_len * 4 + 7) // 8 * 8
+        return begin, states, self.uses(rows) + (8 * rows if self.stamps else 0)
+
+    def uses(self, rows: Any) -> Any:
+        """Return where the last uses of the rows of a chunk begin, or would."""
+        begin = 8 * rows + (rows * self.dim * _ITEM[self.dtype][1] + 7) // 8 * 8
+        return begin + (rows * self.state_len * 4 + 7) // 8 * 8
 
 
 class _Part(NamedTuple):
@@ -93,6 +104,10 @@ class Cut:
             names = [table.name for table in self.tables]
             if names != sorted(set(names)):
                 raise _Damaged("its tables are not in the order of their names")
+            self._format = manifest["format"]
+            stamped = any(table.stamps for table in self.tables)
+            if self._format != (_STAMPED if stamped else _PLAIN):
+                raise _Damaged(f"its tables are not those of format {self._format}")
             self.extra = base64.b64decode(manifest.get("extra") or "", validate=True)
             self._parts = [self._part(one) for one in _list(manifest, "parts")]
             for number, table in enumerate(self.tables):
@@ -134,6 +149,7 @@ class Cut:
         for table in range(len(self.tables)):
             for _ in self.chunks(table):
                 pass
+            self.sketches(table)
 
     def chunks(self, table: int, *, values: bool = True) -> Iterator[tuple[Any, Any, Any]]:
         """Yield the rows of a table in pieces: ids, rows, states, as NumPy arrays.
@@ -144,6 +160,50 @@ class Cut:
             ArgumentError: a file is damaged.
             OSError: a file cannot be read.
         """
+        for ids, rows, states, _ in self._chunks(table, values):
+            yield ids, rows, states
+
+    def stamps(self, table: int) -> Iterator[tuple[Any, Any]]:
+        """Yield the ids and the last uses of the rows of a table that has stamps, in pieces.
+
+        Raises:
+            ArgumentError: a file is damaged.
+            OSError: a file cannot be read.
+        """
+        for ids, _, _, stamps in self._chunks(table, values=True):
+            yield ids, stamps
+
+    def sketches(self, table: int) -> list[bytes]:
+        """Return the counts of ids of a table without a row, of each part that has some.
+
+        Raises:
+            ArgumentError: a file is damaged.
+            OSError: a file cannot be read.
+        """
+        numpy = import_module("numpy")
+        found = []
+        for server, part in enumerate(self._parts):
+            sketch = bytearray()
+            try:
+                with open(part.path, "rb") as file:
+                    entries, offsets = self._index(file, server, part)
+                    mine = entries[:, 0] == table + _OF_SKETCH
+                    for entry, offset in zip(entries[mine], offsets[mine].tolist(), strict=True):
+                        piece = numpy.empty((int(entry[1]) + 7) // 8 * 8, "u1")
+                        file.seek(offset)
+                        _read(file, piece)
+                        if zlib.crc32(piece) != entry[2]:
+                            raise _Damaged(f"the checksum of the sketch at {offset} is wrong")
+                        if len(sketch) + int(entry[1]) > _MOST_SKETCH:
+                            raise _Damaged(f"a sketch has more than {_MOST_SKETCH} bytes")
+                        sketch += piece[: int(entry[1])].tobytes()
+            except _Damaged as error:
+                raise ArgumentError(f"{part.path} is damaged: {error}") from None
+            if sketch:
+                found.append(bytes(sketch))
+        return found
+
+    def _chunks(self, table: int, values: bool) -> Iterator[tuple[Any, Any, Any, Any]]:
         for server, part in enumerate(self._parts):
             try:
                 yield from self._of_part(server, part, table, values)
@@ -152,7 +212,7 @@ class Cut:
 
     def _of_part(
         self, server: int, part: _Part, number: int, values: bool
-    ) -> Iterator[tuple[Any, Any, Any]]:
+    ) -> Iterator[tuple[Any, Any, Any, Any]]:
         table = self.tables[number]
         numpy = import_module("numpy")
         with open(part.path, "rb") as file:
@@ -169,14 +229,16 @@ class Cut:
                     raise _Damaged(f"the checksum of the ids at byte {offset} is wrong")
                 ids = chunk[:at_rows].view("<i8")
                 if not values:
-                    yield ids, None, None
+                    yield ids, None, None, None
                     continue
                 if zlib.crc32(chunk[at_rows:]) != entry[3]:
                     raise _Damaged(f"the checksum of the rows at byte {offset} is wrong")
                 width = _ITEM[table.dtype][1] * table.dim * count
                 rows = chunk[at_rows : at_rows + width].view(table.numpy_dtype)
                 states = chunk[at_states : at_states + 4 * table.state_len * count].view("<f4")
-                yield ids, rows.reshape(count, table.dim), states.reshape(count, table.state_len)
+                stamps = chunk[table.uses(count) :].view("<i8")
+                states = states.reshape(count, table.state_len)
+                yield ids, rows.reshape(count, table.dim), states, stamps
 
     def _index(self, file: BinaryIO, server: int, part: _Part) -> tuple[Any, Any]:
         """Read the index of a part; return its entries, and where their chunks begin."""
@@ -185,7 +247,7 @@ class Cut:
             raise _Damaged(f"it does not have {part.size} bytes any more")
         header = numpy.empty(_HEADER, "u1")
         _read(file, header)
-        words = (_FORMAT, server, len(self._parts), 0)
+        words = (self._format, server, len(self._parts), 0)
         beginning = _MAGIC + b"".join(word.to_bytes(4, "little") for word in words)
         if header.tobytes() != beginning + self.step.to_bytes(8, "little"):
             raise _Damaged(f"it does not begin as part {server} of step {self.step}")
@@ -196,6 +258,9 @@ class Cut:
             raise _Damaged("the checksum of its index is wrong")
         sizes = numpy.zeros(part.chunks, "i8")
         for number, table in enumerate(self.tables):
+            if table.stamps:
+                pieces = (index[:, 0] == number + _OF_SKETCH) & (index[:, 3] == 0)
+                sizes[pieces] = (index[pieces, 1].astype("i8") + 7) // 8 * 8
             of_table = index[:, 0] == number
             counts = index[of_table, 1].astype("i8")
             sizes[of_table] = table.layout(counts)[2]
@@ -335,8 +400,8 @@ def _manifest(path: Path) -> dict[str, Any]:
     if zlib.crc32(found[2]) != int(found[1], 16):
         raise _Damaged("the checksum of its manifest is wrong")
     manifest = json.loads(found[2])
-    if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
-        raise _Damaged(f"its manifest is none of format {_FORMAT}")
+    if not isinstance(manifest, dict) or manifest.get("format") not in (_PLAIN, _STAMPED):
+        raise _Damaged(f"its manifest is none of format {_PLAIN} or {_STAMPED}")
     return manifest
 
 
@@ -356,6 +421,9 @@ def _table(given: Any) -> CutTable:
     rate = given.get("learning_rate")
     if rate is not None and not (type(rate) in (int, float) and 0 <= rate < math.inf):
         raise _Damaged(f"its table {given['name']!r:.80} has the learning rate {rate!r:.40}")
+    stamps = given.get("stamps", False)
+    if not isinstance(stamps, bool):
+        raise _Damaged(f"its table {given['name']!r:.80} has stamps={stamps!r:.40}")
     return CutTable(
         given["name"],
         given["dtype"],
@@ -365,6 +433,7 @@ def _table(given: Any) -> CutTable:
         _whole(given, "rows", 0),
         given["config"],
         rate,
+        stamps,
     )
 
 

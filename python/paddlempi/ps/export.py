@@ -31,6 +31,7 @@ from ..io.commit import Names, Save
 from ..io.dtypes import BY_NAME
 from ..io.progress import Bar
 from .cuts import Cut, CutTable, open_cut
+from . import lifetime
 from .initializers import Initializer, Normal, Uniform, initializer
 from .optimizers import SGD, Optimizer, optimizer
 from .table import Table
@@ -114,7 +115,9 @@ def load(
         tables: the names of the tables. None: all but dense parameters, which :func:`export`
             writes.
         train: False: the tables have no optimizer states, which saves their memory, and a push is
-            that of SGD. True: they have the optimizers and states of the cut.
+            that of SGD; ids do not come and go. True: they have the optimizers and states of the
+            cut, and its ``admit_after``, ``expire_after`` and ``max_rows``. A file has neither last
+            uses nor counts of ids: its rows count as used now.
 
     Returns:
         The tables by name. A pull of an id without a row makes the row that the servers would have
@@ -146,6 +149,8 @@ def _loaded(
         for number in chosen:
             info = source.tables[number]
             table = loaded[info.name] = _empty(info, train)
+            if train:  # before rows, whose last use is now where the source has none
+                _native.control("table_info", table=table._number, steps=info.steps)
             for ids, rows, states in source.chunks(number):
                 wide = _widened(info.dtype, rows)
                 table._core.table(
@@ -156,13 +161,24 @@ def _loaded(
                     f"load: {source.folder} has {info.rows} rows of table {info.name!r}, but only "
                     f"{len(table)} different ids"
                 )
-            if train:
-                _native.control("table_info", table=table._number, steps=info.steps)
+            if train and isinstance(source, Cut):
+                _lived(table, source, number)
     except BaseException:
         for table in loaded.values():
             table.close()
         raise
     return loaded
+
+
+def _lived(table: Table, cut: Cut, number: int) -> None:
+    """Give a table whose ids come and go the last uses and the counts of a cut."""
+    if not cut.tables[number].stamps or not table._config.lifetime:
+        return
+    for ids, stamps in cut.stamps(number):
+        lifetime.set_stamps(table._number, ids, stamps)
+    if (table._config.admit_after or 0) > 1:
+        for counts in cut.sketches(number):
+            lifetime.add_sketch(table._number, counts)
 
 
 class _Exported:
@@ -261,7 +277,13 @@ def _empty(info: CutTable, train: bool) -> Table:
             f"load: the states of {info.name!r} there have {info.state_len} floats; those of "
             f"{made.NAME} have {made.state_width(info.dim)}"
         )
-    return Table(info.dim, made, first, dtype=info.dtype, seed=seed, num_ids=most, non_finite=allow)
+    limits = {name: config.get(name) or None for name in _LIFETIME if train}
+    return Table(
+        info.dim, made, first, dtype=info.dtype, seed=seed, num_ids=most, non_finite=allow, **limits
+    )
+
+
+_LIFETIME = ("admit_after", "expire_after", "max_rows")
 
 
 class _Tensor(NamedTuple):

@@ -89,7 +89,8 @@ class RemoteLayer:
             arguments: the other arguments of the class, but for the first two.
 
         Raises:
-            ArgumentError: ``embeddings`` have another number of dimensions than two.
+            ArgumentError: ``embeddings`` have another number of dimensions than two, or more rows
+                than ``max_rows`` has room for.
             DtypeError: ``embeddings`` are no tensor of float32.
             Error: as the class, and :meth:`paddlempi.ps.RemoteTable.write`.
         """
@@ -99,11 +100,23 @@ class RemoteLayer:
             raise ArgumentError(f"{what}: embeddings have the shape {shape}; it must have two")
         if str(embeddings.dtype).rpartition(".")[2] != "float32":
             raise DtypeError(f"{what}: embeddings are of {embeddings.dtype}, not of float32")
+        most = arguments.get("max_rows")
+        if most is not None and shape[0] > whole(what, "max_rows", most):
+            raise ArgumentError(f"{what}: embeddings have {shape[0]} rows, and max_rows={most}")
         make: Any = cls  # the class of a front, which takes these arguments
         layer = make(*shape, name=name, **arguments)
         layer.frozen = freeze
         layer.set_rows(embeddings)
         session.barrier(f"from_pretrained {name}"[:255])
+        if most is not None:
+            kept = len(layer.table)
+            session.barrier(f"counted {name}"[:255])  # nobody trains before all have counted
+            if kept < shape[0]:
+                raise ArgumentError(
+                    f"{what}: of {shape[0]} rows the servers have kept {kept}: ids are dealt to "
+                    f"them by a hash, and one had more than its part of max_rows={most}; give "
+                    "some more than there are rows"
+                )
         return layer
 
     def set_rows(self, embeddings: Any) -> None:

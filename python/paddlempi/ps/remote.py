@@ -33,7 +33,16 @@ class RemoteTable(Configured):
         name: a text, of 255 bytes at most, that no other table has. Tables of one name are one.
         dim, optimizer, initializer, dtype, seed, num_ids, non_finite: as for
             :class:`paddlempi.ps.Table`.
-        memory_limit: the bytes that the table may hold on each server. None: no limit.
+        memory_limit: the bytes that the table may hold on each server. None: no limit. With one of
+            the next three, there is one server.
+        admit_after: a row is made at the push that is the so-many-th with its id; gradients of
+            earlier ones are dropped. None: at the first touch.
+        expire_after: a row that no push had for more than so many steps of the table is removed.
+            None: none is.
+        max_rows: the most rows of the table, on all servers together: server i of S has room for
+            ``max_rows // S``, and for one more if i is below ``max_rows % S``. Pushes of new ids
+            remove rows whose last push is longest ago. None: no limit. With any of these three,
+            only pushes and writes make rows.
 
     Raises:
         NotInitializedError: before :func:`paddlempi.ps.init`.
@@ -58,6 +67,9 @@ class RemoteTable(Configured):
         num_ids: int | None = None,
         memory_limit: int | None = None,
         non_finite: str = "refuse",
+        admit_after: int | None = None,
+        expire_after: int | None = None,
+        max_rows: int | None = None,
     ) -> None:
         found = session.as_trainer("ps.RemoteTable")
         if not isinstance(name, str):
@@ -72,6 +84,9 @@ class RemoteTable(Configured):
             num_ids=num_ids,
             memory_limit=memory_limit,
             non_finite=non_finite,
+            admit_after=admit_after,
+            expire_after=expire_after,
+            max_rows=max_rows,
         )
         self._core = _native.load()
         self._number = self._declare()
@@ -270,6 +285,9 @@ def _again(name: str, config: TableConfig) -> RemoteTable:
         num_ids=config.num_ids,
         memory_limit=config.memory_limit,
         non_finite=config.non_finite,
+        admit_after=config.admit_after,
+        expire_after=config.expire_after,
+        max_rows=config.max_rows,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from .. import _native, memory
 from .._ops import TableCall
 from ..errors import ArgumentError, DtypeError, UnsupportedError
+from . import lifetime
 from .config import Configured, TableConfig, checked_ids, length_of, rate_of, whole
 from .initializers import Initializer
 from .lookups import call_of
@@ -43,6 +44,12 @@ class Table(Configured):
         seed: of the new rows, 0 to 2**64 - 1.
         num_ids: ids must be 0 to ``num_ids`` - 1. None: any int64.
         memory_limit: the bytes that the table may hold of the machine. None: no limit.
+        admit_after: a row is made at the push that is the so-many-th with its id; gradients of
+            earlier ones are dropped. None: at the first touch.
+        expire_after: a row that no push had for more than so many steps is removed. None: none is.
+        max_rows: the most rows of the table. Pushes of new ids remove rows whose
+            last push is longest ago. None: no limit. With any of these three, only pushes and
+            writes make rows: a pull gives an id without a row what a new row holds.
         non_finite: "refuse": a push with a NaN or an infinity is an error, which changes nothing,
             and what an update takes beyond the largest number of ``dtype`` becomes that number;
             "allow": rows may hold both.
@@ -68,6 +75,9 @@ class Table(Configured):
         num_ids: int | None = None,
         memory_limit: int | None = None,
         non_finite: str = "refuse",
+        admit_after: int | None = None,
+        expire_after: int | None = None,
+        max_rows: int | None = None,
     ) -> None:
         self._config = TableConfig.checked(
             dim,
@@ -78,6 +88,9 @@ class Table(Configured):
             num_ids=num_ids,
             memory_limit=memory_limit,
             non_finite=non_finite,
+            admit_after=admit_after,
+            expire_after=expire_after,
+            max_rows=max_rows,
         )
         self._core = _native.load()
         self._number, self._freed = self._new()
@@ -175,7 +188,9 @@ class Table(Configured):
 
         Returns:
             ``rows``; ``bytes`` in all; of these ``index_bytes``; ``row_bytes`` and ``state_bytes``
-            of one row; ``steps``, the greatest step of a push.
+            of one row; ``steps``, the greatest step of a push. Where ids come and go also what
+            happened since the table was made: ``dropped``, how many ids of pushes got no row;
+            ``expired`` and ``evicted``, how many rows were removed.
         """
         return _native.control("table_info", table=self._number)
 
@@ -197,7 +212,8 @@ class Table(Configured):
         Returns:
             A dictionary of plain data and three NumPy arrays: ``ids``, ascending; ``rows``, of
             float32 (16-bit rows are widened, which is exact), [rows, dim]; ``states``, of float32,
-            [rows, floats of a state].
+            [rows, floats of a state]. Where ids come and go also ``stamps``, int64, [rows], the
+            step of each row's last push; and with ``admit_after`` ``sketch``, bytes.
         """
         ids = self.ids()
         count = len(ids)
@@ -206,7 +222,7 @@ class Table(Configured):
         for begin in range(0, count, _PIECE):
             piece = slice(begin, begin + _PIECE)
             self._core.table(TableCall.READ, self._number, ids[piece], rows[piece], states[piece])
-        return {
+        state = {
             "format": _FORMAT,
             **self._config.identity(),
             "steps": self.info()["steps"],
@@ -214,12 +230,18 @@ class Table(Configured):
             "rows": rows,
             "states": states,
         }
+        if self._config.lifetime:
+            state["stamps"] = lifetime.stamps(self._number, ids)
+            if counts := lifetime.sketch(self._number):
+                state["sketch"] = counts
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Replace all rows and states by those of a :meth:`state_dict`.
 
         The learning rate and the other numbers of the optimizer stay those of this table, and so do
-        its dtype and limits. After an error the table is as it was.
+        its dtype and limits. After an error the table is as it was. With ``max_rows`` it takes the
+        rows of the last pushes. Rows of a state without ``stamps`` count as pushed now.
 
         Raises:
             ArgumentError: the state is of another dim, optimizer, initializer or seed, something is
@@ -251,23 +273,44 @@ class Table(Configured):
                     f"load_state_dict: {name} has shape {tuple(array.shape)}; {len(ids)} ids need "
                     f"{shape}"
                 )
+        ids, rows, states, stamps = self._kept(ids, rows, states, state.get("stamps"))
         number, freed = self._new()
         try:
+            _native.control("table_info", table=number, steps=int(state["steps"]))
             for begin in range(0, len(ids), _PIECE):
                 piece = slice(begin, begin + _PIECE)
                 self._core.table(TableCall.WRITE, number, ids[piece], rows[piece], states[piece])
-            told = _native.control("table_info", table=number, steps=int(state["steps"]))
+            told = _native.control("table_info", table=number)
             if told["rows"] != len(ids):
                 raise ArgumentError(
                     f"load_state_dict: the state has {len(ids)} ids, of which {told['rows']} are "
                     "different"
                 )
+            if stamps is not None:
+                lifetime.set_stamps(number, ids, stamps)
+            if (self._config.admit_after or 0) > 1 and "sketch" in state:
+                lifetime.add_sketch(number, bytes(state["sketch"]))
         except BaseException:
             freed()
             raise
         before = self._freed
         self._number, self._freed = number, freed
         before()
+
+    def _kept(self, ids: Any, rows: Any, states: Any, stamps: Any) -> tuple[Any, Any, Any, Any]:
+        """Return those ids of a state for which there is room, and what belongs to them."""
+        if not self._config.lifetime:
+            return ids, rows, states, None
+        if stamps is not None and (stamps.shape != (len(ids),) or str(stamps.dtype) != "int64"):
+            raise ArgumentError(
+                f"load_state_dict: stamps are of {stamps.dtype} and have shape {stamps.shape}; "
+                f"{len(ids)} ids need int64, ({len(ids)},)"
+            )
+        most = self._config.max_rows
+        if most is None or len(ids) <= most:
+            return ids, rows, states, stamps
+        kept = lifetime.latest(ids, ids * 0 if stamps is None else stamps, most)
+        return ids[kept], rows[kept], states[kept], None if stamps is None else stamps[kept]
 
     def close(self) -> None:
         """Give the table's memory back. Later calls raise ArgumentError. May be called twice."""

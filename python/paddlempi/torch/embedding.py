@@ -121,7 +121,8 @@ class Embedding(_Layer):
         missing: what an id without a row gives where forward makes no row (in ``eval()``, under
             ``no_grad`` or ``inference_mode``, and if the layer is frozen): "initial", what the row
             would begin with, or "zeros".
-        settings: ``dtype``, ``seed``, ``memory_limit`` and ``non_finite`` of the table.
+        settings: ``dtype``, ``seed``, ``memory_limit``, ``non_finite``, ``admit_after``,
+            ``expire_after`` and ``max_rows`` of the table.
 
     Raises:
         Error: as :class:`paddlempi.ps.RemoteTable`; forward raises what its ``pull`` does.

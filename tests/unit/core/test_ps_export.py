@@ -22,6 +22,7 @@ from paddlempi import errors, ps
 from paddlempi.ps.cuts import Cut, open_cut
 
 GOLDEN = Path(__file__).resolve().parents[3] / "gocore/ps/checkpoint/testdata/golden"
+STAMPED = GOLDEN.with_name("golden-stamped")  # of step 142, with a table whose ids come and go
 STEP = 42
 
 TABLES = {
@@ -84,6 +85,24 @@ def loaded(path: Path, format: str) -> dict[str, Any]:
     tensors = paddle.load(str(path))
     assert tensors["item.rows"].dtype == paddle.bfloat16
     return {name: np.asarray(tensor.astype("float32")) for name, tensor in tensors.items()}
+
+
+def test_a_cut_of_ids_that_come_and_go(tmp_path: Path) -> None:
+    to = tmp_path / "model"
+    assert ps.export(STAMPED, to, states=True) == 142
+    tensors, _ = parsed(to)
+    ids = tensors["visits.ids"]
+    assert ids.tolist() == list(range(1, 10))
+    assert tensors["visits.rows"].tolist() == [[i + j / 2 + 142 for j in range(3)] for i in ids]
+    assert tensors["visits.states"].tolist() == [[i] for i in ids]
+    assert tensors["user/emb.ids"].tolist() == list(range(-20, 13))
+    cut = open_cut(STAMPED)
+    number = [table.name for table in cut.tables].index("visits")
+    uses = {i: s for ids, stamps in cut.stamps(number) for i, s in zip(ids, stamps, strict=True)}
+    assert uses == {i: 142 - i * i % 7 for i in range(1, 10)}
+    assert cut.sketches(number) == [bytes([server, 7, 200]) * 9 for server in range(2)]
+    assert not any(cut.sketches(other) for other in range(len(cut.tables)) if other != number)
+    assert len(ps.load(STAMPED, tables=["visits"])["visits"]) == 9
 
 
 @pytest.mark.parametrize("format", ["safetensors", "numpy", "paddle"])
@@ -212,13 +231,12 @@ def test_the_file_is_laid_out_as_the_package_does(cut: Path, tmp_path: Path) -> 
 
 def everything(directory: Path) -> None:
     """Read all bytes of a cut."""
-    whole = open_cut(directory)
-    for number in range(len(whole.tables)):
-        for _ in whole.chunks(number):
-            pass
+    open_cut(directory).verify()
 
 
-def test_every_flipped_bit_and_truncation_is_found(cut: Path) -> None:
+@pytest.mark.parametrize("golden", [GOLDEN, STAMPED])
+def test_every_flipped_bit_and_truncation_is_found(tmp_path: Path, golden: Path) -> None:
+    cut = Path(shutil.copytree(golden, tmp_path / "saved"))
     (folder,) = cut.iterdir()
     everything(cut)
     for path in folder.iterdir():
@@ -292,7 +310,10 @@ def set_at(*path: Any) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (set_at("format", 2), "none of format 1"),
+        (set_at("format", 3), "none of format 1 or 2"),
+        (set_at("format", 2), "its tables are not those of format 2"),
+        (set_at("tables", 0, "stamps", 1), "'fc.weight' has stamps=1"),
+        (set_at("tables", 0, "stamps", True), "its tables are not those of format 1"),
         (set_at("step", "42"), "step='42'"),
         (set_at("tables", None), "no list of tables"),
         (set_at("tables", 0, "name", 3), "a table without a name"),

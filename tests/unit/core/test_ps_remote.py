@@ -53,6 +53,9 @@ def test_what_is_declared(ps_core: PsCore, table: ps.RemoteTable) -> None:
         "optimizer": ps.SGD(0.5).request(),
         "num_ids": 0,
         "memory_limit": 0,
+        "admit_after": 0,
+        "expire_after": 0,
+        "max_rows": 0,
     }
 
 
@@ -69,6 +72,38 @@ def test_wrong_tables(ps_core: PsCore, arguments: Any, kind: type, text: str) ->
     ps.init()
     with pytest.raises(kind, match=text):
         ps.RemoteTable(*arguments)
+
+
+@pytest.mark.parametrize("name", ["admit_after", "expire_after", "max_rows"])
+@pytest.mark.parametrize(
+    ("value", "kind", "text"),
+    [
+        (0, errors.ArgumentError, "=0 is below 1"),
+        (-3, errors.ArgumentError, "=-3 is below 1"),
+        (1 << 63, errors.ArgumentError, "is not from"),
+        ("9", errors.DtypeError, "='9' is no integer"),
+        (2.5, errors.DtypeError, "=2.5 is no integer"),
+    ],
+)
+def test_wrong_lifetimes(ps_core: PsCore, name: str, value: Any, kind: type, text: str) -> None:
+    ps.init()
+    before = len(ps_core.controls)
+    with pytest.raises(kind, match=f"{name}.*{text}"):
+        ps.RemoteTable("u", DIM, **{name: value})
+    with pytest.raises(kind, match=f"{name}.*{text}"):
+        ps.Table(DIM, **{name: value})
+    assert len(ps_core.controls) == before
+
+
+def test_a_pickle_has_the_lifetime(ps_core: PsCore) -> None:
+    ps.init()
+    table = ps.RemoteTable("u", DIM, admit_after=3, expire_after=40, max_rows=500)
+    again = pickle.loads(pickle.dumps(table))
+    assert again._config == table._config
+    given = [given for method, given in ps_core.controls if method == "ps_declare"]
+    assert [(one["admit_after"], one["expire_after"], one["max_rows"]) for one in given] == [
+        (3, 40, 500)
+    ] * 2
 
 
 @pytest.mark.parametrize(
