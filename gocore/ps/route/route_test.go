@@ -560,3 +560,19 @@ func TestWiden(t *testing.T) {
 	assert.Panics(t, func() { p.Widen(out, out.Data, op.Float32, 1) })
 	assert.Panics(t, func() { p.Widen(out, out.Data, op.Float16, 2) })
 }
+
+func TestSharesAddUp(t *testing.T) {
+	for _, n := range []int64{0, 1, 2, 3, 7, 1 << 40} {
+		for servers := 1; servers < 6; servers++ {
+			var sum int64
+			for server := range servers {
+				share := Share(n, server, servers)
+				assert.GreaterOrEqual(t, share, n/int64(servers))
+				assert.LessOrEqual(t, share, n/int64(servers)+1)
+				assert.True(t, server == 0 || share <= Share(n, server-1, servers))
+				sum += share
+			}
+			assert.Equal(t, n, sum)
+		}
+	}
+}
