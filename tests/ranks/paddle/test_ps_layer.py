@@ -290,3 +290,22 @@ def test_parameters_that_servers_would_treat_alike(attribute: Any, text: str) ->
 def test_wrong_arguments(make: Any, kind: type, text: str) -> None:
     with pytest.raises(kind, match=text):
         make()
+
+
+def test_ids_that_come_and_go() -> None:
+    """Rows are made by the second step that has their ids, and make place for later ones."""
+    layer = ps.SparseEmbedding(
+        None, DIM, 0, name="e", initializer="zeros", admit_after=2, expire_after=50, max_rows=4
+    )
+    for first in (1, 4):
+        ids = paddle.to_tensor([0, first, first + 1, first + 2, first])
+        for seen in range(3):
+            out = layer(ids)
+            assert bool((out == 0).all()) == (seen < 2)
+            out.sum().backward()
+            ps.step()
+        assert len(rows_of(layer).any(1).nonzero()[0]) == (3 if first == 1 else 4)
+        assert rows_of(layer)[first : first + 3].all()
+    rows = paddle.ones([6, DIM])
+    with pytest.raises(errors.ArgumentError, match="embeddings have 6 rows, and max_rows=5"):
+        ps.SparseEmbedding.from_pretrained(rows, name="f", max_rows=5)

@@ -80,6 +80,19 @@ def test_what_a_job_looks_like(
     assert ["1", "7", "1", "1", "0.5", "active"] in shown
 
 
+def test_tables_whose_ids_come_and_go(
+    answer: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = USERS | {"max_rows": 600, "dropped": 7, "expired": 2, "sketch_bytes": 8 << 20}
+    two = USERS | {"max_rows": 600, "dropped": 1, "evicted": 30, "sketch_bytes": 8 << 20}
+    ads = USERS | {"name": "ads", "expired": 4}
+    answer.append([server(3, tables=[one, ads]), server(5, tables=[two])])
+    assert main(["ps", "status"]) == 0
+    shown = rows(capsys.readouterr().out)
+    assert ["users", "1200", "8", "2", "30", "16.0", "MiB"] in shown
+    assert ["ads", "-", "0", "4", "0", "0", "B"] in shown
+
+
 def test_rates_are_those_since_the_last_look(
     answer: list[Any], fresh_core: FakeCore, capsys: pytest.CaptureFixture[str]
 ) -> None:
