@@ -30,8 +30,8 @@ from ..io import layout
 from ..io.commit import Names, Save
 from ..io.dtypes import BY_NAME
 from ..io.progress import Bar
-from .cuts import Cut, CutTable, open_cut
 from . import lifetime
+from .cuts import Cut, CutTable, open_cut
 from .initializers import Initializer, Normal, Uniform, initializer
 from .optimizers import SGD, Optimizer, optimizer
 from .table import Table

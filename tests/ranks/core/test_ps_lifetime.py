@@ -131,7 +131,9 @@ def test_servers_hold_what_one_process_holds(
             cap = settings.get("max_rows", 0)
             assert sum(one["max_rows"] for one in parts) == cap
             assert all(one["rows"] <= one["max_rows"] or not cap for one in parts)
-            assert all(bool(one["sketch_bytes"]) == (which in ("all", "admission")) for one in parts)
+            assert all(
+                bool(one["sketch_bytes"]) == (which in ("all", "admission")) for one in parts
+            )
         if step == 20:
             ps.save(folder, step)
         ps.barrier()
@@ -146,9 +148,7 @@ def test_servers_hold_what_one_process_holds(
     assert (again.pull(ALL) == found[39]).all()
 
 
-def test_a_cut_is_read_by_another_number_of_servers(
-    begin: Begin, folder: Path, rank: int
-) -> None:
+def test_a_cut_is_read_by_another_number_of_servers(begin: Begin, folder: Path, rank: int) -> None:
     """And into a smaller table, and into one process: the rows of the last pushes stay."""
     settings = {"admit_after": 2, "expire_after": 30, "max_rows": 60}
     if begin(ONE_SERVER):
@@ -254,14 +254,18 @@ def test_what_does_not_go(begin: Begin, roles: str, rank: int) -> None:
     if servers > 1:
         with pytest.raises(errors.ArgumentError, match=r'"few" has max_rows=1.*servers share'):
             ps.RemoteTable("few", DIM, max_rows=1)
-        with pytest.raises(errors.UnsupportedError, match="memory_limit=1000000 and expire_after=3"):
+        with pytest.raises(
+            errors.UnsupportedError, match="memory_limit=1000000 and expire_after=3"
+        ):
             ps.RemoteTable("both", DIM, expire_after=3, memory_limit=10**6)
     for name in ("admit_after", "max_rows"):
         with pytest.raises(errors.ArgumentError, match=f"{name}=.* below 1"):
             ps.RemoteTable("zero", DIM, **{name: 0})
     capped = ps.RemoteTable("capped", DIM, max_rows=20)
     ps.barrier()
-    with pytest.raises(errors.ArgumentError, match="write: .* room for .* its part of max_rows=20"):
+    with pytest.raises(
+        errors.ArgumentError, match=r"write: .* room for .* its part of max_rows=20"
+    ):
         capped.write(ALL, np.ones((IDS, DIM), np.float32))
     assert len(capped) == 0
     with pytest.raises(errors.UnsupportedError, match='"capped" has admit_after, expire_after or'):
@@ -296,5 +300,3 @@ def test_layers(begin: Begin, roles: str, dist: ModuleType) -> None:
         ps.step()
     ps.barrier()
     assert len(words.table) == 2
-
-
