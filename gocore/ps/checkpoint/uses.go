@@ -5,6 +5,7 @@ import (
 	"context"
 	"hash/crc32"
 	"slices"
+	"sort"
 	"sync"
 )
 
@@ -61,7 +62,7 @@ func (m *Manifest) oldest(ctx context.Context, mine func(string, int64) bool, si
 	oldest := map[int]use{}
 	for t, most := range caps {
 		if rows := all.of[t]; int64(len(rows)) > most {
-			slices.SortFunc(rows, use.compare)
+			sort.Slice(rows, func(a, b int) bool { return rows[a].compare(rows[b]) < 0 })
 			oldest[t] = rows[int64(len(rows))-most]
 		}
 	}
