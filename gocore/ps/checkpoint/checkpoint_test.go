@@ -157,7 +157,7 @@ const adagrad = `{"dim":3,"dtype":"float32","seed":9,"num_ids":0,"memory_limit":
 func sketchOf(server int) []byte { return bytes.Repeat([]byte{byte(server), 7, 200}, 9) }
 
 // sources returns the tables of one of some servers. From step 100 on there is one whose ids come
-// and go.
+// and go, and from 200 on that alone.
 func sources(step int64, server, servers int) []Source {
 	some := func(from, to int64) (ids []int64) {
 		for id := from; id < to; id++ {
@@ -178,6 +178,9 @@ func sources(step int64, server, servers int) []Source {
 	}
 	if step >= 100 {
 		all = append(all, &rows{name: "visits", config: half, dtype: op.Float16, dim: 3, state: 1, step: step, ids: some(1, 10), stamped: true, sketch: sketchOf(server)})
+	}
+	if step >= 200 {
+		return all[4:]
 	}
 	return all
 }

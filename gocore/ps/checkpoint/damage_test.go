@@ -22,7 +22,7 @@ func read(t testing.TB, dir string) error {
 
 // change writes every variant of every file of a cut, and fails if one of them can be read.
 func change(t *testing.T, variants func(b []byte, visit func([]byte))) {
-	for _, step := range []int64{42, 142} {
+	for _, step := range []int64{42, 242} {
 		changeCut(t, step, variants)
 	}
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -279,24 +278,3 @@ def test_geo_is_refused(begin: Begin, roles: str) -> None:
         for name in ("admit_after", "expire_after", "max_rows"):
             with pytest.raises(errors.UnsupportedError, match="In mode geo"):
                 ps.RemoteTable("t", DIM, **{name: 9})
-
-
-def test_layers(begin: Begin, roles: str, dist: ModuleType) -> None:
-    torch = pytest.importorskip("torch")
-    if not begin(roles):
-        return
-    rows = torch.arange(40.0).reshape(20, 2)
-    with pytest.raises(errors.ArgumentError, match=r"20 rows, and max_rows=19"):
-        ps.Embedding.from_pretrained(rows, name="small", max_rows=19)
-    layer = ps.Embedding.from_pretrained(rows, False, name="wide", max_rows=60)
-    assert torch.equal(layer(torch.arange(20)), rows)
-    words = ps.Embedding(None, 2, 0, name="words", admit_after=2, initializer="zeros")
-    ids = torch.tensor([0, 7, 8, 7])
-    for seen in range(3):
-        out = words(ids)
-        assert (out == 0).all() == (seen < 2)
-        out.sum().backward()
-        layer(ids).sum().backward()
-        ps.step()
-    ps.barrier()
-    assert len(words.table) == 2

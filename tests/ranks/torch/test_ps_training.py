@@ -293,3 +293,33 @@ def test_restored_dense_parameters(begin: Callable[..., bool], tmp_path: Any) ->
     optimizer.refresh()
     assert (model.weight == first).all() and (first != second).any()
     assert (stepped(optimizer) == second).all()
+
+
+def test_ids_that_come_and_go(
+    begin: Callable[..., bool], roles: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An id gets its row in the second step that has it; pretrained rows must have room."""
+    if not begin(roles):
+        return
+    rows = torch.arange(56.0).reshape(28, 2)
+    with pytest.raises(errors.ArgumentError, match="28 rows, and max_rows=27"):
+        ps.Embedding.from_pretrained(rows, name="small", max_rows=27)
+    monkeypatch.setattr("paddlempi.ps.layers._PIECE", 8)  # written in seven pieces
+    if len(ps.pservers()) > 1:  # whose parts these ids do not fit
+        with pytest.raises(errors.ArgumentError, match="of 28 rows the servers have kept"):
+            ps.Embedding.from_pretrained(rows, name="tight", max_rows=28)
+    wide = ps.Embedding.from_pretrained(rows, False, name="wide", max_rows=60)
+    assert torch.equal(wide(torch.arange(28)), rows)
+    words = ps.Embedding(
+        None, 2, 0, name="words", admit_after=2, initializer="zeros", missing="zeros"
+    )
+    ids = torch.tensor([0, 7, 8, 7])
+    for seen in range(3):
+        for training in (True, False):
+            words.train(training)
+            assert (words(ids) == 0).all() == (seen < 2)
+        words.train()
+        (words(ids).sum() + wide(ids).sum()).backward()
+        ps.step()
+    ps.barrier()
+    assert len(words.table) == 2

@@ -234,14 +234,17 @@ def everything(directory: Path) -> None:
     open_cut(directory).verify()
 
 
-@pytest.mark.parametrize("golden", [GOLDEN, STAMPED])
-def test_every_flipped_bit_and_truncation_is_found(tmp_path: Path, golden: Path) -> None:
+@pytest.mark.parametrize(("golden", "every"), [(GOLDEN, 1), (STAMPED, 7)])
+def test_every_flipped_bit_and_truncation_is_found(
+    tmp_path: Path, golden: Path, every: int
+) -> None:
+    """Of the second cut, which has the tables of the first one too, only some."""
     cut = Path(shutil.copytree(golden, tmp_path / "saved"))
     (folder,) = cut.iterdir()
     everything(cut)
     for path in folder.iterdir():
         before = path.read_bytes()
-        for place in range(len(before)):
+        for place in range(0, len(before), every):
             flipped = bytearray(before)
             flipped[place] ^= 1 << place % 8
             for damaged in (flipped, before[:place]) if place % 4 == 0 else (flipped,):
