@@ -109,9 +109,10 @@ class Table(Configured):
             out: where the rows go: a tensor of float32, or of the table's dtype, [n, dim]. None: a
                 new tensor of float32 of the framework of ``ids`` (else NumPy's), in this rank's
                 heap.
-            missing: what ids without a row give. None: their rows are made. "initial": what these
-                would begin with, bit for bit; "zeros": zeros. Both make no rows, so a table that
-                has reached its ``memory_limit`` answers, too.
+            missing: what ids without a row give. None: their rows are made; where ids come and go,
+                it is "initial". "initial": what these would begin with, bit for bit; "zeros":
+                zeros. Both make no rows, so a table that has reached its ``memory_limit`` answers,
+                too.
 
         Returns:
             ``out``, or the new tensor.
@@ -140,6 +141,8 @@ class Table(Configured):
         step: int | None = None,
     ) -> None:
         """Update the rows of ids by their gradients, and make those that are missing.
+
+        Where ids come and go, gradients of ids that get no row are dropped.
 
         The gradients of an id that appears several times are added in order of appearance, and its
         row is updated once.
