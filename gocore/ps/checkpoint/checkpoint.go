@@ -105,6 +105,8 @@ type ServerPart struct {
 	Chunks  int64   `json:"chunks"`
 	CRC     uint32  `json:"crc32"` // of the index of the chunks
 	Tables  []Table `json:"tables"`
+	// Version is how many updates the server had applied: whoever calls WritePart says it.
+	Version int64 `json:"version,omitempty"`
 }
 
 // File is a part in a manifest.
@@ -114,6 +116,9 @@ type File struct {
 	Chunks int64   `json:"chunks"`
 	CRC    uint32  `json:"crc32"`
 	Rows   []int64 `json:"rows"` // of each table
+	// Version is how many updates the server had applied; 0 also in cuts of versions of paddlempi
+	// that did not note it.
+	Version int64 `json:"version,omitempty"`
 }
 
 // Manifest is a complete cut.

@@ -551,3 +551,20 @@ func TestWhoeverGivesUpLeavesTheLastCutWhole(t *testing.T) {
 	require.Equal(t, status.Interrupted, status.CodeOf(err))
 	require.LessOrEqual(t, some, 3*mostReaders, "each goroutine ends its chunk")
 }
+
+// A cut says how far each server was, so that its reader can tell how far apart two cuts are.
+func TestTheManifestHasEachServersVersion(t *testing.T) {
+	dir := t.TempDir()
+	parts := write(t, dir, 3, 2)
+	for i := range parts {
+		parts[i].Version = int64(100 + parts[i].Server)
+	}
+	require.NoError(t, Commit(context.Background(), dir, 3, parts, nil, nil))
+	m, err := Open(dir, 3)
+	require.NoError(t, err)
+	assert.EqualValues(t, 100, m.Parts[0].Version)
+	assert.EqualValues(t, 101, m.Parts[1].Version)
+	parts = write(t, dir, 4, 2)
+	parts[0].Version = -1
+	require.ErrorContains(t, Commit(context.Background(), dir, 4, parts, nil, nil), "had applied -1 updates")
+}

@@ -63,7 +63,7 @@ func join(step int64, parts []ServerPart) (*Manifest, error) {
 		if len(p.Tables) != len(m.Tables) {
 			return nil, fmt.Errorf("server %d has %d tables, server %d has %d", p.Server, len(p.Tables), parts[0].Server, len(m.Tables))
 		}
-		f := File{Name: p.File, Bytes: p.Bytes, Chunks: p.Chunks, CRC: p.CRC, Rows: make([]int64, len(m.Tables))}
+		f := File{Name: p.File, Bytes: p.Bytes, Chunks: p.Chunks, CRC: p.CRC, Version: p.Version, Rows: make([]int64, len(m.Tables))}
 		for t := range p.Tables {
 			table, of := &p.Tables[t], &m.Tables[t]
 			if !table.same(of) {

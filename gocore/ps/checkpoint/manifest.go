@@ -92,6 +92,9 @@ func (m *Manifest) check() error {
 		if p.Chunks < 0 || p.Bytes < headerBytes || p.Chunks > (p.Bytes-headerBytes)/entryBytes || len(p.Rows) != len(m.Tables) {
 			return fmt.Errorf("the manifest says that part %d has %d bytes, %d chunks and rows of %d tables, of %d", server, p.Bytes, p.Chunks, len(p.Rows), len(m.Tables))
 		}
+		if p.Version < 0 {
+			return fmt.Errorf("the manifest says that server %d had applied %d updates", server, p.Version)
+		}
 		for i, n := range p.Rows {
 			if n < 0 || n > p.Bytes/m.Tables[i].rowBytes() {
 				return fmt.Errorf("the manifest says that part %d has %d rows of table %q in %d bytes", server, n, m.Tables[i].Name, p.Bytes)

@@ -61,12 +61,6 @@ type detail struct {
 	Pieces  int                     `json:"pieces,omitempty"`  // the detail has come in pieces, of so many bytes
 }
 
-// written is what a server tells of its part.
-type written struct {
-	checkpoint.ServerPart
-	Version int64 `json:"version"` // updates that it had applied
-}
-
 // verified is what a server tells of its share of a cut.
 type verified struct {
 	Damaged string `json:"damaged"` // "": nothing is
@@ -204,7 +198,7 @@ func (p *Process) save(request []byte, _ work.Interrupt) (any, error) {
 }
 
 func (k checkpoints) save(step int64, keep int, more []byte) error {
-	wrote := make([]written, len(k.admins))
+	wrote := make([]checkpoint.ServerPart, len(k.admins))
 	var again bool
 	if err := k.first(phaseBehind, step, detail{}, &again); err != nil {
 		return err
@@ -222,10 +216,7 @@ func (k checkpoints) save(step int64, keep int, more []byte) error {
 			return err
 		}
 	}
-	d := detail{Version: wrote[0].Version, At: len(more), Queues: len(queues)}
-	for _, w := range wrote {
-		d.Parts = append(d.Parts, w.ServerPart)
-	}
+	d := detail{Version: wrote[0].Version, Parts: wrote, At: len(more), Queues: len(queues)}
 	if err := k.first(phaseCommit, step, d, nil); err != nil {
 		return err
 	}

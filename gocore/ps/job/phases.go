@@ -75,22 +75,23 @@ func (j *job) phase(ctx context.Context, from int, phase, dir string, step int64
 }
 
 // write writes the part of this server, whose updates are held until it calls copied.
-func (j *job) write(ctx context.Context, dir string, step int64, again bool, copied func()) (w written, err error) {
-	w.Version = j.server.Version()
+func (j *job) write(ctx context.Context, dir string, step int64, again bool, copied func()) (part checkpoint.ServerPart, err error) {
+	version := j.server.Version()
 	sources := make([]checkpoint.Source, 0)
 	for _, t := range j.server.Tables() {
 		config, err := describe(t.Meta)
 		if err != nil {
-			return w, err
+			return part, err
 		}
 		source, err := checkpoint.FromTable(t.Name, config, t.Table, t.LearningRate)
 		if err != nil {
-			return w, err
+			return part, err
 		}
 		sources = append(sources, source)
 	}
-	w.ServerPart, err = checkpoint.WritePart(ctx, dir, step, j.server.Index, j.server.Servers, sources, again, copied)
-	return w, err
+	part, err = checkpoint.WritePart(ctx, dir, step, j.server.Index, j.server.Servers, sources, again, copied)
+	part.Version = version
+	return part, err
 }
 
 // keepEnding keeps how a call ended that one trainer has made for all. The caller holds cuts.

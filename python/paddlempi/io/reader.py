@@ -211,6 +211,15 @@ class OpenFile:
         self._read(name, place, Elements(out), lambda done: None)
         return out
 
+    def raw_bytes(self, name: str, begin: int, size: int) -> Any:
+        """Return some bytes of a tensor, from that of number ``begin``, as an array of uint8."""
+        entry, source = self.entry(name), self._at[name]
+        if not 0 <= begin <= begin + size <= entry.end - entry.begin:
+            raise ArgumentError(f"{name!r} has no {size} bytes from byte {begin}")
+        out = np.empty(size, "u1")
+        source.file.get(out, source.header.data + entry.begin + begin)
+        return out
+
     def fill(
         self, name: str, part: shards.Part, progress: Callable[[int], object] = lambda done: None
     ) -> None:

@@ -24,11 +24,13 @@ optimizers and the memory of a row.
 from importlib import import_module as _import_module
 from typing import Any as _Any
 
-from .export import export, load
+from .export import export
 from .functions import KVRequest, server_function
+from .increments import apply_increment
 from .initializers import Initializer, Normal, Uniform, Zeros
 from .kv import KV
 from .layers import prefetch
+from .loaded import Tables, load
 from .modes import set_mode
 from .optimizers import SGD, Adagrad, Adam, AdamW, Momentum, Optimizer, RowWiseAdagrad
 from .plan import Placed, Plan, transpile
@@ -73,10 +75,12 @@ __all__ = [
     "RemoteTable",
     "RowWiseAdagrad",
     "Table",
+    "Tables",
     "Task",
     "Tasks",
     "Uniform",
     "Zeros",
+    "apply_increment",
     "barrier",
     "complete",
     "discard",

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from ..errors import ArgumentError
 
-__all__ = ["Cut", "CutTable", "newest", "open_cut", "warn_of_skipped"]
+__all__ = ["Cut", "CutTable", "cuts_of", "newest", "open_cut", "warn_of_skipped"]
 
 _PLAIN, _STAMPED = 1, 2
 """The formats: the second is that of a cut with a table that has stamps."""
@@ -76,6 +76,8 @@ class _Part(NamedTuple):
     chunks: int
     crc: int
     rows: list[int]  # of each table
+    version: int
+    """How many updates the server had applied; 0 also if it was not noted."""
 
 
 class _Damaged(Exception):
@@ -90,6 +92,8 @@ class Cut:
         folder: where it lies.
         tables: what it has of each table, in the order of their names.
         extra: bytes that the servers have put into it.
+        serial: counts the cuts of the directory, in the order in which they became complete.
+        versions: how many updates each server had applied.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
@@ -99,7 +103,7 @@ class Cut:
             self.step = _whole(manifest, "step", 0)
             if self.step != step:
                 raise _Damaged(f"its manifest is of step {self.step}")
-            _relation(manifest)
+            self.serial = _relation(manifest).serial
             self.tables = [_table(one) for one in _list(manifest, "tables")]
             names = [table.name for table in self.tables]
             if names != sorted(set(names)):
@@ -110,6 +114,7 @@ class Cut:
                 raise _Damaged(f"its tables are not those of format {self._format}")
             self.extra = base64.b64decode(manifest.get("extra") or "", validate=True)
             self._parts = [self._part(one) for one in _list(manifest, "parts")]
+            self.versions = [part.version for part in self._parts]
             for number, table in enumerate(self.tables):
                 rows = sum(part.rows[number] for part in self._parts)
                 if rows != table.rows:
@@ -128,6 +133,7 @@ class Cut:
             _whole(given, "chunks", 0, (size - _HEADER) // _ENTRY),
             _whole(given, "crc32", 0, (1 << 32) - 1),
             _list(given, "rows"),
+            _whole({"version": 0, **given}, "version", 0),
         )
         there = _size(part.path)
         if there != size:
@@ -300,6 +306,14 @@ def open_cut(directory: str | os.PathLike[str], step: int | None = None) -> Cut:
     return cut
 
 
+def cuts_of(directory: str | os.PathLike[str]) -> list[Cut]:
+    """Return the cuts of a directory whose files have their sizes, the greatest step first.
+
+    Those that are superseded are left out.
+    """
+    return list(_whole_cuts(Path(directory), []))
+
+
 def newest(directory: str | os.PathLike[str]) -> int | None:
     """Return the step of the newest whole cut; None if there is no complete one.
 
@@ -320,19 +334,9 @@ def _newest(root: Path, *, read: bool) -> tuple[Cut | None, list[str]]:
     Without ``read`` a cut is whole if its files have their sizes. Cuts that are superseded do not
     count.
     """
-    steps = []
-    if root.is_dir():
-        for path in root.iterdir():
-            name = re.fullmatch(r"cut-(\d{8,19})", path.name)
-            if name and (path / "manifest.json").exists():
-                steps.append((int(name[1]), path))
     wrong: list[str] = []
-    behind = _superseded([path for _, path in steps])
-    for step, path in sorted(steps, reverse=True):
-        if path in behind:
-            continue
+    for cut in _whole_cuts(root, wrong):
         try:
-            cut = Cut(path, step)
             if read:
                 cut.verify()
         except (ArgumentError, OSError) as error:
@@ -340,6 +344,26 @@ def _newest(root: Path, *, read: bool) -> tuple[Cut | None, list[str]]:
             continue
         return cut, wrong
     return None, wrong
+
+
+def _whole_cuts(root: Path, wrong: list[str]) -> Iterator[Cut]:
+    """Yield cuts by descending steps; ``wrong`` gets what is the matter with others."""
+    steps = []
+    if root.is_dir():
+        for path in root.iterdir():
+            name = re.fullmatch(r"cut-(\d{8,19})", path.name)
+            if name and (path / "manifest.json").exists():
+                steps.append((int(name[1]), path))
+    behind = _superseded([path for _, path in steps])
+    for step, path in sorted(steps, reverse=True):
+        if path in behind:
+            continue
+        try:
+            cut = Cut(path, step)
+        except (ArgumentError, OSError) as error:
+            wrong.append(str(error))
+            continue
+        yield cut
 
 
 def _superseded(folders: list[Path]) -> set[Path]:

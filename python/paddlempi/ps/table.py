@@ -20,7 +20,17 @@ __all__ = ["Table", "rows_of"]
 _PUSH = TableCall.PUSH  # to ask an enum each time costs 70 ns
 
 _PIECE = 1 << 20  # ids of one call of state_dict
+_COPIED = 1 << 16  # ids of one call of a copy
 _FORMAT = 1
+
+
+class _Held:
+    """A table of the core. It is freed when nobody uses it any more: a call holds it meanwhile."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.freed = weakref.finalize(self, _free, number)
+        self.freed.atexit = False  # the memory goes with the process
 
 
 class Table(Configured):
@@ -93,13 +103,10 @@ class Table(Configured):
             max_rows=max_rows,
         )
         self._core = _native.load()
-        self._number, self._freed = self._new()
+        self._held = self._new()
 
-    def _new(self) -> tuple[int, Any]:
-        number = _native.control("table_new", **self._config.request())["table"]
-        freed = weakref.finalize(self, _free, number)
-        freed.atexit = False  # the memory goes with the process
-        return number, freed
+    def _new(self) -> _Held:
+        return _Held(_native.control("table_new", **self._config.request())["table"])
 
     def pull(self, ids: Any, out: Any = None, *, missing: str | None = None) -> Any:
         """Copy the rows of ids, and make those that are missing, or say what these would be.
@@ -130,7 +137,8 @@ class Table(Configured):
             out = memory.empty(
                 (length_of("pull", ids), self.dim), framework=memory.framework_of(ids)
             )
-        self._core.table(call, self._number, checked_ids("pull", ids), out)
+        held = self._held
+        self._core.table(call, held.number, checked_ids("pull", ids), out)
         return out
 
     def push(
@@ -166,9 +174,10 @@ class Table(Configured):
         """
         if gradients is None:
             ids, gradients = rows_of(ids)
+        held = self._held
         self._core.table(
             _PUSH,
-            self._number,
+            held.number,
             checked_ids("push", ids),
             gradients,
             None,
@@ -195,14 +204,15 @@ class Table(Configured):
             happened since the table was made: ``dropped``, how many ids of pushes got no row;
             ``expired`` and ``evicted``, how many rows were removed.
         """
-        return _native.control("table_info", table=self._number)
+        held = self._held
+        return _native.control("table_info", table=held.number)
 
     def ids(self) -> Any:
         """Return the ids that have rows, in ascending order: a NumPy array of int64."""
-        room = len(self)
+        held, room = self._held, len(self)
         while True:
             found = memory.empty((room,), "int64")
-            rows = self._core.table(TableCall.IDS, self._number, found, None)
+            rows = self._core.table(TableCall.IDS, held.number, found, None)
             if rows <= room:
                 found = found[:rows]
                 found.sort()
@@ -218,13 +228,13 @@ class Table(Configured):
             [rows, floats of a state]. Where ids come and go also ``stamps``, int64, [rows], the
             step of each row's last push; and with ``admit_after`` ``sketch``, bytes.
         """
-        ids = self.ids()
+        ids, held = self.ids(), self._held
         count = len(ids)
         rows = memory.empty((count, self.dim))
         states = memory.empty((count, self._config.optimizer.state_width(self.dim)))
         for begin in range(0, count, _PIECE):
             piece = slice(begin, begin + _PIECE)
-            self._core.table(TableCall.READ, self._number, ids[piece], rows[piece], states[piece])
+            self._core.table(TableCall.READ, held.number, ids[piece], rows[piece], states[piece])
         state = {
             "format": _FORMAT,
             **self._config.identity(),
@@ -234,8 +244,8 @@ class Table(Configured):
             "states": states,
         }
         if self._config.lifetime:
-            state["stamps"] = lifetime.stamps(self._number, ids)
-            if counts := lifetime.sketch(self._number):
+            state["stamps"] = lifetime.stamps(held.number, ids)
+            if counts := lifetime.sketch(held.number):
                 state["sketch"] = counts
         return state
 
@@ -277,28 +287,47 @@ class Table(Configured):
                     f"{shape}"
                 )
         ids, rows, states, stamps = self._kept(ids, rows, states, state.get("stamps"))
-        number, freed = self._new()
+        held = self._new()
         try:
-            _native.control("table_info", table=number, steps=int(state["steps"]))
+            _native.control("table_info", table=held.number, steps=int(state["steps"]))
             for begin in range(0, len(ids), _PIECE):
                 piece = slice(begin, begin + _PIECE)
-                self._core.table(TableCall.WRITE, number, ids[piece], rows[piece], states[piece])
-            told = _native.control("table_info", table=number)
+                self._write(held, ids[piece], rows[piece], states[piece])
+            told = _native.control("table_info", table=held.number)
             if told["rows"] != len(ids):
                 raise ArgumentError(
                     f"load_state_dict: the state has {len(ids)} ids, of which {told['rows']} are "
                     "different"
                 )
             if stamps is not None:
-                lifetime.set_stamps(number, ids, stamps)
+                lifetime.set_stamps(held.number, ids, stamps)
             if (self._config.admit_after or 0) > 1 and "sketch" in state:
-                lifetime.add_sketch(number, bytes(state["sketch"]))
+                lifetime.add_sketch(held.number, bytes(state["sketch"]))
         except BaseException:
-            freed()
+            held.freed()
             raise
-        before = self._freed
-        self._number, self._freed = number, freed
-        before()
+        self._held = held
+
+    def _write(self, held: _Held, ids: Any, rows: Any, states: Any) -> None:
+        """Set rows and states, which may be None; each row is seen whole."""
+        self._core.table(TableCall.WRITE, held.number, ids, rows, states)
+
+    def _copy_without(self, gone: Any) -> _Held:
+        """Return the rows of this table without those of some ids, which ascend."""
+        before, made, ids = self._held, self._new(), self.ids()
+        ids = ids[~import_module("numpy").isin(ids, gone, assume_unique=True)]
+        width = self._config.optimizer.state_width(self.dim)
+        _native.control("table_info", table=made.number, steps=self.info()["steps"])
+        for begin in range(0, len(ids), _COPIED):
+            piece = ids[begin : begin + _COPIED]
+            rows, states = memory.empty((len(piece), self.dim)), memory.empty((len(piece), width))
+            self._core.table(TableCall.READ, before.number, piece, rows, states)
+            self._write(made, piece, rows, states)
+        if self._config.lifetime:
+            lifetime.set_stamps(made.number, ids, lifetime.stamps(before.number, ids))
+            if counts := lifetime.sketch(before.number):
+                lifetime.add_sketch(made.number, counts)
+        return made
 
     def _kept(self, ids: Any, rows: Any, states: Any, stamps: Any) -> tuple[Any, Any, Any, Any]:
         """Return those ids of a state for which there is room, and what belongs to them."""
@@ -317,7 +346,7 @@ class Table(Configured):
 
     def close(self) -> None:
         """Give the table's memory back. Later calls raise ArgumentError. May be called twice."""
-        self._freed()
+        self._held.freed()
 
     def __enter__(self) -> Table:
         return self
