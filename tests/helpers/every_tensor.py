@@ -67,6 +67,8 @@ NO_TENSORS = frozenset(
         "send_object_list",
         "ps.KVRequest",
         "ps.Prefetched",
+        "ps.Plan.clip_grad_norm_",
+        "ps.Plan.clip_grad_value_",
         "ps.Task",
         "ps.note",
         "ps.tasks",

@@ -222,6 +222,13 @@ class DistributedOptimizer(CommonOptimizer):
         self.step()
         return None, [(p, p.grad) for p in self._parameters() if p.grad is not None]
 
+    def _set_auxiliary_var(self, *_: Any) -> None:
+        # An enabled GradScaler of Paddle calls it before a step.
+        raise UnsupportedError(
+            "DistributedOptimizer: a GradScaler does not see the gradients of rows, which would "
+            "stay scaled, and may skip the step of one trainer: train in bfloat16, without one"
+        )
+
     def clear_grad(self, set_to_zero: bool = True) -> None:
         """Drop the gradients: of the dense parameters, and those that its layers have noted."""
         discard_of(self._owner)
@@ -284,6 +291,26 @@ def check_parameters(optimizer: Any, parameters: Iterable[Any]) -> None:
     _refuse(type(optimizer).__name__, list(dict.fromkeys(odd)))
 
 
+def _clip_of(has: dict[str, Any], odd: list[str]) -> float | None:
+    """Return the bound of an optimizer's clip by value; add to odd what servers do not have."""
+    clip = has.get("_grad_clip")
+    if isinstance(clip, paddle.nn.ClipGradByValue) and clip.min == -clip.max:
+        return float(clip.max)
+    if clip is not None:
+        odd.append(f"grad_clip={clip}")
+    return None
+
+
+def _decay_of(has: dict[str, Any], odd: list[str]) -> float:
+    """Return the factor of an optimizer's L2Decay; add to odd what servers do not have."""
+    of = has.get("regularization")
+    if of is not None and type(of) is not paddle.regularizer.L2Decay:
+        odd.append(f"weight_decay={of}")
+    elif of is not None:
+        return float(of._coeff)
+    return float(has.get("_regularization_coeff") or 0)  # Momentum has it by itself
+
+
 def for_servers(optimizer: Any) -> ps.Optimizer:
     """Return what servers have for an optimizer of Paddle.
 
@@ -292,17 +319,9 @@ def for_servers(optimizer: Any) -> ps.Optimizer:
     """
     kind = type(optimizer).__name__
     has = vars(optimizer)
-    odd = [
-        name
-        for name in (
-            "regularization",
-            "_grad_clip",
-            "_amsgrad",
-            "_lr_ratio",
-            "_regularization_coeff",
-        )
-        if has.get(name)
-    ]
+    odd = [name for name in ("_amsgrad", "_lr_ratio") if has.get(name)]
+    common: dict[str, Any] = {"clip_value": _clip_of(has, odd)}
+    decay = _decay_of(has, odd)
     if has.get("_apply_decay_param_fun") is not None or isinstance(
         (has["_param_groups"] or [None])[0], dict
     ):
@@ -310,18 +329,20 @@ def for_servers(optimizer: Any) -> ps.Optimizer:
     rate = float(optimizer.get_lr())
     _refuse(kind, odd)
     if kind == "SGD":
-        return ps.SGD(rate)
+        return ps.SGD(rate, decay, **common)
     if kind == "Momentum":
-        return ps.Momentum(rate, momentum=has["_momentum"], nesterov=has["_use_nesterov"])
+        more = {"momentum": has["_momentum"], "nesterov": has["_use_nesterov"]}
+        return ps.Momentum(rate, decay, **common, **more)
     if kind == "Adagrad":
         start = has["initial_accumulator_value"]
-        return ps.Adagrad(rate, epsilon=has["_epsilon"], initial_accumulator=start)
+        more = {"epsilon": has["_epsilon"], "initial_accumulator": start}
+        return ps.Adagrad(rate, decay, **common, **more)
     if kind in ("Adam", "AdamW"):
-        betas: dict[str, Any] = {"beta1": float(has["_beta1"]), "beta2": float(has["_beta2"])}
+        names = {"beta1": "_beta1", "beta2": "_beta2", "epsilon": "_epsilon"}
+        more = {name: float(has[attribute]) for name, attribute in names.items()}
         if kind == "Adam":
-            return ps.Adam(rate, **betas, epsilon=float(has["_epsilon"]))
-        decay = float(has["_weight_decay"])
-        return ps.AdamW(rate, decay, **betas, epsilon=float(has["_epsilon"]))
+            return ps.Adam(rate, decay, **common, **more)
+        return ps.AdamW(rate, float(has["_weight_decay"]), **common, **more)
     raise UnsupportedError(
         f"ps.DistributedOptimizer: servers have no {kind}: they have SGD, Momentum, Adagrad, Adam "
         "and AdamW; or take dense='all_reduce'"

@@ -16,6 +16,7 @@ import paddle
 from ..errors import DtypeError, UnsupportedError
 from ..ps import Initializer, Optimizer, RemoteTable, note
 from ..ps.layers import RemoteLayer
+from ..ps.stepping import discard_tables
 
 __all__ = ["SparseEmbedding"]
 
@@ -93,6 +94,10 @@ class SparseEmbedding(RemoteLayer, paddle.nn.Layer):  # type: ignore[misc]
         elif not self.frozen:
             rows = rows.clone()  # a leaf could not be changed in place
         return rows.reshape([*x.shape, self.embedding_dim])
+
+    def clear_gradients(self, set_to_zero: bool = True) -> None:
+        """Drop the gradients that were noted of the table. That of a plan's model does so, too."""
+        discard_tables([self.table.name])
 
     @staticmethod
     def _has_gradients() -> bool:

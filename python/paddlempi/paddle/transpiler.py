@@ -15,8 +15,9 @@ import paddle
 
 from ..errors import UnsupportedError
 from ..ps import Optimizer, Plan
-from ..ps.layers import RemoteLayer
+from ..ps.layers import RemoteLayer, layers_in
 from ..ps.states import State
+from ..ps.stepping import discard_tables
 from ..ps.transpiler import SpreadOptimizer, Transpiler
 from .distributed_optimizer import ACCESS, DistributedOptimizer, check_parameters, for_servers
 from .embedding import SparseEmbedding
@@ -136,8 +137,31 @@ class PaddleTranspiler(Transpiler):
         return is_embedding and getattr(module, "_max_norm", None) is not None
 
     @staticmethod
-    def _set_mode(layer: Any, module: Any) -> None:
+    def _take_over(layer: Any, module: Any) -> None:
         layer.training = module.training
+        for name, hooks in vars(module).items():
+            if name.startswith(("_forward_pre_", "_forward_post_")):
+                layer.__dict__[name] = hooks  # the same dict: a handle removes its hook from it
+
+    @classmethod
+    def _drop_with(cls, model: Any) -> None:
+        for layer in model.sublayers(include_self=True):
+            if not isinstance(layer, RemoteLayer) and layers_in(layer.sublayers()):
+                vars(layer)["clear_gradients"] = _ClearGradients(layer)
+
+
+class _ClearGradients:
+    """``clear_gradients`` of a layer that has layers of ps in it: what these have noted goes, too.
+
+    It is an object, whose copy in a copy of the layer has that copy.
+    """
+
+    def __init__(self, layer: paddle.nn.Layer) -> None:
+        self._layer = layer
+
+    def __call__(self, set_to_zero: bool = True) -> None:
+        type(self._layer).clear_gradients(self._layer, set_to_zero)
+        discard_tables(layer.table.name for layer in layers_in(self._layer.sublayers()))
 
 
 def transpiler(model: Any, optimizer: Any) -> Any:
@@ -157,11 +181,16 @@ def _check_rows(optimizer: Any) -> None:
     kind = type(optimizer).__name__
     if kind in ("Adam", "AdamW") and not vars(optimizer).get("_lazy_mode"):
         raise UnsupportedError(
-            f"ps.transpile: rows with sparse gradients have no {kind} without lazy_mode=True: it "
+            f"rows with sparse gradients have no {kind} without lazy_mode=True: it "
             "also changes rows that are not in the batch"
         )
     if kind not in ("SGD", "Adagrad", "Adam", "AdamW"):
         raise UnsupportedError(
-            "ps.transpile: rows with sparse gradients have SGD, Adagrad, or Adam and AdamW with "
+            "rows with sparse gradients have SGD, Adagrad, or Adam and AdamW with "
             f"lazy_mode=True, and not {kind}: give the embeddings an optimizer of their own"
+        )
+    if kind != "AdamW" and for_servers(optimizer).weight_decay:
+        raise UnsupportedError(
+            f"rows with sparse gradients have no {kind} with weight_decay, which also changes rows "
+            "that are not in the batch: give the embeddings an optimizer of their own"
         )

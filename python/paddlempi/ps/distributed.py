@@ -206,11 +206,13 @@ class CommonOptimizer:
         """Refuse what this optimizer cannot do, before anything has changed."""
         if self._group is None and not self._on_servers:
             return
-        if any(p.grad is not None and self._is_sparse(p.grad) for p in self._parameters()):
-            raise UnsupportedError(
-                "ps.DistributedOptimizer: a dense parameter has a sparse gradient: make its layer "
-                "one of paddlempi.ps (ps.Embedding, ps.SparseEmbedding), or its gradient dense"
-            )
+        for one in self._parameters():
+            if one.grad is not None and self._is_sparse(one.grad):
+                raise UnsupportedError(
+                    f"ps.DistributedOptimizer: dense parameter {self._called(one)} has a sparse "
+                    "gradient: make its layer one of paddlempi.ps (ps.Embedding, "
+                    "ps.SparseEmbedding), or its gradient dense"
+                )
         if not self._on_servers:
             return
         if self._places != [id(p) for p in self._parameters()]:

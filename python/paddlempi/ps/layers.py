@@ -20,7 +20,7 @@ from .optimizers import Optimizer
 from .prefetching import Prefetched, start
 from .remote import RemoteTable, pull_into
 
-__all__ = ["RemoteLayer", "prefetch"]
+__all__ = ["RemoteLayer", "layers_in", "prefetch"]
 
 _AHEAD = 8  # prefetches that a layer remembers until forward asks for them
 _PIECE = 4 << 20  # elements of one request of from_pretrained
@@ -223,6 +223,11 @@ class RemoteLayer:
         missing = "" if self.missing == "initial" else f", missing={self.missing!r}"
         shape = f"{self.num_embeddings}, {self.embedding_dim}"
         return f"{shape}{padding}, name={self.table.name!r}{frozen}{missing}"
+
+
+def layers_in(modules: Iterable[Any]) -> list[RemoteLayer]:
+    """Return those of some modules that are layers whose rows are on servers."""
+    return [one for one in modules if isinstance(one, RemoteLayer)]
 
 
 def prefetch(requests: Iterable[tuple[RemoteLayer, Any]]) -> list[Prefetched]:

@@ -98,6 +98,10 @@ class Owners:
         """Take an optimizer, which may step from now on."""
         self._all.add(owner)
 
+    def owned(self) -> set[str]:
+        """Return the names of the tables that some optimizer was given."""
+        return {name for one in self._all for name in one.names}
+
     def agree(self) -> None:
         """Forget what optimizers have done with tables they share: nothing is noted any more."""
         self._owing.clear()
@@ -152,8 +156,7 @@ class Owners:
 
     def _of(self, owner: Owner, noted: Mapping[str, int]) -> tuple[set[str], set[str]]:
         """Return an optimizer's own tables of those that were noted, and those of nobody."""
-        owned = {name for one in self._all for name in one.names}
-        return owner.names & set(noted), set(noted) - owned
+        return owner.names & set(noted), set(noted) - self.owned()
 
     def _all_sharing(self) -> set[Owner]:
         return {one for one in self._all if one.rest}

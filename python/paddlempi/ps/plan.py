@@ -18,7 +18,7 @@ from typing import Any
 from .. import memory
 from ..errors import ArgumentError, DtypeError
 from ..group import DEFAULT_TIMEOUT
-from . import session
+from . import clipping, session
 from .dense import BLOCK, PLACEMENTS
 from .distributed import equal
 from .layers import RemoteLayer
@@ -253,6 +253,53 @@ class Plan:
         for one in self._optimizers():
             one.publish()
         equal(tensor for _, tensor in self.frozen())
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, *, optimizer: Any = None
+    ) -> float:
+        """Scale all gradients of the next step so that their norm together is at most ``max_norm``.
+
+        As torch's function of this name in one process, between backward and ``step``. In sync mode
+        all trainers call it: the norm is that of the sum of their gradients, or of the mean
+        (``average``), with those of rows. In the other modes, where each trainer's gradients are a
+        step, it is that of this trainer's.
+
+        All trainers get the gradients of all, so it costs about what the push of a step does.
+
+        Args:
+            max_norm: at least 0.
+            norm_type: the order of the norm, above 0; ``math.inf``: the largest element.
+            optimizer: one of the plan's, whose gradients alone are clipped; None: all.
+
+        Returns:
+            The norm before.
+
+        Raises:
+            ArgumentError: a number is below that, or ``optimizer`` is none of the plan.
+            Error: as :func:`paddlempi.all_reduce`.
+        """
+        what = "plan.clip_grad_norm_"
+        return clipping.clip_norm(self._those(optimizer, what), max_norm, norm_type, what)
+
+    def clip_grad_value_(self, clip_value: float, *, optimizer: Any = None) -> None:
+        """Clip each element of the gradients of the next step to ``clip_value`` from 0.
+
+        As :meth:`clip_grad_norm_`: in sync mode all trainers call it, and the sum or mean of their
+        gradients is clipped. Then one trainer has what is pushed, and the others have zeros.
+
+        Args:
+            clip_value: a finite number of at least 0.
+            optimizer: as there.
+        """
+        what = "plan.clip_grad_value_"
+        clipping.clip_value(self._those(optimizer, what), clip_value, what)
+
+    def _those(self, optimizer: Any, what: str) -> list[Any]:
+        if optimizer is None:
+            return self._optimizers()
+        if not any(one is optimizer for one in self._optimizers()):
+            raise ArgumentError(f"{what}: optimizer={optimizer!r:.100} is none of this plan")
+        return [optimizer]
 
     def _listed(self) -> bool:
         return isinstance(self.optimizer, list)

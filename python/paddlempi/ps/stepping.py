@@ -15,7 +15,16 @@ from .config import checked_ids
 from .owners import Owner
 from .remote import RemoteTable
 
-__all__ = ["discard", "discard_of", "note", "refuse", "step", "step_of"]
+__all__ = [
+    "discard",
+    "discard_of",
+    "discard_tables",
+    "note",
+    "noted_of",
+    "refuse",
+    "step",
+    "step_of",
+]
 
 _Note = tuple[RemoteTable, Any, Any]  # a table, ids and gradients
 
@@ -85,6 +94,19 @@ def discard_of(owner: Owner) -> None:
         _noted.take(lambda noted: owners.to_drop(owner, noted))
     else:
         discard()
+
+
+def discard_tables(names: Iterable[str]) -> None:
+    """Drop what was noted of the tables of these names."""
+    _noted.take(set(names).intersection)
+
+
+def noted_of(owners: Iterable[Owner]) -> list[tuple[RemoteTable, list[_Note]]]:
+    """Return what a step of each of these optimizers would push, by table. It stays noted."""
+    of_all = session.as_trainer("ps.step").owners
+    with _noted.lock:
+        names = {n for owner in owners for n in of_all.to_forget(owner, _noted.latest)}
+        return [(_noted.of[name][0], list(_noted.of[name][1])) for name in sorted(names)]
 
 
 def refuse(owner: Owner | None = None) -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from functools import partial
+from types import MethodType
 from typing import Any, ClassVar
 
 from ..errors import ArgumentError, DtypeError, UnsupportedError
+from . import session
 from .distributed import Access, CommonOptimizer, Vector, equal, rate_of_now
-from .layers import RemoteLayer
+from .layers import RemoteLayer, layers_in
 from .optimizers import Optimizer
 from .plan import Placed, Plan
 from .states import State, is_writer, read_rows, write_rows
@@ -63,6 +65,12 @@ class SpreadOptimizer(CommonOptimizer):
             tables=[layer for layer, _ in rows],
         )
         self._owner.rest = rest
+        optimizer.step = MethodType(_not_its_step, optimizer)
+
+    def take(self, layers: Iterable[RemoteLayer]) -> None:
+        """Have the gradients of layers, but those that another optimizer was given."""
+        names = {layer.table.name for layer in layers}
+        self._owner.names |= names - session.current("ps.transpile").owners.owned()
 
     # What the framework knows
 
@@ -128,6 +136,17 @@ def write_layer(layer: RemoteLayer, state: State, access: Access) -> None:
     write_rows(layer.table, layer.num_embeddings or 0, State(state.steps, slots))
 
 
+def _not_its_step(optimizer: Any, *_: Any, **__: Any) -> None:
+    raise UnsupportedError(
+        f"ps.transpile: this {type(optimizer).__name__} was given to a plan: its own step would "
+        "change the parameters of this trainer alone: call step of plan.optimizer"
+    )
+
+
+# What torch's schedules look for: that a step is counted. plan.optimizer counts it.
+_not_its_step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+
+
 class Transpiler:
     """A model and its optimizers, on the way to a plan.
 
@@ -163,7 +182,9 @@ class Transpiler:
         self._tables = {
             f"{path}.weight" if path else "weight": module
             for path, module in self._modules(model)
-            if self._is_sparse(module) and self._is_trained(module.weight)
+            # With weight_norm its weight is computed, and no parameter.
+            if self._is_sparse(module) and module._parameters.get("weight") is not None
+            if self._is_trained(module.weight)
         }
         # All names of these weights in a state dict: a module may be at several places.
         first = {id(module): name for name, module in self._tables.items()}
@@ -260,8 +281,23 @@ class Transpiler:
         raise NotImplementedError
 
     @staticmethod
-    def _set_mode(layer: Any, module: Any) -> None:
-        """Have a layer train, or not, as the module does."""
+    def _take_over(layer: Any, module: Any) -> None:
+        """Have a layer train, or not, and call the hooks of forward, as the module does."""
+        raise NotImplementedError
+
+    @staticmethod
+    def _hooks_of_rows(module: Any) -> bool:
+        """Whether gradients of an embedding's weight have hooks, as far as that is to be seen."""
+        return False
+
+    @staticmethod
+    def _hooks_of_steps(optimizer: Any) -> bool:
+        """Whether a step of an optimizer has hooks."""
+        return False
+
+    @classmethod
+    def _drop_with(cls, model: Any) -> None:
+        """Have a model, and modules in it, drop what their layers have noted with the gradients."""
         raise NotImplementedError
 
     @staticmethod
@@ -335,12 +371,23 @@ class Transpiler:
 
     def _check(self) -> None:
         """Raise if servers do not have what the model or an optimizer wants."""
+        for number, one in enumerate(self._optimizers):
+            if self._hooks_of_steps(one):
+                raise UnsupportedError(
+                    f"ps.transpile: optimizer {number} has hooks of its step, which servers make: "
+                    "remove them, and do before and after step what they do"
+                )
         rows = {id(module.weight) for module in self._tables.values()}
         for name, module in self._tables.items():
             try:
                 self._layer(module)
             except UnsupportedError as error:
                 raise UnsupportedError(f"ps.transpile: embedding {name!r}: {error}") from None
+            if self._hooks_of_rows(module):
+                raise UnsupportedError(
+                    f"ps.transpile: embedding {name!r}: its weight has hooks, which tables do not "
+                    "call: take hooks of what the embedding returns"
+                )
             for path, one in self._modules(self._model):
                 if one is not module and any(p is module.weight for p in one._parameters.values()):
                     raise UnsupportedError(
@@ -357,8 +404,12 @@ class Transpiler:
             if not self._is_trained(parameter):
                 continue
             one, number = self._groups[id(parameter)]
-            self._check_parameter(one, parameter)
-            does = self._now(one, number, rows=id(parameter) in rows)
+            try:
+                self._check_parameter(one, parameter)
+                does = self._now(one, number, rows=id(parameter) in rows)
+            except UnsupportedError as error:
+                text = str(error).removeprefix("ps.DistributedOptimizer: ")
+                raise UnsupportedError(f"ps.transpile: parameter {name!r}: {text}") from None
             try:
                 self._state_for_servers(one, self._group(one, number), parameter, does)
             except UnsupportedError as error:
@@ -384,12 +435,14 @@ class Transpiler:
         """Make the plan. The arguments are those of :func:`paddlempi.ps.transpile`."""
         plan = self.PLAN()
         plan.order = list(self._model.state_dict())
+        before = layers_in(module for _, module in self._modules(self._model))
         layers = self._make_layers(prefix)
         rows = {id(module.weight): layers[name] for name, module in self._tables.items()}
         members = [self._members(one, rows) for one in self._optimizers]
         for one in self._optimizers:
             self._without(one, set(rows))
         plan.model = self._put_in({id(self._tables[name]): layer for name, layer in layers.items()})
+        self._drop_with(plan.model)
         plan.layers, plan.places = layers, self._places
         plan.frozen = partial(self._frozen, plan.model)
         equal(tensor for _, tensor in plan.frozen())
@@ -413,6 +466,7 @@ class Transpiler:
                     number == 0,
                 )
             )
+        made[0].take(before)
         plan.optimizer = made if self._listed else made[0]
         where = {name: Placed(name, shape) for name, shape in self._shapes.items()}
         for name, layer in layers.items():
@@ -420,6 +474,8 @@ class Transpiler:
         for optimizer in made:
             where |= {one.name: one for one in optimizer.placed()}
         plan.parameters = list(where.values())
+        for name, layer in layers.items():
+            self._retire(self._tables[name], layer)
         return plan
 
     @classmethod
@@ -447,9 +503,18 @@ class Transpiler:
             state = self._state_for_servers(one, self._group(one, number), module.weight, does)
             if state is not None and is_writer("ps.transpile"):
                 write_layer(layer, state, self.OPTIMIZER.ACCESS)
-            self._set_mode(layer, module)
+            self._take_over(layer, module)
             layers[name] = layer
         return layers
+
+    @staticmethod
+    def _retire(module: Any, layer: RemoteLayer) -> None:
+        """Have an embedding be its layer where a program has it elsewhere than in a module.
+
+        It has no weight any more: that of before would be taken for the rows of now.
+        """
+        module._parameters.pop("weight")
+        vars(module)["forward"] = layer.forward  # type: ignore[attr-defined]  # of the front's
 
     def _put_in(self, layers: Mapping[int, RemoteLayer]) -> Any:
         """Put layers into the places of their embeddings, by id(); return the model."""

@@ -14,6 +14,7 @@ import torch
 from ..errors import ArgumentError, DtypeError
 from ..ps import Initializer, Normal, Optimizer, RemoteTable, note
 from ..ps.layers import RemoteLayer
+from ..ps.stepping import discard_tables
 
 __all__ = ["Embedding", "EmbeddingBag"]
 
@@ -87,6 +88,10 @@ class _Layer(RemoteLayer, torch.nn.Module):  # type: ignore[misc]
             copies = shown and places is None
             rows = _Noted.apply(self._anchor, rows, self.table, kept, copies)
         return rows, None if places is None else places.to(ids.device)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients that were noted of the table. That of a plan's model does so, too."""
+        discard_tables([self.table.name])
 
     def requires_grad_(self, requires_grad: bool = True) -> Any:
         """Set whether backward notes gradients: ``frozen``. That of a model around it does not."""

@@ -11,8 +11,9 @@ import torch
 from .. import ps
 from ..errors import UnsupportedError
 from ..ps import Optimizer, Plan
-from ..ps.layers import RemoteLayer
+from ..ps.layers import RemoteLayer, layers_in
 from ..ps.states import State
+from ..ps.stepping import discard_tables
 from ..ps.transpiler import SpreadOptimizer, Transpiler
 from .distributed_optimizer import (
     ACCESS,
@@ -161,8 +162,41 @@ class TorchTranspiler(Transpiler):
         return isinstance(module, kinds) and module.max_norm is not None
 
     @staticmethod
-    def _set_mode(layer: Any, module: Any) -> None:
+    def _take_over(layer: Any, module: Any) -> None:
         layer.train(module.training)
+        for name, hooks in vars(module).items():
+            if name.startswith(("_forward_", "_backward_", "_is_full_backward_")):
+                layer.__dict__[name] = hooks  # the same dict: a handle removes its hook from it
+
+    @staticmethod
+    def _hooks_of_rows(module: Any) -> bool:
+        weight = module.weight
+        return bool(weight._backward_hooks or weight._post_accumulate_grad_hooks)
+
+    @staticmethod
+    def _hooks_of_steps(optimizer: Any) -> bool:
+        return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+
+    @classmethod
+    def _drop_with(cls, model: Any) -> None:
+        for module in model.modules():
+            if not isinstance(module, RemoteLayer) and layers_in(module.modules()):
+                # Not setattr: that of a compiled module sets it in the module it has compiled.
+                vars(module)["zero_grad"] = _ZeroGrad(module)
+
+
+class _ZeroGrad:
+    """``zero_grad`` of a module that has layers: it also drops what they have noted.
+
+    It is an object, whose copy in a copy of the module has that copy.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+
+    def __call__(self, set_to_none: bool = True) -> None:
+        type(self._module).zero_grad(self._module, set_to_none)
+        discard_tables(layer.table.name for layer in layers_in(self._module.modules()))
 
 
 def transpiler(model: Any, optimizer: Any) -> TorchTranspiler:
@@ -180,13 +214,13 @@ def _rows_for_servers(optimizer: Any, group: dict[str, Any]) -> Optimizer:
     kind = type(optimizer)
     if kind not in (torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam):
         raise UnsupportedError(
-            f"ps.transpile: rows with sparse gradients have SGD, Adagrad or SparseAdam, and not "
+            f"rows with sparse gradients have SGD, Adagrad or SparseAdam, and not "
             f"{kind.__name__}: give the embeddings an optimizer of their own"
         )
     odd = [name for name in ("momentum", "weight_decay", "maximize") if group.get(name)]
     if odd:
         raise UnsupportedError(
-            f"ps.transpile: rows with sparse gradients have no {kind.__name__} with "
+            f"rows with sparse gradients have no {kind.__name__} with "
             f"{', '.join(odd)}, which also changes rows that are not in the batch"
         )
     if kind is not torch.optim.SparseAdam:

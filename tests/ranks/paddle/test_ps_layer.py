@@ -228,10 +228,17 @@ def test_layers_can_be_copied() -> None:
     ("make", "text"),
     [
         (lambda p: paddle.optimizer.Lamb(0.1, parameters=p), "servers have no Lamb"),
-        (lambda p: paddle.optimizer.SGD(0.1, p, weight_decay=0.1), "SGD with regularization"),
         (
-            lambda p: paddle.optimizer.SGD(0.1, p, grad_clip=paddle.nn.ClipGradByValue(1.0)),
-            "with _grad_clip",
+            lambda p: paddle.optimizer.SGD(0.1, p, weight_decay=paddle.regularizer.L1Decay(0.1)),
+            "SGD with weight_decay=L1Decay",
+        ),
+        (
+            lambda p: paddle.optimizer.SGD(0.1, p, grad_clip=paddle.nn.ClipGradByNorm(1.0)),
+            "SGD with grad_clip=",
+        ),
+        (
+            lambda p: paddle.optimizer.SGD(0.1, p, grad_clip=paddle.nn.ClipGradByValue(1.0, 0.0)),
+            "SGD with grad_clip=",
         ),
         (lambda p: paddle.optimizer.SGD(0.1, [{"params": p}]), "groups of parameters"),
     ],

@@ -94,7 +94,8 @@ TORCH = (
     ("mixed",),
     ("activation",),
     ("__init__", "bench"),
-    ("embedding", "distributed_optimizer"),  # imported when paddlempi.ps needs them
+    ("states",),  # from here on imported when paddlempi.ps needs them
+    ("embedding", "distributed_optimizer"),
     ("transpiler",),
     ("checkpoint",),  # imported by programs that use it
     ("bench_model",),
@@ -119,10 +120,12 @@ PADDLE = (
     ("data_parallel", "optimizers"),
     ("activation", "bench"),
     ("__init__",),
-    ("embedding", "distributed_optimizer"),  # imported when paddlempi.ps needs them
+    ("states",),  # from here on imported when paddlempi.ps needs them
+    ("embedding", "distributed_optimizer"),
     ("transpiler",),
     # imported when a static program is transpiled
     ("static_operators", "static_updates"),
+    ("static_states",),
     ("static_program",),
     ("static_transpiler",),
 )
