@@ -202,16 +202,16 @@ typedef struct FN(chain) {
 } FN(chain);
 
 /* chains lists the rows of a portion, each once. next leads from a place to the next one with the
- * same row. Places without a row are left out. table has room for a power of 2 above twice the
- * places. Returns how many rows there are. */
+ * same row. some says that places may be without a row: they are left out. table has room for a
+ * power of 2 above twice the places. Returns how many rows there are. */
 INLINE uint32_t FN(chains)(const uint32_t *rows, uint32_t n, FN(chain) * list, uint32_t *next,
-						   uint32_t *table) {
+						   uint32_t *table, const int some) {
 	uint32_t bits = 1, found = 0;
 	while ((1u << bits) < 2 * n)
 		bits++;
 	memset(table, 0, sizeof *table << bits);
 	for (uint32_t k = 0; k < n; k++) {
-		if (__builtin_expect(rows[k] == NONE, 0))
+		if (__builtin_expect(some && rows[k] == NONE, 0))
 			continue;
 		uint32_t at = rows[k] * 0x9e3779b9u >> (32 - bits);
 		while (table[at] && list[table[at] - 1].row != rows[k])
@@ -282,7 +282,7 @@ INLINE int FN(used)(pt_table *t, pt_shard *s, const pt_batch *b, const pt_portio
 	return 1;
 }
 
-TARGET int FN(pt_push)(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *p) {
+INLINE int FN(push)(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *p, const int stamped) {
 	uint32_t *rows = p->work, *next = rows + p->n, *table = next + p->n + 3 * p->n;
 	FN(chain) *list = (FN(chain) *)(next + p->n);
 	for (uint32_t i = 0; i < p->n + BLOCK; i++) {
@@ -295,7 +295,7 @@ TARGET int FN(pt_push)(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *
 		uint32_t row = FN(locate)(s, id, hash);
 		if (__builtin_expect(row == NONE, 0)) {
 			int rc = PT_OK;
-			if (p->state)
+			if (stamped && p->state)
 				p->state[p->at[i - BLOCK]] = PT_MISSING;
 			else
 				rc = pt_insert(t, s, b, id, hash, &row);
@@ -306,14 +306,14 @@ TARGET int FN(pt_push)(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *
 		}
 		rows[i - BLOCK] = row;
 	}
-	uint32_t unique = FN(chains)(rows, p->n, list, next, table);
+	uint32_t unique = FN(chains)(rows, p->n, list, next, table, stamped);
 	int optimizer = b->step.adds ? PT_SGD : t->c.optimizer;
 	int64_t dim = t->c.dim, kept = t->c.dtype == PT_FLOAT32 ? 4 * dim : 2 * dim;
 	int64_t given = b->dtype == PT_FLOAT32 ? 4 * dim : 2 * dim, padded = (dim + 15) / 16 * 16;
 	int64_t all = kept + given + t->state_bytes;
 	uint32_t ahead = all * 16 <= FETCHED ? 16 : all * 4 >= FETCHED ? 4 : (uint32_t)(FETCHED / all);
 	float *wide = p->sum + padded;
-	int bf16 = t->c.dtype == PT_BFLOAT16, stamped = t->stamped;
+	int bf16 = t->c.dtype == PT_BFLOAT16;
 	for (uint32_t u = 0; u < unique + ahead; u++) {
 		if (u < unique) {
 			const FN(chain) *c = &list[u];
@@ -343,6 +343,11 @@ TARGET int FN(pt_push)(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *
 		}
 	}
 	return PT_OK;
+}
+
+/* As with pulls. */
+TARGET int FN(pt_push)(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *p) {
+	return t->stamped ? FN(push)(t, s, b, p, 1) : FN(push)(t, s, b, p, 0);
 }
 
 /* A number is not finite if all bits of its exponent are set. */
