@@ -257,6 +257,7 @@ class _Supervisor:
         self.absent = ""  # which ranks this attempt was ended for, because they never came to init
         self._grace, self._init_wait = grace, init_wait
         self._process: subprocess.Popen[bytes] | None = None
+        self._early: list[tuple[int, bool]] = []  # signals that came while there was no process
         self._mark = ""
         self._folder = Path()
         self._steps: list[Any] = []  # what the next alarms do
@@ -275,6 +276,7 @@ class _Supervisor:
         """
         self._mark, self._folder = uuid.uuid4().hex, Path(folder)
         self.asked, self.absent = self.stopped, ""
+        self._early = [one for one in self._early if one[0] in _ENDING]
         job = {_processes.MARK: self._mark, _marks.FOLDER: folder}
         began = time.time()
         # In a session of its own: a terminal sends Ctrl-C to run alone, which hands it on once.
@@ -282,8 +284,10 @@ class _Supervisor:
             command, env={**os.environ, **variables, **job}, start_new_session=True
         )
         self._process = process
-        if self.stopped:  # by a signal that came before there was a process
-            self._pass_on(signal.SIGTERM)
+        # On a busy machine ranks may run, and signals come, before Popen has returned.
+        early, self._early = self._early, []
+        for number, again in early:
+            self._hand_on(number, again)
         status = self._wait(process)
         self._process = None
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -307,7 +311,16 @@ class _Supervisor:
         again, self.stopped = self.stopped, self.stopped or number in _ENDING
         self.asked = True
         if self._process is None:
-            return
+            self._early.append((number, again))
+        else:
+            self._hand_on(number, again)
+
+    def _hand_on(self, number: int, again: bool) -> None:
+        """Give a signal to the ranks that watch for preemption, or to the launcher.
+
+        Args:
+            again: a signal before this one has asked the job to end.
+        """
         watching = [] if again or number != signal.SIGTERM else self._watching()
         for pid, wanted in watching:
             with contextlib.suppress(ProcessLookupError):  # it has just ended

@@ -373,6 +373,47 @@ def test_a_signal_ends_the_job(number: int, tmp_path: Path) -> None:
     assert not [pid for pid in pids if environment(pid)]
 
 
+STARTS_SLOWLY = """
+import subprocess, sys
+from paddlempi import cli
+
+class Slow(subprocess.Popen):  # returns when this process reads a line, long after the start
+    def __init__(self, *words, **options):
+        super().__init__(*words, stdin=subprocess.DEVNULL, **options)
+        sys.stdin.readline()
+
+subprocess.Popen = Slow
+sys.exit(cli.main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_comes_when_the_launcher_has_just_started(number: int, tmp_path: Path) -> None:
+    """On a busy machine the launcher may run before ``run`` has its process: the signal waits."""
+    body = """
+import signal, time
+for one in (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM):
+    signal.signal(one, lambda number, _: os._exit(number))
+print("ready", flush=True)
+time.sleep(60)
+"""
+    (tmp_path / "rank.py").write_text(RANK + body)
+    launcher = [sys.executable, str(tmp_path / "rank.py")]
+    process = subprocess.Popen(
+        [sys.executable, "-c", STARTS_SLOWLY, "run", "--restarts", "0", "--", *launcher],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=take_signals,
+    )
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(2)] == ["attempt 0\n", "ready\n"]
+    process.send_signal(number)
+    out, err = process.communicate("goes on\n", timeout=60)
+    assert (process.returncode, out) == (number, ""), err
+
+
 def test_ranks_that_watch_get_the_signal_first(tmp_path: Path) -> None:
     """The launcher, here the same process's parent, does not get it as long as the grace lasts."""
     body = """
