@@ -45,7 +45,8 @@ except dist.errors.OutOfMemoryError as error:
 else:
     x = np.ones(1)
     dist.all_reduce(x)
-    print("sum", x[0], flush=True)
+    # With PYTHONUNBUFFERED print writes each part for itself, and a launcher mixes those of ranks.
+    print(f"sum {x[0]}\\n", end="", flush=True)
 """
 
 

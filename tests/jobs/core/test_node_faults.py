@@ -66,10 +66,11 @@ try:
             dist.barrier()
         going[0] = time.monotonic() - began < limit
         dist.all_reduce(going, dist.ReduceOp.MIN)
-    print("done", rank, flush=True)
+    print(f"done {rank}\\n", end="", flush=True)
 except dist.errors.PeerDiedError as error:
     took = time.monotonic() - last
-    print("raised", rank, error.ranks, "soon" if took < 5 else took, flush=True)
+    when = "soon" if took < 5 else took
+    print(f"raised {rank} {error.ranks} {when}\\n", end="", flush=True)
 """
 
 # Collectives and messages, short and long, of ordinary and of mapped memory.
@@ -92,7 +93,7 @@ mapped = dist.zeros(1 << 20, "float32")
 mapped[:] = 1
 dist.all_reduce(mapped)
 assert (mapped == size).all()
-print("done", rank, flush=True)
+print(f"done {rank}\\n", end="", flush=True)
 """
 
 

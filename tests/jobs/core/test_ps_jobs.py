@@ -166,7 +166,7 @@ def killed_server() -> None:
             if step == 20:
                 dist.barrier()
     except errors.PeerDiedError as error:
-        print("died", error.ranks, flush=True)
+        print(f"died {error.ranks}\n", end="", flush=True)
     time.sleep(3)  # the end of this rank would be another death, and end the launcher
     os._exit(3)
 
@@ -191,7 +191,7 @@ def killed_trainer() -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             table.push(np.arange(10), np.ones((10, 3), np.float32))
     except errors.PeerDiedError as error:
-        print("died", error.ranks, flush=True)
+        print(f"died {error.ranks}\n", end="", flush=True)
     time.sleep(3)  # the end of this rank would be another death, and end the launcher
     os._exit(3)
 
