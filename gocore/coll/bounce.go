@@ -163,6 +163,9 @@ func (b *Bounce) Awaited() int {
 // Awaits tells whether the operation waits for a member, perhaps among others.
 func (b *Bounce) Awaits(member int) bool { return b.team != nil && b.team.Awaits(member) }
 
+// HasEnded tells whether a member has ended its part in every operation that this one has begun.
+func (b *Bounce) HasEnded(member int) bool { return b.team == nil || b.team.HasEnded(member) }
+
 // DamagedBlock is the error that the block of a member holds what no member writes there.
 type DamagedBlock struct{ Member int }
 

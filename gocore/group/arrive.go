@@ -47,7 +47,7 @@ func (c *collective) arrive(note arrive.Note) (arrive.State, arrive.Result, erro
 		}
 		if looks++; looks&63 == 0 {
 			left = c.absentError()
-			c.reportIfSlow(&slow, false, -1)
+			c.reportIfSlow(&slow, false, nil)
 		}
 		return left != nil
 	}, c.deadline)

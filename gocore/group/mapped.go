@@ -97,7 +97,7 @@ func (c *collective) awaitChunks(o *shm.Op) (shm.State, error) {
 		}
 		if looks++; looks%lookEvery == 0 {
 			lost = c.lostError(o)
-			c.reportIfSlow(&slow, true, o.Worker())
+			c.reportIfSlow(&slow, true, o.Worker)
 		}
 		return lost != nil
 	}, deadline)

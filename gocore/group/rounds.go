@@ -1,6 +1,7 @@
 package group
 
 import (
+	"slices"
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/coll"
@@ -83,7 +84,7 @@ func (c *collective) awaitRounds(deadline time.Time) error {
 		state, _ := c.args.RunRounds(1, 0)
 		if looks++; looks%lookEvery == 0 {
 			out = c.outOfRounds()
-			c.reportIfSlow(&slow, true, g.bounce.Awaited())
+			c.reportIfSlow(&slow, true, g.late)
 		}
 		return state != bounce.Pending || out != nil
 	}, deadline)
@@ -113,10 +114,26 @@ func (c *collective) outOfRounds() error {
 	return nil
 }
 
-// roundsTimeout is timeoutError for a call whose rounds are not over. It names the member for which this one waits.
+// late returns the member for which the rounds under way wait, -1 if there is none: one that is stalled, if one is and has not
+// ended its part. Two members may wait for each other, and one of them for the stalled one, too.
+func (g *Group) late() int {
+	who := g.bounce.Awaited()
+	if who < 0 {
+		return who
+	}
+	stalled := g.Env.Recorder.Stalled(g.Ranks)
+	for i, rank := range g.Ranks {
+		if i != g.Rank && !g.bounce.HasEnded(i) && slices.Contains(stalled, rank) {
+			return i
+		}
+	}
+	return who
+}
+
+// roundsTimeout is timeoutError for a call whose rounds are not over. It names the member for which all wait.
 func (c *collective) roundsTimeout() error {
 	g := c.g
-	who := g.bounce.Awaited()
+	who := g.late()
 	if who < 0 {
 		return c.timeoutError()
 	}

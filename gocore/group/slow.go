@@ -56,10 +56,14 @@ func (g *Group) Record(code uint8, d op.DType, count int64, member, window int, 
 	return err
 }
 
-// reportIfSlow reports a wait in c, in which the caller's thread is.
-func (c *collective) reportIfSlow(s *world.Slowness, moving bool, worker int) {
+// reportIfSlow reports a wait in c, in which the caller's thread is. Of a transfer, worker returns the member that is awaited, or -1.
+func (c *collective) reportIfSlow(s *world.Slowness, moving bool, worker func() int) {
 	if e, mark := c.g.Env, c.trace; !c.g.silent && s.Due(&e.Reports, time.Now(), time.Time{}) {
-		c.g.reportCollective(s, world.Describe(c.sig), c.args.Seq, moving, worker, func() bool { return e.Recorder.UnderWay(mark) })
+		who := -1
+		if worker != nil {
+			who = worker()
+		}
+		c.g.reportCollective(s, world.Describe(c.sig), c.args.Seq, moving, who, func() bool { return e.Recorder.UnderWay(mark) })
 	}
 }
 

@@ -234,6 +234,11 @@ func (t *Team) Awaited() int { return int(C.pb_awaited(t.c)) }
 // Awaits tells whether this rank waits for rank i, perhaps among others.
 func (t *Team) Awaits(i int) bool { return C.pb_awaits(t.c, C.int(i)) != 0 }
 
+// HasEnded tells whether rank i has ended its part in every operation that this one has begun.
+func (t *Team) HasEnded(i int) bool {
+	return C.pb_has_ended(unsafe.Slice(t.c.block, t.n)[i], C.uint64_t(t.rounds)) != 0
+}
+
 // DamagedBy returns the rank whose block holds what no rank writes there, after Run has returned Damaged.
 func (t *Team) DamagedBy() int { return int(t.c.damaged) - 1 }
 
@@ -245,8 +250,8 @@ func (t *Team) UnreadableOf() (int, syscall.Errno) {
 // Idle tells whether all other ranks have ended their part in every operation that this one has begun, or are gone: these read
 // nothing any more. The block of a rank may be used for something else once it is gone, not before.
 func (t *Team) Idle(gone func(rank int) bool) bool {
-	for i, block := range unsafe.Slice(t.c.block, t.n) {
-		if i != int(t.c.me) && C.pb_has_ended(block, C.uint64_t(t.rounds)) == 0 && !gone(i) {
+	for i := range t.n {
+		if i != int(t.c.me) && !t.HasEnded(i) && !gone(i) {
 			return false
 		}
 	}
