@@ -126,6 +126,17 @@ def works(group: Any = None) -> None:
     assert (x == size * (size + 1) / 2).all(), x
 
 
+def impatient_group(seconds: float, ranks: Sequence[int] | None = None) -> Any:
+    """Make a group whose operations have a short deadline. ``new_group`` itself has the world's.
+
+    With ``new_group(timeout=0.3)`` the ranks of a busy machine may not even meet in time.
+    """
+    late()
+    group = dist.new_group(ranks)
+    dist._native.control("set_timeout", group=group._id, timeout=seconds)
+    return group
+
+
 def carried_by_mpi() -> bool:
     """Whether the newest world of this process is carried by an MPI."""
     return bool(paddlempi_place.find(hidden=True))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from paddlempi import errors
-from ranks_tools import raises, stamp, stamped, works
+from ranks_tools import impatient_group, raises, stamp, stamped, works
 
 pytestmark = pytest.mark.mpi(ranks=2)
 
@@ -108,7 +108,7 @@ def test_a_halo_exchange(dist: ModuleType, rank: int) -> None:
 def test_a_prepared_call(dist: ModuleType, rank: int) -> None:
     """Rank 1 comes too late, then not at all. The call can be made in another group meanwhile."""
     tensors = [np.ones(4), np.ones(4), np.ones(4)]
-    late, never = dist.new_group(timeout=0.5), dist.new_group()
+    late, never = impatient_group(0.5), dist.new_group()
     calls: list[Any] = [
         dist.prepare("all_reduce", t, group=g)
         for t, g in zip(tensors, (late, never, None), strict=True)
@@ -139,7 +139,7 @@ def test_a_prepared_call(dist: ModuleType, rank: int) -> None:
 
 def test_a_window_whose_rank_does_not_come(dist: ModuleType, rank: int) -> None:
     """Rank 1 comes to no fence and no free. Rank 0 gives up, and its memory stays whole."""
-    group = dist.new_group(timeout=1.0)
+    group = impatient_group(1.0)
     window, other = dist.Window(4, group=group), dist.Window(1)
     if rank == 1:
         with raises(errors.TimeoutError, ranks=[0], least=0.3, most=2.0):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from paddlempi import _native
-from ranks_tools import needs_mpi
+from ranks_tools import impatient_group, needs_mpi
 from tensors import Kind, Layout, noise
 
 # Not in the contract: on a node these make no calls of MPI. tests/cluster/test_halos.py has several
@@ -369,7 +369,7 @@ def test_not_on_a_member(dist: ModuleType, rank: int, size: int) -> None:
 @pytest.mark.mpi(ranks=[2, 3])
 def test_a_rank_that_is_late(dist: ModuleType, rank: int, size: int) -> None:
     """The error names the rank that never came, and the group is broken."""
-    cart = dist.Cartesian([size], group=dist.new_group(timeout=0.5))
+    cart = dist.Cartesian([size], group=impatient_group(0.5))
     late = size - 1
     if rank != late:
         with pytest.raises(dist.errors.TimeoutError, match="float64, width 1") as caught:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from paddlempi import ReduceOp, errors
-from ranks_tools import dump, raises, repeat_over_nodes, works
+from ranks_tools import dump, impatient_group, raises, repeat_over_nodes, works
 from tensors import Kind, assert_reduced, every, numbers
 
 Arrays = list[np.ndarray[Any, Any]]
@@ -426,7 +426,7 @@ def test_call_of_two_threads(dist: ModuleType, rank: int) -> None:
 @pytest.mark.mpi(ranks=2)
 @pytest.mark.parametrize("started", [False, True])
 def test_deadline(dist: ModuleType, rank: int, started: bool) -> None:
-    group = dist.new_group(timeout=0.4)
+    group = impatient_group(0.4)
     x = np.zeros(2, np.float32)
     call = dist.prepare("all_reduce", x, group=group)
     call()

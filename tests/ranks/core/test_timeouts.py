@@ -8,7 +8,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 from paddlempi import errors
-from ranks_tools import over_nodes, raises, repeat_over_nodes, works
+from ranks_tools import impatient_group, over_nodes, raises, repeat_over_nodes, works
 
 pytestmark = pytest.mark.mpi(ranks=2)
 
@@ -24,7 +24,7 @@ def hear(dist: ModuleType, src: int) -> None:
 
 @pytest.mark.mpi(ranks=[2, 3])
 def test_absent_from_all_reduce(dist: ModuleType, rank: int, size: int) -> None:
-    group = dist.new_group(timeout=0.4)
+    group = impatient_group(0.4)
     absent = size - 1
     if rank != absent:
         x = np.full(8, rank, np.float32)
@@ -61,7 +61,7 @@ def test_absent_from_all_reduce(dist: ModuleType, rank: int, size: int) -> None:
 
 
 def test_absent_from_async(dist: ModuleType, rank: int) -> None:
-    group = dist.new_group([1, 0], timeout=0.5)
+    group = impatient_group(0.5, [1, 0])
     if rank == 0:
         x, y = np.ones(4), np.ones(4)
         first = dist.all_reduce(x, group=group, async_op=True)
@@ -110,7 +110,7 @@ def test_a_limited_wait_leaves_the_work(
 
 
 def test_message_never_comes(dist: ModuleType, rank: int) -> None:
-    pair = dist.new_group([1, 0], timeout=0.3)
+    pair = impatient_group(0.3, [1, 0])
     x = np.zeros(6, np.int32)
     if rank == 0:
         words = "recv of 24 bytes", "(tag 5)", "300ms", "[1 0]"
