@@ -25,9 +25,12 @@ BUSY = "while True: pass"
 
 
 def place(pattern: str) -> tuple[str, str]:
-    """Return the file and the test, without its parameters, that a line of the list names."""
+    """Return the file and the test that a line of the list names.
+
+    Where the parameters are a pattern, all of the test's are run.
+    """
     module, _, name = pattern.replace("\\", "").partition("::")
-    return f"{module.replace('.', '/')}.py", name.partition("[")[0]
+    return f"{module.replace('.', '/')}.py", name.partition("[")[0] if "*" in name else name
 
 
 def command(path: str, name: str) -> list[str]:

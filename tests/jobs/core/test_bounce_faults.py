@@ -51,7 +51,7 @@ def stopped_in_a_transfer() -> None:
     import time
 
     import numpy as np
-    from ranks_tools import dist, done, errors, start, stop_later, works
+    from ranks_tools import dist, done, errors, impatient_group, start, stop_later, works
 
     rank, size = start(), dist.get_world_size()
     last, pids = size - 1, [None] * size
@@ -61,7 +61,7 @@ def stopped_in_a_transfer() -> None:
     modes = [False, True]
     for _ in range(12):
         asynchronous = modes[0]
-        group = dist.new_group(timeout=1.0)
+        group = impatient_group(1.0)
         dist.barrier()
         if rank == 0:
             child = stop_later(pids[last], 0.05, 2.0)

@@ -52,7 +52,7 @@ def stopped() -> None:
     import time
 
     import numpy as np
-    from ranks_tools import dist, done, errors, start, stop_later, works
+    from ranks_tools import dist, done, errors, impatient_group, start, stop_later, works
 
     rank = start()
     pids = [None] * 2
@@ -61,7 +61,7 @@ def stopped() -> None:
     modes = [False, True]
     for turn in range(16):
         asynchronous = modes[0]
-        group = dist.new_group(timeout=0.5)
+        group = impatient_group(0.5)
         dist.broadcast(np.zeros(100_000), 0, group=group)
         dist.barrier()
         if rank == 0:

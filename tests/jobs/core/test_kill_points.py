@@ -85,7 +85,7 @@ def with_several_under_way() -> None:
     import os
     import time
 
-    from ranks_tools import dist, errors, leave_together, raises, stamp, start
+    from ranks_tools import LATE, dist, errors, leave_together, raises, stamp, start
 
     rank = start()
     small = [100, 50] if os.environ["KILL_TENSORS"] == "long and short" else []  # they are inline
@@ -124,7 +124,7 @@ def with_several_under_way() -> None:
                 assert (tensor == 3 + 3 * step).all(), done
                 done += 1
         took = time.monotonic() - began
-        assert took < 5, took
+        assert took < 5 + LATE, took
     stamp(f"{rank}:{done}")
     leave_together(rank)
 

@@ -87,7 +87,7 @@ def stopped() -> None:
     import random
     import time
 
-    from ranks_tools import dist, done, errors, start, stop_later, works
+    from ranks_tools import dist, done, errors, impatient_group, start, stop_later, works
 
     rank = start()
     pids = [None] * 3
@@ -95,7 +95,7 @@ def stopped() -> None:
     modes = [False, True]
     for _ in range(12):
         asynchronous = modes[0]
-        group = dist.new_group(timeout=1.0)
+        group = impatient_group(1.0)
         tensor = dist.zeros(64 << 20, "uint8")
         tensor[:] = 1
         dist.barrier()

@@ -53,10 +53,10 @@ def message_never_taken() -> None:
     import time
 
     import numpy as np
-    from ranks_tools import dist, done, errors, raises, stamp, start, works
+    from ranks_tools import dist, done, errors, impatient_group, raises, stamp, start, works
 
     rank = start()
-    pair = dist.new_group([0, 1], timeout=0.5)
+    pair = impatient_group(0.5, [0, 1])
     if rank == 0:
         big = np.ones(32 << 20, np.uint8)
         with raises(errors.TimeoutError, "send", "33554432 bytes", ranks=[1], least=0.5, most=3.0):
