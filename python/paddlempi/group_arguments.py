@@ -17,12 +17,13 @@ FOREVER = 100 * 365 * 86400.0
 """The longest deadline, in seconds. Clocks overflow beyond it, and JSON has no infinity."""
 
 
-def to_seconds(timeout: timedelta | float, what: str) -> float:
+def to_seconds(timeout: timedelta | float, what: str, name: str = "timeout") -> float:
     """Return a ``timeout`` argument in seconds, :data:`FOREVER` at most.
 
     Args:
         timeout: the argument.
         what: the name of the function that took it, for error messages.
+        name: that of the argument.
 
     Raises:
         ArgumentError: it is not above 0.
@@ -34,10 +35,10 @@ def to_seconds(timeout: timedelta | float, what: str) -> float:
         seconds = float(timeout)
     else:
         raise DtypeError(
-            f"{what}: timeout is a {type(timeout).__name__}, it must be a timedelta or seconds"
+            f"{what}: {name} is a {type(timeout).__name__}, it must be a timedelta or seconds"
         )
     if not seconds > 0:
-        raise ArgumentError(f"{what}: timeout={seconds} s must be above 0")
+        raise ArgumentError(f"{what}: {name}={seconds} s must be above 0")
     return min(seconds, FOREVER)
 
 

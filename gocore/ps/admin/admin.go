@@ -99,5 +99,5 @@ const (
 	leastLimit   = 4 << 10
 	mostLimit    = 64 << 20
 	// MaxAnswer is the most bytes of an answer: of a report or of the statistics.
-	MaxAnswer = 16 << 20
+	MaxAnswer = 64 << 20
 )

@@ -33,7 +33,7 @@ const (
 	MostTables   = 1 << 16
 	MostName     = 1 << 10  // bytes of a table's name
 	MostConfig   = 1 << 20  // bytes of a table's config
-	MostManifest = 16 << 20 // bytes of a manifest
+	MostManifest = 64 << 20 // bytes of a manifest
 	mostDim      = 1 << 16
 	mostState    = 1 << 18
 	chunkBytes   = 1 << 20  // a chunk has as many rows as fit, and at least one

@@ -408,6 +408,22 @@ func TestCommitWantsOnePartOfEveryServer(t *testing.T) {
 	}
 }
 
+// The manifest of 65,536 tables, and of what a program adds, is 50 MB long. This is a third of it.
+func TestACutOfManyTables(t *testing.T) {
+	dir := t.TempDir()
+	config := `{"x":"` + strings.Repeat("x", 500) + `"}` // is as long as that of a table with Adam
+	list := make([]Source, MostTables/2)
+	for i := range list {
+		list[i] = &rows{name: fmt.Sprintf("table %05d", i), config: config, dtype: op.Float32, dim: 1}
+	}
+	part, err := WritePart(context.Background(), dir, 1, 0, 1, list, false, nil)
+	require.NoError(t, err)
+	require.NoError(t, Commit(context.Background(), dir, 1, []ServerPart{part}, nil, nil))
+	m, err := Open(dir, 1)
+	require.NoError(t, err)
+	assert.Len(t, m.Tables, len(list))
+}
+
 func TestACompleteCutIsNotOverwritten(t *testing.T) {
 	dir := t.TempDir()
 	again := write(t, dir, 3, 2)

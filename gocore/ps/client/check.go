@@ -7,6 +7,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/ps/request"
 	"github.com/paddlempi/paddlempi/gocore/ps/route"
+	"github.com/paddlempi/paddlempi/gocore/ps/table"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
@@ -81,4 +82,15 @@ func (c *Client) roomFor(t *Table, plan *route.Plan) error {
 		}
 	}
 	return nil
+}
+
+// fit returns an error if rows that are to be written, which are finite, would not be so in the
+// dtype of the table.
+func (t *Table) fit(ids []int64, rows []float32) error {
+	at := t.Config.Beyond(rows)
+	if at < 0 || !t.Refuse {
+		return nil
+	}
+	return status.New(status.Argument, "write: the row of id %d of table %q has %v at element %d; the largest number of %s is %v; nothing was written. non_finite=\"allow\" makes it infinite",
+		ids[at/t.Dim], t.Name, rows[at], at%t.Dim, t.Config.DType, table.Largest(t.Rows))
 }

@@ -316,6 +316,9 @@ func (c *Client) Write(tables []TableRows) error {
 				return status.New(status.Argument, "write: the row of id %d of table %q is not finite: %v at element %d; nothing was written. non_finite=\"allow\" lets such rows through",
 					r.plan.Unique[at/r.table.Dim], r.table.Name, rows[at], at%r.table.Dim)
 			}
+			if err := r.table.fit(r.plan.Unique, rows); err != nil {
+				return err
+			}
 		}
 	}
 	if err := c.reserve(t); err != nil {

@@ -57,14 +57,29 @@ func (p *Process) declare(request []byte, _ work.Interrupt) (any, error) {
 	if err != nil {
 		return nil, status.New(status.Argument, "ps_declare: table %q: %v", m.Name, err)
 	}
-	numbers := make([]uint32, len(j.admins))
-	if err := j.each(func(ctx context.Context, i int, c *admin.Client) (err error) {
-		numbers[i], err = c.Declare(ctx, j.group.Rank, admin.Meta{Name: m.Name, Kind: m.Kind, Dim: m.Config.Dim, Config: config, Count: count, Dims: m.Dims})
-		return err
-	}); err != nil {
+	numbers, err := j.declare(admin.Meta{Name: m.Name, Kind: m.Kind, Dim: m.Config.Dim, Config: config, Count: count, Dims: m.Dims})
+	if err != nil {
 		return nil, err
 	}
 	t := &client.Table{Client: j.client, IDs: numbers, Name: m.Name, Dim: m.Config.Dim, Rows: rows, By: byOf(m.By), Offset: m.Offset,
 		NumIDs: m.Config.IDs, Refuse: m.Config.Refuse, Limit: m.Config.MemoryLimit > 0, Config: m.Config, States: m.Config.StateLen(), Dense: m.Kind == admin.Dense}
 	return map[string]any{"table": p.tables.add(entry{remote: t})}, nil
+}
+
+// declare makes a table or a KV on the servers and returns its number on each. The first server is
+// asked before the others: where trainers declare a name differently at the same time, it decides
+// for all servers.
+func (j *job) declare(m admin.Meta) ([]uint32, error) {
+	numbers := make([]uint32, len(j.admins))
+	return numbers, j.call(func(ctx context.Context) (err error) {
+		if numbers[0], err = j.admins[0].Declare(ctx, j.group.Rank, m); err != nil {
+			return err
+		}
+		return j.ask(func(i int, c *admin.Client) (err error) {
+			if i > 0 {
+				numbers[i], err = c.Declare(ctx, j.group.Rank, m)
+			}
+			return err
+		})
+	})
 }

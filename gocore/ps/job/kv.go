@@ -1,7 +1,6 @@
 package job
 
 import (
-	"context"
 	"encoding/json"
 
 	"github.com/paddlempi/paddlempi/gocore/method"
@@ -36,11 +35,8 @@ func (p *Process) declareKV(request []byte, _ work.Interrupt) (any, error) {
 		return nil, status.New(status.Type, "ps_kv_declare: KV %q: dtype=%q is none that can be sent", r.Name, r.DType)
 	}
 	config, _ := json.Marshal(r.kvConfig) // it has one text
-	numbers := make([]uint32, len(j.admins))
-	if err := j.each(func(ctx context.Context, i int, c *admin.Client) (err error) {
-		numbers[i], err = c.Declare(ctx, j.group.Rank, admin.Meta{Name: r.Name, Kind: admin.KV, Dim: r.Dim, Config: config})
-		return err
-	}); err != nil {
+	numbers, err := j.declare(admin.Meta{Name: r.Name, Kind: admin.KV, Dim: r.Dim, Config: config})
+	if err != nil {
 		return nil, err
 	}
 	return map[string]any{"table": p.tables.add(entry{kv: &client.KV{Client: j.client, IDs: numbers, Name: r.Name, Dim: r.Dim, DType: dtype}})}, nil

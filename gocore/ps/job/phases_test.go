@@ -109,7 +109,7 @@ func TestADetailInPieces(t *testing.T) {
 	}
 	require.NoError(t, send(phaseCommit, 0, []byte("of one that was given up")))
 	require.NoError(t, send(phaseCommit, 0, whole[:7]))
-	assert.ErrorContains(t, send(phaseCommit, 8, whole[8:]), `bytes of phase "commit" at 8; 7 have come, of at most 67108864`)
+	assert.ErrorContains(t, send(phaseCommit, 8, whole[8:]), `bytes of phase "commit" at 8; 7 have come, of at most 134217728`)
 	require.NoError(t, send(phaseCommit, 7, whole[7:]))
 	require.NoError(t, send(phaseRestore, 0, whole)) // of another phase
 	require.NoError(t, commit(len(whole)))

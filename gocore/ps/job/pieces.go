@@ -13,7 +13,7 @@ import (
 // that of many tables. A server, or the master, keeps the pieces until the phase itself comes.
 
 // mostPieces is the most bytes of a detail.
-const mostPieces = 64 << 20
+const mostPieces = 128 << 20
 
 // pieces are details that have come in part.
 type pieces struct {

@@ -128,7 +128,11 @@ func (p *Process) stats([]byte, work.Interrupt) (any, error) {
 	}
 	shared, mpi, local := j.links.Bytes()
 	var rpcs, grpc uint64
-	for _, c := range j.admins {
+	calls := j.admins
+	if j.tasks != nil {
+		calls = append(slices.Clip(calls), j.tasks)
+	}
+	for _, c := range calls {
 		t := c.Traffic()
 		rpcs, grpc = rpcs+t.Calls, grpc+t.In+t.Out
 	}

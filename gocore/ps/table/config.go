@@ -157,6 +157,9 @@ func (c *Config) check() (op.DType, error) {
 	if !finite(i.A) || !finite(i.B) || i.Name == "uniform" && i.B < i.A || i.Name == "normal" && i.B < 0 {
 		return wrong("initializer %s(%v, %v): the numbers must be finite, low at most high, std at least 0", i.Name, i.A, i.B)
 	}
+	if most := Largest(dtype); c.Refuse && i.most() > float64(most) {
+		return wrong("initializer %s(%v, %v) makes numbers up to %v; the largest of %v is %v. non_finite=\"allow\" lets such rows be infinite", i.Name, i.A, i.B, i.most(), dtype, most)
+	}
 	for name, value := range map[string]float64{"learning_rate": o.LearningRate, "weight_decay": o.WeightDecay, "momentum": o.Momentum,
 		"epsilon": o.Epsilon, "initial_accumulator": o.InitialAccumulator} {
 		if !finite(value) || value < 0 {
@@ -179,6 +182,40 @@ func (c *Config) check() (op.DType, error) {
 		return wrong("optimizer %q has no bias_correction: it is %q", o.Name, by)
 	}
 	return dtype, nil
+}
+
+// most is how far from 0 a number of a new row may be. A normal one is within 6.8 standard
+// deviations, because it is made of 32 random bits.
+func (i *Initializer) most() float64 {
+	switch i.Name {
+	case "uniform":
+		return max(math.Abs(i.A), math.Abs(i.B))
+	case "normal":
+		return math.Abs(i.A) + 6.8*i.B
+	}
+	return 0
+}
+
+// Largest is the largest number of a dtype of rows.
+func Largest(d op.DType) float32 { return float32(largest[d]) }
+
+// Beyond returns the place of the first number that rows of 16 bits would hold as an infinity, or -1.
+func (c *Config) Beyond(rows []float32) int64 {
+	most := math.Inf(1)
+	switch c.DType {
+	case op.Float16.String():
+		most = float64(Largest(op.Float16))
+	case op.BFloat16.String():
+		most = float64(Largest(op.BFloat16))
+	default:
+		return -1
+	}
+	for at, x := range rows {
+		if x := float64(x); x > most || x < -most {
+			return int64(at)
+		}
+	}
+	return -1
 }
 
 func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }

@@ -345,7 +345,16 @@ func Compensate(g, rows, before, squares []float32, there []byte, lambda, decay 
 // ones, and those of others stay. Where ids come and go, the last use of the rows is what Stamps has,
 // or now. Rows that are too old by it are removed; of more rows than the cap those stay that were
 // used last (then: of the largest ids), whether they were in the table or are new.
+// A table that refuses what is not finite refuses rows of float32
+// with a number that its dtype cannot hold.
 func (t *Table) Write(b Batch) error {
+	if t.Refuse && t.dtype != op.Float32 && b.Values != nil && b.Values.DType == op.Float32 && b.Values.Count > 0 && b.Values.OnHost() && b.Values.Contiguous() {
+		rows := unsafe.Slice((*float32)(b.Values.Data), b.Values.Count)
+		if at := t.Beyond(rows); at >= 0 {
+			return status.New(status.Argument, "write: rows[%d, %d] is %v; the largest number of %v is %v. non_finite=\"allow\" makes it infinite",
+				at/t.Dim, at%t.Dim, rows[at], t.dtype, Largest(t.dtype))
+		}
+	}
 	return t.call("write", b, func(c *C.pt_batch) C.int { return C.pt_write(t.t, c) })
 }
 

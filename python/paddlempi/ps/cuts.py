@@ -27,7 +27,7 @@ _PLAIN, _STAMPED = 1, 2
 """The formats: the second is that of a cut with a table that has stamps."""
 _MAGIC = b"PMPIPART"
 _HEADER, _ENTRY = 32, 16
-_MOST_MANIFEST, _MOST_CHUNK = 16 << 20, 16 << 20
+_MOST_MANIFEST, _MOST_CHUNK = 64 << 20, 16 << 20
 _MOST = 1 << 16  # servers, tables, elements of a row
 _MOST_SKETCH = 256 << 20
 _OF_SKETCH = 1 << 31
@@ -98,6 +98,7 @@ class Cut:
 
     def __init__(self, folder: Path, step: int) -> None:
         self.folder = folder
+        self._indexes: dict[int, tuple[Any, Any]] = {}
         try:
             manifest = _manifest(folder / "manifest.json")
             self.step = _whole(manifest, "step", 0)
@@ -223,9 +224,8 @@ class Cut:
         numpy = import_module("numpy")
         with open(part.path, "rb") as file:
             entries, offsets = self._index(file, server, part)
-            for entry, offset in zip(entries.tolist(), offsets.tolist(), strict=True):
-                if entry[0] != number:
-                    continue
+            mine = numpy.flatnonzero(entries[:, 0] == number)
+            for entry, offset in zip(entries[mine].tolist(), offsets[mine].tolist(), strict=True):
                 count = entry[1]
                 at_rows, at_states, size = table.layout(count)
                 chunk = numpy.empty(size if values else at_rows, "u1")
@@ -247,10 +247,15 @@ class Cut:
                 yield ids, rows.reshape(count, table.dim), states, stamps
 
     def _index(self, file: BinaryIO, server: int, part: _Part) -> tuple[Any, Any]:
-        """Read the index of a part; return its entries, and where their chunks begin."""
-        numpy = import_module("numpy")
+        """Return the entries of the index of a part, and where their chunks begin."""
         if os.fstat(file.fileno()).st_size != part.size:
             raise _Damaged(f"it does not have {part.size} bytes any more")
+        if server not in self._indexes:  # once, and not for each of many tables
+            self._indexes[server] = self._read_index(file, server, part)
+        return self._indexes[server]
+
+    def _read_index(self, file: BinaryIO, server: int, part: _Part) -> tuple[Any, Any]:
+        numpy = import_module("numpy")
         header = numpy.empty(_HEADER, "u1")
         _read(file, header)
         words = (self._format, server, len(self._parts), 0)
@@ -263,11 +268,13 @@ class Cut:
         if zlib.crc32(index) != part.crc:
             raise _Damaged("the checksum of its index is wrong")
         sizes = numpy.zeros(part.chunks, "i8")
+        order = index[:, 0].argsort(kind="stable")
+        ends = index[order, 0].searchsorted(numpy.arange(len(self.tables)), side="right")
         for number, table in enumerate(self.tables):
             if table.stamps:
                 pieces = (index[:, 0] == number + _OF_SKETCH) & (index[:, 3] == 0)
                 sizes[pieces] = (index[pieces, 1].astype("i8") + 7) // 8 * 8
-            of_table = index[:, 0] == number
+            of_table = order[ends[number - 1] if number else 0 : ends[number]]
             counts = index[of_table, 1].astype("i8")
             sizes[of_table] = table.layout(counts)[2]
             if counts.sum() != part.rows[number]:

@@ -46,8 +46,8 @@ class RemoteTable(Configured):
 
     Raises:
         NotInitializedError: before :func:`paddlempi.ps.init`.
-        ArgumentError: this rank does not train; a value is out of range; or there is a table of the
-            name with another configuration.
+        ArgumentError: this rank does not train, or a value is out of range.
+        MismatchError: there is a table of the name with another configuration.
         DtypeError: an argument is of a wrong type.
 
     Thread-safety: all methods may be called from any thread, and release the GIL. Pulls run side by
@@ -119,7 +119,8 @@ class RemoteTable(Configured):
         In sync mode it waits until the steps that this trainer has pushed are applied, also where
         a push was given up: by Ctrl-C, or with TimeoutError.
 
-        Args, Returns, Raises: as for :meth:`paddlempi.ps.Table.pull`, and
+        Args, Returns, Raises: as for :meth:`paddlempi.ps.Table.pull`, but ``out`` is of
+        float32, and
 
         Raises:
             TimeoutError: a server did not answer in time, or other trainers did not push.

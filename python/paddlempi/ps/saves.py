@@ -48,6 +48,7 @@ def save(folder: str | os.PathLike[str], step: int, *, keep: int = 2, extra: byt
         DtypeError: ``step`` or ``keep`` is no integer, or ``extra`` has no bytes.
         TimeoutError: it took longer than the timeout of :func:`paddlempi.ps.init`.
     """
+    as_trainer("ps.save")
     flush()
     number, kept = from_zero("ps.save", "step", step), from_zero("ps.save", "keep", keep)
     try:
@@ -136,6 +137,7 @@ def restore(
         TimeoutError: it took longer than the timeout of :func:`paddlempi.ps.init`. Then, and after
             Ctrl-C, the tables have some rows of the cut: restore again.
     """
+    as_trainer("ps.restore")
     flush()
     if step is not None:
         step = from_zero("ps.restore", "step", step)

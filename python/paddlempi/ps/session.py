@@ -443,6 +443,7 @@ def barrier(name: str = "barrier") -> None:
         DtypeError: ``name`` is no text.
         TimeoutError: a trainer did not come.
     """
+    as_trainer("ps.barrier")
     flush()
     _text("ps.barrier", name)
     _native.control("ps_barrier", name=name)
@@ -472,6 +473,7 @@ def set_learning_rate(name: str, rate: float) -> None:
         UnsupportedError: in mode "geo", where the trainers update rows: set ``learning_rate`` of
             the table on each of them.
     """
+    as_trainer("ps.set_learning_rate")
     flush()
     _text("ps.set_learning_rate", name)
     number = rate_of("ps.set_learning_rate", rate)

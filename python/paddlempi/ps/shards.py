@@ -27,6 +27,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
+from numbers import Integral
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -219,6 +220,15 @@ _held: set[Task] = set()
 """The tasks that this process has."""
 
 
+def _after_fork() -> None:
+    """Have each task ask at its next record, which is a ForkError: its parent has the lease."""
+    for task in _held:
+        task._due = 0.0
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def note_progress() -> None:
     """Note the progress of all tasks that this process has: a push was applied. It cannot fail."""
     for task in tuple(_held):
@@ -330,6 +340,8 @@ def _plain(item: Any) -> str:
         item = os.fspath(item)
     if isinstance(item, (list, tuple)):
         return f"({','.join(map(_plain, item))})"
+    if isinstance(item, Integral) and not isinstance(item, bool):  # NumPy's too
+        item = int(item)
     if isinstance(item, (str, bytes, int, float, range)):
         return repr(item)
     raise DtypeError(
@@ -357,8 +369,8 @@ def tasks(
     them in the loop they are in or wait for.
 
     Args:
-        shards: files (texts or paths) or other plain values, one for each shard; a range; or a
-            number *n*, for ``range(n)``.
+        shards: files (texts or paths), bytes, numbers, ranges or lists of them, one for each
+            shard; a range; or a number *n*, for ``range(n)``.
         size: so many items are one shard: of a range a range, of others a list. None: each item is
             a shard of its own.
         name: that of the data set. A job may have 64.
@@ -393,14 +405,14 @@ def tasks(
             raise DtypeError(f"ps.tasks: size={size!r} is no integer") from None
         if size < 1:
             raise ArgumentError(f"ps.tasks: size={size} is below 1")
-    if isinstance(shards, int) and not isinstance(shards, bool):
+    if isinstance(shards, Integral) and not isinstance(shards, bool):
         shards = range(from_zero("ps.tasks", "shards", shards))
     if isinstance(shards, (str, bytes)) or not isinstance(shards, Iterable):
         raise DtypeError(f"ps.tasks: shards={shards!r:.100} are neither files nor ranges")
     settings = {
         "shuffle": bool(shuffle),
         "seed": from_zero("ps.tasks", "seed", seed),
-        "lease": to_seconds(lease, "ps.tasks"),
+        "lease": to_seconds(lease, "ps.tasks", "lease"),
         "retries": from_zero("ps.tasks", "retries", retries),
     }
     found = _Shards(shards, size, settings)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..errors import ArgumentError, DtypeError
+from ..errors import ArgumentError, DtypeError, UnsupportedError
 from ..ps import Initializer, Normal, Optimizer, RemoteTable, note
 from ..ps.layers import RemoteLayer
 from ..ps.stepping import discard_tables
@@ -82,6 +82,11 @@ class _Layer(RemoteLayer, torch.nn.Module):  # type: ignore[misc]
             shown: rows without places are what the program gets, so the gradient may be a tensor
                 of the program, which writes to it before the step. Else torch makes it.
         """
+        if torch.jit.is_tracing():
+            raise UnsupportedError(
+                f"{type(self).__name__} {self.table.name!r}: torch.jit.trace would keep the rows "
+                "of this batch for all batches: trace a torch.nn layer with the rows of ps.load"
+            )
         kept, places, rows = self._pulled(ids)
         rows = rows.to(ids.device)
         if not self.frozen:

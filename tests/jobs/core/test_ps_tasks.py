@@ -75,6 +75,7 @@ def wrong_use() -> None:
     import pickle
     from pathlib import Path
 
+    import numpy as np
     from paddlempi import ps
     from ps_job import begin
     from ranks_tools import done, errors, raises
@@ -104,6 +105,7 @@ def wrong_use() -> None:
         (lambda: ps.tasks(3, size=0), errors.ArgumentError, "size=0"),
         (lambda: ps.tasks(3, size=1.5), errors.DtypeError, "size"),
         (lambda: ps.tasks(3, lease=0.01), errors.ArgumentError, "lease"),
+        (lambda: ps.tasks(3, lease=0), errors.ArgumentError, "lease=0"),
         (lambda: ps.tasks(3, retries=-1), errors.ArgumentError, "retries"),
         (lambda: ps.tasks(3, retries=2000), errors.ArgumentError, "retries=2000"),
         (lambda: ps.tasks(3, name=3), errors.DtypeError, "name"),
@@ -121,6 +123,8 @@ def wrong_use() -> None:
     again = ps.tasks(
         ["a", "b", b"c", [1, 2.5, range(3)]], name="mine"
     )  # as a text they are the same
+    numbers = ps.tasks(np.arange(3), name="numbers")  # and so are NumPy's numbers
+    assert len(numbers) == len(ps.tasks([0, 1, 2], name="numbers")) == 3
     for task in first if rank == 0 else ():
         if not isinstance(task.value, tuple):
             with raises(errors.DtypeError, "has no records"):
@@ -128,14 +132,16 @@ def wrong_use() -> None:
         for one in (task, first):
             with raises(errors.ArgumentError, "DataLoader"):
                 pickle.dumps(one)
-        child = os.fork()
-        if child == 0:
-            try:
-                task.done()
-            except errors.ForkError:
-                os._exit(7)
-            os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        records = task.each([1])
+        for call in (task.done, task.progress, records.__next__):
+            child = os.fork()
+            if child == 0:
+                try:
+                    call()
+                except errors.ForkError:
+                    os._exit(7)
+                os._exit(1)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert repr(again).startswith("<ps.Tasks 'mine': 4 shards")
     done()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
@@ -509,6 +510,22 @@ def test_tables_that_differ(begin: Begin, rank: int) -> None:
     assert (one.pull(np.array([3])) == -float(len(ps.trainers()))).all()
     with pytest.raises(errors.MismatchError, match="learning rates"):
         one.push(np.array([3]), np.ones((1, DIM), np.float32), float(rank))
+
+
+def test_who_declares_differently_at_the_same_time(
+    begin: Begin, dist: ModuleType, rank: int, folder: Path
+) -> None:
+    """One trainer's table is that of all servers, so that cuts can be made."""
+    begin(BOTH)
+    made = np.zeros(1, np.int64)
+    for number in range(12):
+        ps.barrier()
+        with contextlib.suppress(errors.MismatchError):
+            ps.RemoteTable(f"t{number}", DIM, seed=rank)
+            made += 1
+    dist.all_reduce(made)
+    assert made == 12
+    ps.save(folder, 1)
 
 
 def test_roles_and_the_group_of_trainers(begin: Begin, dist: ModuleType, rank: int) -> None:

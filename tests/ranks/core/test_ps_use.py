@@ -86,6 +86,32 @@ def test_the_largest_number() -> None:
         assert np.isnan(free.pull(IDS)).all()
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_rows_that_the_dtype_cannot_hold(dtype: str, begin: Begin) -> None:
+    """A table that refuses what is not finite has no infinity, whatever its rows come from."""
+    trains = begin(ONE_SERVER)
+    rows, most = full(3), np.float32(LARGEST[dtype])
+    for wrong in (np.nextafter(most, np.float32(np.inf)), np.float32(-3.4e38)):
+        rows[4, 1] = wrong
+        state = ps.Table(DIM).state_dict() | {"ids": IDS, "rows": rows}
+        state["states"] = np.zeros((len(IDS), 0), np.float32)
+        with pytest.raises(errors.ArgumentError, match=r"rows\[4, 1\] is .* of b?float16 is"):
+            ps.Table(DIM, dtype=dtype).load_state_dict(state)
+        if trains:
+            table = ps.RemoteTable("t", DIM, dtype=dtype)
+            with pytest.raises(errors.ArgumentError, match=r"row of id 4 .* at element 1; the"):
+                table.write(IDS, rows)
+    free = ps.Table(DIM, dtype=dtype, non_finite="allow")
+    free.load_state_dict(state)
+    assert free.pull(IDS)[4, 1] == -np.inf
+    for beyond in (ps.Uniform(-4e38, 0), ps.Normal(0, 1e38)):
+        with pytest.raises(errors.ArgumentError, match=r"makes numbers up to .*; the largest of"):
+            ps.Table(DIM, initializer=beyond, dtype=dtype)
+        ps.Table(DIM, initializer=beyond, dtype=dtype, non_finite="allow")
+    largest = ps.Table(DIM, initializer=ps.Uniform(float(most), float(most)), dtype=dtype)
+    assert (largest.pull(IDS) == most).all()
+
+
 def test_rows_that_are_not_finite(begin: Begin, rank: int, roles: str) -> None:
     if not begin(roles):
         return

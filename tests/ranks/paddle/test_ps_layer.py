@@ -157,6 +157,19 @@ def test_the_wrapped_optimizer() -> None:
     assert not ps.SparseEmbedding(ROWS, DIM, name="a").parameters()
 
 
+def test_a_grad_scaler_is_refused(ps_core: PsCore) -> None:
+    layer, dense = ps.SparseEmbedding(ROWS, DIM, name="a"), paddle.nn.Linear(DIM, 1)
+    optimizer = ps.DistributedOptimizer(paddle.optimizer.SGD(0.1, parameters=dense.parameters()))
+    scaler = paddle.amp.GradScaler(enable=False)  # as on a CPU
+    scaler.scale(dense(layer(paddle.to_tensor([1]))).sum()).backward()
+    scaler.step(optimizer)
+    before = layer.table.pull(np.array([1]))
+    dense(layer(paddle.to_tensor([1]))).sum().backward()
+    with pytest.raises(errors.UnsupportedError, match="bfloat16"):
+        optimizer._set_auxiliary_var("found_inf", paddle.to_tensor([False]))  # one that is enabled
+    assert (layer.table.pull(np.array([1])) == before).all()
+
+
 @pytest.mark.parametrize(
     "make",
     [

@@ -201,6 +201,14 @@ def test_a_layer_that_is_not_trained(ps_core: PsCore) -> None:
     assert layer(torch.tensor([1])).requires_grad
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("make", [ps.Embedding, ps.EmbeddingBag])
+def test_a_trace_would_keep_rows(make: Any) -> None:
+    layer = make.from_pretrained(torch.ones(ROWS, DIM), name="t")  # frozen: torch would do it
+    with pytest.raises(errors.UnsupportedError, match="would keep the rows"):
+        torch.jit.trace(layer, torch.tensor([[1, 2]]), check_trace=False)
+
+
 def test_nothing_is_noted_without_gradients(ps_core: PsCore) -> None:
     layer = ps.Embedding(ROWS, DIM, name="a")
     with torch.no_grad():

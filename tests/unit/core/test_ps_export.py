@@ -255,6 +255,17 @@ def test_every_flipped_bit_and_truncation_is_found(
     everything(cut)
 
 
+def test_an_index_is_read_once(cut: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cut of a thousand tables is not read a thousand times."""
+    read: list[int] = []
+    reads = Cut._read_index
+    monkeypatch.setattr(
+        Cut, "_read_index", lambda self, *arguments: [reads(self, *arguments), read.append(1)][0]
+    )
+    ps.load(cut, step=STEP)
+    assert len(read) == len(list(cut.glob("*/part-*")))
+
+
 def test_an_older_cut_is_taken_if_the_newest_is_not_whole(cut: Path) -> None:
     newer = cut / "cut-00000050"
     newer.mkdir()  # nobody has committed it
