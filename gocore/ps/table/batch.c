@@ -447,7 +447,7 @@ int64_t pt_ids(pt_table *t, int64_t *out, int64_t n, int64_t oldest) {
 static int read_states(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *p) {
 	size_t floats = (size_t)t->state_bytes / sizeof(float);
 	for (uint32_t k = 0; k < p->n; k++) {
-		int64_t row = find(t, s, p->ids[k]);
+		int64_t row = pt_live(t, s, b, p->ids[k]);
 		float *to = b->states + p->at[k] * floats;
 		if (row >= 0)
 			memcpy(to, pt_state(t, s, (uint32_t)row), floats * sizeof(float));
@@ -457,20 +457,16 @@ static int read_states(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *
 	return PT_OK;
 }
 
-static int write_states(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *p) {
-	size_t floats = (size_t)t->state_bytes / sizeof(float);
-	int rc = make(t, s, b, p);
-	for (uint32_t k = 0; k < p->n && rc == PT_OK; k++) {
-		uint32_t row = (uint32_t)find(t, s, p->ids[k]);
-		memcpy(pt_state(t, s, row), b->states + p->at[k] * floats, floats * sizeof(float));
-	}
-	return rc;
-}
-
 int pt_read_states(pt_table *t, pt_batch *b) {
 	return t->state_bytes ? alone(t, b, read_states) : PT_OK;
 }
 
 int pt_write_states(pt_table *t, pt_batch *b) {
-	return t->state_bytes ? alone(t, b, write_states) : PT_OK;
+	if (t->state_bytes == 0)
+		return PT_OK;
+	void *values = b->values;
+	b->values = NULL; /* a write of states alone */
+	int rc = pt_write(t, b);
+	b->values = values;
+	return rc;
 }

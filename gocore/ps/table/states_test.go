@@ -77,3 +77,34 @@ func TestStatesThatATableDoesNotTake(t *testing.T) {
 	require.NoError(t, err)
 	assert.EqualValues(t, 5, steps)
 }
+
+// Where ids come and go, states obey the cap, and those of a row that has expired are the first.
+func TestStatesWhereIdsComeAndGo(t *testing.T) {
+	c := config("momentum", 2)
+	c.MaxRows, c.ExpireAfter, c.Optimizer.InitialAccumulator = 4, 3, 0
+	table := newTable(t, best(), c)
+	ids, _ := tensor(t, op.Int64, []int64{0, 1, 2, 3, 4, 5, 6})
+	given := make([]float32, 14)
+	for i := range given {
+		given[i] = float32(i + 1)
+	}
+	states, state := tensor(t, op.Float32, given)
+	require.NoError(t, table.WriteStates(ids, states, 1))
+	info, err := table.Info()
+	require.NoError(t, err)
+	assert.EqualValues(t, 4, info.Rows)
+	_, err = table.ReadStates(ids, states)
+	require.NoError(t, err)
+	kept := 0
+	for i := range 7 {
+		if state[2*i] != 0 {
+			kept++
+			assert.Equal(t, given[2*i:2*i+2], state[2*i:2*i+2])
+		}
+	}
+	assert.Equal(t, 4, kept)
+	table.SetSteps(9)
+	_, err = table.ReadStates(ids, states)
+	require.NoError(t, err)
+	assert.Equal(t, make([]float32, 14), state)
+}

@@ -67,8 +67,7 @@ static int list_and_write(pt_batch *b, int64_t *batch, uint8_t *there) {
 		if (!there[i])
 			b->n = 0;
 	b->there = NULL;
-	if (!live)
-		wrong += pt_read_states(table, b) != PT_OK || pt_write_states(table, b) != PT_OK;
+	wrong += pt_read_states(table, b) != PT_OK || pt_write_states(table, b) != PT_OK;
 	wrong += pt_write(table, b) != PT_OK || pt_bytes(table) < pt_index_bytes(table);
 	int64_t rows = pt_live_rows(table, b->oldest);
 	return wrong + (rows > ids || (live && rows > table->c.max_rows));
@@ -114,8 +113,8 @@ static void *work(void *argument) {
 			break;
 		case 2:
 		case 3: /* all elements of a row are the same, unless it is seen half updated */
-			wrong += (live || call % 2 == 0 ? pt_look(table, &b, !live && call % 4)
-											 : pt_pull(table, &b)) != PT_OK;
+			wrong += (live || call % 2 == 0 ? pt_look(table, &b, call % 4) : pt_pull(table, &b)) !=
+					 PT_OK;
 			for (int i = 0; i < b.n; i++)
 				for (int j = 1; j < DIM; j++)
 					wrong += values[i * DIM + j] != values[i * DIM];
