@@ -260,6 +260,10 @@ void pt_compensate(float *g, const float *row, const float *before, const uint8_
 /* pt_ids copies at most n ids, in no order, and returns how many there are. */
 int64_t pt_ids(pt_table *t, int64_t *out, int64_t n, int64_t oldest);
 
+/* pt_remove removes the rows of those ids that have one, and returns how many. No other call is
+ * under way. */
+int64_t pt_remove(pt_table *t, const pt_batch *b);
+
 /* pt_sketch_read copies the counters of the sketch, PT_SKETCH_BYTES, and returns how many ids were
  * counted since they were halved. pt_sketch_add joins them with others. */
 int64_t pt_sketch_read(pt_table *t, uint8_t *counters);
