@@ -129,6 +129,7 @@ static const char *const table_calls[] = {
 	[PMPI_TABLE_LOOK_ZEROS] = "look",
 	[PMPI_TABLE_READ_STATES] = "read_states",
 	[PMPI_TABLE_WRITE_STATES] = "write_states",
+	[PMPI_TABLE_REMOVE] = "remove",
 };
 
 #define NAME_OF(list, code)                                                                        \

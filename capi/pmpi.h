@@ -232,8 +232,9 @@ typedef struct pmpi_table_op {
  * tables belong to this process, or all lie on servers. Those are asked with one request to each
  * server, and a PUSH is one step of this trainer: it names all tables of the step. Unless count is
  * NULL, *count becomes a KV's timestamp, or the number of rows that PMPI_TABLE_IDS found, which may
- * be more than ids has room for, or the number of updates that PMPI_TABLE_READ_STATES found. Calls
- * of several threads run side by side. Returns 0 or an error code. */
+ * be more than ids has room for, or that PMPI_TABLE_REMOVE removed, or the number of updates that
+ * PMPI_TABLE_READ_STATES found. Calls of several threads run side by side. Returns 0 or an error
+ * code. */
 int pmpi_table(const pmpi_table_op *ops, int32_t n, int64_t *count);
 
 /* What pmpi_window does with the elements of a window. */

@@ -55,6 +55,8 @@ var calls = []call{
 		Doc: "copies the states of the ids, of those without a row the first ones, and makes no row; it counts the table's steps"},
 	{Code: 15, Ident: "WriteStates", Needs: []string{"ids", "states"},
 		Doc: "sets the states of the ids; missing rows are made. step: how many the table has made from now on"},
+	{Code: 16, Ident: "Remove", Needs: []string{"ids"},
+		Doc: "removes the rows of those ids that have one"},
 }
 
 // Of says whose call it is: "Table" or "KV".

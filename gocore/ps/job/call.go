@@ -29,7 +29,7 @@ type TableOp struct {
 }
 
 // Call carries out one call on several tables: all of this process, or all on servers; or a call of
-// one KV. count is the number of rows that an IDs call found, in the last table, the steps that a
+// one KV. count is the number of rows that an IDs call found or a Remove call removed, in the last table, the steps that a
 // ReadStates call found, or a KV's timestamp.
 func (p *Process) Call(ops []TableOp) (count int64, err error) {
 	if err := p.core.Healthy(); err != nil {
@@ -93,6 +93,8 @@ func callLocal(o *TableOp, t *table.Table) (count int64, err error) {
 		return t.ReadStates(&o.IDs, &o.States)
 	case TableWriteStates:
 		return 0, t.WriteStates(&o.IDs, &o.States, o.Step)
+	case TableRemove:
+		return t.Remove(&o.IDs)
 	}
 	return 0, status.New(status.Argument, "pmpi_table: code %d is none of PMPI_TABLE_*", o.Code)
 }

@@ -54,6 +54,8 @@ func TestCallsOfATableOfThisProcess(t *testing.T) {
 		{TableLookZeros, 0, 0},
 		{TableRead, 0, 0},
 		{TableIDs, 1, 0},
+		{TableRemove, 1, 0},
+		{TableRemove, 0, 0},
 	} {
 		count, err := p.Call([]TableOp{{Code: one.code, Table: id, IDs: ids, Values: values, Rate: math.NaN()}})
 		require.NoError(t, err, one.code)

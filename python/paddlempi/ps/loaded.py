@@ -33,6 +33,9 @@ from .table import Table
 __all__ = ["Tables", "load"]
 
 
+_REMOVED = 1 << 14  # ids: so long others wait who pull without held()
+
+
 class Tables(dict[str, Table]):
     """Tables by name, of a cut or of an export. Made by :func:`load`.
 
@@ -73,11 +76,10 @@ class Tables(dict[str, Table]):
         """Take over the changes of an increment, while other threads pull.
 
         A row is seen whole, the old one or the new one; :meth:`held` sees all of one cut. The
-        increment is read and checked before a row changes. Of a table that loses ids a copy is made
-        first, which takes its memory once more meanwhile. If all tables were loaded, tables that
-        are new come in, and those that are gone go. Dense parameters are not in the tables: read
-        them from the increment, which has those that have changed. With ``train=True`` states and
-        steps change too, and learning rates stay.
+        increment is read and checked before a row changes. Rows of ids that are gone are removed.
+        If all tables were loaded, tables that are new come in, and those that are gone go. Dense
+        parameters are not in the tables: read them from the increment, which has those that have
+        changed. With ``train=True`` states and steps change too, and learning rates stay.
 
         Args:
             increment: a file that ``export(since=)`` has written.
@@ -128,18 +130,13 @@ class Tables(dict[str, Table]):
                     f"{change.what}: {change.folder} has no states of {info.name!r}, which tables "
                     "that are trained need: export it with states=True"
                 )
-            gone = change.removed(number)
-            copy = table._copy_without(gone) if len(gone) else None
-            if copy is not None:
-                self._write(change, number, table, copy)
-            written.append((number, table, copy))
+            written.append((number, table, change.removed(number)))
         with self._gate.alone():
             self.step = None
-            for number, table, copy in written:
-                if copy is None:
-                    self._write(change, number, table, table._held)
-                else:
-                    table._held = copy
+            for number, table, gone in written:
+                for first in range(0, len(gone), _REMOVED):
+                    table.remove(gone[first : first + _REMOVED])
+                self._write(change, number, table)
             self.update(made)
             for name in set(self) - {table.name for table in change.tables}:
                 del self[name]  # a thread may be using it: it closes when none does
@@ -159,14 +156,14 @@ class Tables(dict[str, Table]):
             if part in Exported.parts(info)
         ]
 
-    def _write(self, change: Increment, number: int, table: Table, held: Any) -> None:
+    def _write(self, change: Increment, number: int, table: Table) -> None:
         info = change.tables[number]
         if self._train:  # before rows, whose last use is now
-            _native.control("table_info", table=held.number, steps=info.steps)
+            _native.control("table_info", table=table._held.number, steps=info.steps)
         for ids, rows, states in change.chunks(number, states=self._train):
             if len(ids):
                 wide = widened(info.dtype, rows)
-                table._write(held, ids, wide, states if self._train else None)
+                table._write(ids, wide, states if self._train else None)
 
 
 def _check(change: Increment, info: CutTable, table: Table) -> None:
@@ -307,7 +304,7 @@ def _filled(
         for ids, rows, states in pieces:
             if len(ids):
                 wide = widened(info.dtype, rows)
-                table._write(table._held, ids, wide, states if train else None)
+                table._write(ids, wide, states if train else None)
         if len(table) != info.rows:
             raise ArgumentError(
                 f"load: {source.folder} has {info.rows} rows of table {info.name!r}, but only "

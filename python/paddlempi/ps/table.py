@@ -20,7 +20,6 @@ __all__ = ["Table", "rows_of"]
 _PUSH = TableCall.PUSH  # to ask an enum each time costs 70 ns
 
 _PIECE = 1 << 20  # ids of one call of state_dict
-_COPIED = 1 << 16  # ids of one call of a copy
 _FORMAT = 1
 
 
@@ -292,7 +291,7 @@ class Table(Configured):
             _native.control("table_info", table=held.number, steps=int(state["steps"]))
             for begin in range(0, len(ids), _PIECE):
                 piece = slice(begin, begin + _PIECE)
-                self._write(held, ids[piece], rows[piece], states[piece])
+                self._write(ids[piece], rows[piece], states[piece], held)
             told = _native.control("table_info", table=held.number)
             if told["rows"] != len(ids):
                 raise ArgumentError(
@@ -308,26 +307,32 @@ class Table(Configured):
             raise
         self._held = held
 
-    def _write(self, held: _Held, ids: Any, rows: Any, states: Any) -> None:
-        """Set rows and states, which may be None; each row is seen whole."""
-        self._core.table(TableCall.WRITE, held.number, ids, rows, states)
+    def remove(self, ids: Any) -> int:
+        """Remove the rows of ids, with their states. Ids without a row are passed over.
 
-    def _copy_without(self, gone: Any) -> _Held:
-        """Return the rows of this table without those of some ids, which ascend."""
-        before, made, ids = self._held, self._new(), self.ids()
-        ids = ids[~import_module("numpy").isin(ids, gone, assume_unique=True)]
-        width = self._config.optimizer.state_width(self.dim)
-        _native.control("table_info", table=made.number, steps=self.info()["steps"])
-        for begin in range(0, len(ids), _COPIED):
-            piece = ids[begin : begin + _COPIED]
-            rows, states = memory.empty((len(piece), self.dim)), memory.empty((len(piece), width))
-            self._core.table(TableCall.READ, before.number, piece, rows, states)
-            self._write(made, piece, rows, states)
-        if self._config.lifetime:
-            lifetime.set_stamps(made.number, ids, lifetime.stamps(before.number, ids))
-            if counts := lifetime.sketch(before.number):
-                lifetime.add_sketch(made.number, counts)
-        return made
+        What touches such an id later makes its row anew. The memory of rows that are removed is
+        used for new ones. Calls of other threads wait meanwhile.
+
+        Args:
+            ids: a tensor of int64 or int32, [n].
+
+        Returns:
+            How many rows were removed.
+
+        Raises:
+            ArgumentError: the tensor is not contiguous.
+            DtypeError: a dtype is wrong, or it is no tensor.
+            UnsupportedError: the tensor is in device memory.
+        """
+        held = self._held
+        removed: int = self._core.table(
+            TableCall.REMOVE, held.number, checked_ids("remove", ids), None
+        )
+        return removed
+
+    def _write(self, ids: Any, rows: Any, states: Any, held: _Held | None = None) -> None:
+        """Set rows and states, which may be None; each row is seen whole."""
+        self._core.table(TableCall.WRITE, (held or self._held).number, ids, rows, states)
 
     def _kept(self, ids: Any, rows: Any, states: Any, stamps: Any) -> tuple[Any, Any, Any, Any]:
         """Return those ids of a state for which there is room, and what belongs to them."""

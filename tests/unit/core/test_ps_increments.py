@@ -449,6 +449,23 @@ def test_threads_pull_while_increments_come(tmp_path: Path) -> None:
     assert not wrong, wrong[0]
 
 
+def test_rows_are_removed() -> None:
+    table = ps.Table(3, ps.Adagrad(0.5), ps.Normal(), seed=4)
+    ids = np.arange(100)
+    first = table.pull(ids)
+    table.push(ids, np.ones((100, 3), np.float32))
+    after = table.pull(ids)
+    assert table.remove(np.array([5, 7, 5, 1000], np.int32)) == 2
+    assert table.remove(ids[5:8]) == 1
+    assert table.ids().tolist() == [*range(5), *range(8, 100)]
+    assert np.array_equal(table.pull(ids[:8], missing="zeros")[5:], np.zeros((3, 3)))
+    assert np.array_equal(table.pull(ids[5:8]), first[5:8])
+    table.push(ids[5:8], np.ones((3, 3), np.float32))  # its state has begun anew too
+    assert np.array_equal(table.pull(ids), after)
+    with pytest.raises(errors.DtypeError, match="remove: ids are of float32"):
+        table.remove(np.ones(3, np.float32))
+
+
 def test_a_thread_does_not_wait_for_itself(model: Model, tmp_path: Path) -> None:
     model.save(1)
     ps.export(model.directory, tmp_path / "change", since=0)
