@@ -310,6 +310,8 @@ enum {
   /* PMPI_TABLE_WRITE_STATES sets the states of the ids; missing rows are made.
    * step: how many the table has made from now on. */
   PMPI_TABLE_WRITE_STATES = 15,
+  /* PMPI_TABLE_REMOVE removes the rows of those ids that have one. */
+  PMPI_TABLE_REMOVE = 16,
 };
 
 /* pmpi_table_needs returns the tensors that a call cannot do without, as bits: 1 for ids, 2 for
@@ -330,6 +332,7 @@ static inline unsigned pmpi_table_needs(int32_t code)
   case PMPI_TABLE_LOOK_ZEROS: return 3;
   case PMPI_TABLE_READ_STATES: return 5;
   case PMPI_TABLE_WRITE_STATES: return 5;
+  case PMPI_TABLE_REMOVE: return 1;
   }
   return 0;
 }

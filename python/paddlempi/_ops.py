@@ -413,6 +413,7 @@ class TableCall(IntEnum):
     LOOK_ZEROS = 13
     READ_STATES = 14
     WRITE_STATES = 15
+    REMOVE = 16
 
 
 class KVCall(IntEnum):

@@ -34,6 +34,8 @@ const (
 	TableReadStates Code = 14
 	// TableWriteStates sets the states of the ids; missing rows are made. step: how many the table has made from now on.
 	TableWriteStates Code = 15
+	// TableRemove removes the rows of those ids that have one.
+	TableRemove Code = 16
 )
 
 // codesOfKVs has the codes that are for KVs.
