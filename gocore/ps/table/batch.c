@@ -10,25 +10,6 @@ typedef int (*pt_worker)(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion
 
 enum { PULLED = 8192 }; /* a pull takes the locks for this many ids at a time */
 
-static int64_t lines(int64_t bytes) {
-	return (bytes + 63) / 64 * 64;
-}
-
-/* One portion may have all n ids of a batch. Its hash table of rows (hot.h) then has less than 4 n
- * places: the least power of 2 that is at least 2 n. */
-static int64_t work_words(int64_t n) {
-	return (PT_WORK + 4) * n + 128;
-}
-
-static int64_t sums_bytes(const pt_table *t) {
-	return 3 * lines(4 * t->c.dim + 64);
-}
-
-int64_t pt_scratch(const pt_table *t, int64_t n) {
-	return lines(sizeof(pt_sorted)) + lines(8 * n) + lines(4 * n) + lines(n) +
-		   lines(4 * work_words(n)) + sums_bytes(t);
-}
-
 int pt_check(pt_table *t, pt_batch *b) {
 	if (t->c.ids == 0)
 		return PT_OK;
@@ -41,45 +22,6 @@ int pt_check(pt_table *t, pt_batch *b) {
 		}
 	}
 	return PT_OK;
-}
-
-/* pt_sort is a counting sort, so ids of one shard stay in order of appearance. Each call
- * begins at another shard than the call before it. */
-pt_sorted *pt_sort(pt_table *t, const pt_batch *b) {
-	char *scratch = b->scratch;
-	pt_sorted *s = (pt_sorted *)scratch;
-	scratch += lines(sizeof *s);
-	s->ids = (int64_t *)scratch;
-	scratch += lines(8 * b->n);
-	s->at = (uint32_t *)scratch;
-	scratch += lines(4 * b->n);
-	uint8_t *shards = (uint8_t *)scratch;
-	scratch += lines(b->n);
-	s->sum = (float *)scratch;
-	scratch += sums_bytes(t);
-	s->work = (uint32_t *)scratch;
-	uint32_t count[PT_SHARDS] = {0}, next[PT_SHARDS];
-	for (int64_t i = 0; i < b->n; i++) {
-		uint32_t shard = pt_shard_of(pt_hash(&t->c, pt_id_at(b, i)));
-		shards[i] = (uint8_t)shard;
-		count[shard]++;
-	}
-	uint32_t sum = 0;
-	for (int i = 0; i < PT_SHARDS; i++) {
-		s->begin[i] = next[i] = sum;
-		s->end[i] = sum += count[i];
-	}
-	for (int64_t i = 0; i < b->n; i++) {
-		uint32_t to = next[shards[i]]++;
-		s->ids[to] = pt_id_at(b, i);
-		s->at[to] = (uint32_t)i;
-	}
-	s->first = __atomic_fetch_add(&t->turn, PT_SHARDS / 8 + 1, __ATOMIC_RELAXED) % PT_SHARDS;
-	s->taken = s->failed = s->made = 0;
-	s->state = NULL;
-	if (t->stamped)
-		s->state = memset(shards, PT_FOUND, (size_t)b->n);
-	return s;
 }
 
 static int in_shard(pt_table *t, pt_batch *b, pt_sorted *s, const pt_portion *scratch,
@@ -168,43 +110,15 @@ int pt_push(pt_table *t, pt_batch *b) {
 	return rc;
 }
 
-int64_t pt_share(pt_table *t, pt_batch *b) {
-	const pt_sorted *s = pt_sort(t, b);
-	uint32_t most = 0;
-	for (int i = 0; i < PT_SHARDS; i++)
-		if (s->end[i] - s->begin[i] > most)
-			most = s->end[i] - s->begin[i];
-	return sums_bytes(t) + lines(4 * work_words(most));
-}
-
 int pt_push_share(pt_table *t, pt_batch *b, void *scratch) {
-	const pt_portion mine = {.sum = scratch, .work = (uint32_t *)((char *)scratch + sums_bytes(t))};
+	const pt_portion mine = {.sum = scratch,
+							 .work = (uint32_t *)((char *)scratch + pt_sums_bytes(t))};
 	return push_part(t, b, &mine);
 }
 
 int pt_finite(pt_table *t, pt_batch *b) {
 	b->fault = CHOOSE(pt_finite, t->c.isa)(b->values, b->dtype, b->n * t->c.dim);
 	return b->fault < 0 ? PT_OK : PT_NOT_FINITE;
-}
-
-/* find returns the row of an id, or -1. */
-static int64_t find(const pt_table *t, const pt_shard *s, int64_t id) {
-	if (s->n_bins == 0)
-		return -1;
-	for (uint32_t at = pt_bin_of(pt_hash(&t->c, id), s->n_bins);;) {
-		const pt_bin *b = &s->bins[at];
-		for (uint32_t l = 0; l < b->used; l++)
-			if (b->id[l] == id)
-				return b->row[l];
-		if (b->used < PT_LANES)
-			return -1;
-		at = at + 1 == s->n_bins ? 0 : at + 1;
-	}
-}
-
-int64_t pt_live(const pt_table *t, const pt_shard *s, const pt_batch *b, int64_t id) {
-	int64_t row = find(t, s, id);
-	return row >= 0 && t->stamped && *pt_stamp(t, s, (uint32_t)row) < b->oldest ? -1 : row;
 }
 
 /* convert copies a row of 16-bit floats of the table to float32 (into = 0), or float32 to such a
@@ -257,7 +171,7 @@ static int read_portion(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion 
 /* write_portion sets rows. With p->state it makes none, and notes what is missing. */
 static int write_portion(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *p) {
 	for (uint32_t k = 0; k < p->n; k++) {
-		int64_t found = find(t, s, p->ids[k]);
+		int64_t found = pt_row_of(t, s, p->ids[k]);
 		if (found >= 0 && pt_live(t, s, b, p->ids[k]) < 0) {
 			pt_expire(t, s, p->ids[k]);
 			found = -1;
@@ -285,7 +199,7 @@ static int write_portion(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion
 static int make(pt_table *t, pt_shard *s, pt_batch *b, const pt_portion *p) {
 	for (uint32_t k = 0; k < p->n; k++) {
 		uint32_t row;
-		int rc = find(t, s, p->ids[k]) < 0
+		int rc = pt_row_of(t, s, p->ids[k]) < 0
 					 ? pt_insert(t, s, b, p->ids[k], pt_hash(&t->c, p->ids[k]), &row)
 					 : PT_OK;
 		if (rc)
@@ -303,7 +217,7 @@ static int pull_missing(pt_table *t, pt_batch *b, const uint32_t *places, uint32
 		uint64_t hash = pt_hash(&t->c, id);
 		pt_shard *s = &t->shard[pt_shard_of(hash)];
 		pthread_rwlock_wrlock(&s->lock);
-		int64_t found = find(t, s, id);
+		int64_t found = pt_row_of(t, s, id);
 		uint32_t row = (uint32_t)found;
 		int rc = found < 0 ? pt_insert(t, s, b, id, hash, &row) : PT_OK;
 		if (rc == PT_OK) {

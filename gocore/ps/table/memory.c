@@ -196,6 +196,25 @@ static int take_claim(pt_table *t, pt_batch *b) {
 	return 1;
 }
 
+int64_t pt_row_of(const pt_table *t, const pt_shard *s, int64_t id) {
+	if (s->n_bins == 0)
+		return -1;
+	for (uint32_t at = pt_bin_of(pt_hash(&t->c, id), s->n_bins);;) {
+		const pt_bin *b = &s->bins[at];
+		for (uint32_t l = 0; l < b->used; l++)
+			if (b->id[l] == id)
+				return b->row[l];
+		if (b->used < PT_LANES)
+			return -1;
+		at = at + 1 == s->n_bins ? 0 : at + 1;
+	}
+}
+
+int64_t pt_live(const pt_table *t, const pt_shard *s, const pt_batch *b, int64_t id) {
+	int64_t row = pt_row_of(t, s, id);
+	return row >= 0 && t->stamped && *pt_stamp(t, s, (uint32_t)row) < b->oldest ? -1 : row;
+}
+
 int pt_insert(pt_table *t, pt_shard *s, pt_batch *b, int64_t id, uint64_t hash, uint32_t *row) {
 	uint32_t *mine = &b->promised[s - t->shard], promised = *mine > 0;
 	uint64_t rows = (uint64_t)s->rows + s->promised - promised + 1;

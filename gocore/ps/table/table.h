@@ -319,10 +319,13 @@ int pt_provide(pt_table *t, pt_shard *s, uint64_t rows, int reserved);
 void pt_expire(pt_table *t, pt_shard *s, int64_t id);
 void pt_remove_at(pt_table *t, pt_shard *s, uint32_t bin, uint32_t lane);
 
-/* pt_sort sorts a batch in its scratch memory. */
+/* pt_sort sorts a batch in its scratch memory. pt_sums_bytes says how much of that the sums of a
+ * thread take. */
+int64_t pt_sums_bytes(const pt_table *t);
 pt_sorted *pt_sort(pt_table *t, const pt_batch *b);
 
-/* pt_live returns the row of an id that is not too old for the batch, or -1. */
+/* pt_row_of returns the row of an id, or -1; pt_live those that are not too old for the batch. */
+int64_t pt_row_of(const pt_table *t, const pt_shard *s, int64_t id);
 int64_t pt_live(const pt_table *t, const pt_shard *s, const pt_batch *b, int64_t id);
 
 /* pt_choose says which missing ids of a write get a row, and removes those that make place. The
