@@ -47,7 +47,7 @@ func TestLookupsMakeNothing(t *testing.T) {
 	assert.InDelta(t, first[0]-1, rows[0], 1e-6)
 	require.NoError(t, (<-push(s, 0, 0, ids[:1], outside[float32](1, 1, 1, 1))).err)
 	after, _ := look(t, s, request.Look, 0, ids[:1]...)
-	assert.InDelta(t, rows[0]-0.1*(1-1), after[0], 1e-6, "g + g g (w - backup), and w - backup is -1")
+	assert.InDelta(t, rows[0], after[0], 1e-6, "g + g g (w - backup) is 0, because w - backup is -1")
 }
 
 // Who evaluates may be ahead of trainers that wait for him.

@@ -201,7 +201,7 @@ func Largest(d op.DType) float32 { return float32(largest[d]) }
 
 // Beyond returns the place of the first number that rows of 16 bits would hold as an infinity, or -1.
 func (c *Config) Beyond(rows []float32) int64 {
-	most := math.Inf(1)
+	var most float64
 	switch c.DType {
 	case op.Float16.String():
 		most = float64(Largest(op.Float16))

@@ -213,13 +213,6 @@ class DistributedOptimizer(CommonOptimizer):
     def _flags(values: list[float], parameters: list[Any]) -> Any:
         return paddle.to_tensor(values, "float32")
 
-    def _set_auxiliary_var(self, key: str, value: Any) -> None:
-        # Paddle's GradScaler calls it before a step, to have it skipped.
-        raise UnsupportedError(
-            "DistributedOptimizer: a GradScaler does not see the gradients of rows, which would "
-            "stay scaled, and may skip the step of one trainer: train in bfloat16, without one"
-        )
-
     def minimize(self, loss: Any, *arguments: Any, **named: Any) -> tuple[None, list[Any]]:
         """Take one step, as Paddle's ``minimize`` does in dynamic mode: after ``loss.backward()``.
 
