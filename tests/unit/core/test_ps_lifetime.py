@@ -99,10 +99,10 @@ def test_wrong_states() -> None:
 @pytest.mark.parametrize("method", ["table_stamps", "table_sketch"])
 def test_the_control_methods(method: str) -> None:
     plain, table = made(), made(max_rows=5)
-    number, ids = table._number, "AQAAAAAAAAA="  # id 1
+    number, ids = table._held.number, "AQAAAAAAAAA="  # id 1
     for request, text in (
         ({"table": 70000}, "there is no table 70000"),
-        ({"table": plain._number}, "do not come and go"),
+        ({"table": plain._held.number}, "do not come and go"),
         ({"table": "x"}, "is not what it takes"),
     ):
         with pytest.raises(errors.ArgumentError, match=text):
