@@ -89,6 +89,7 @@ ELSEWHERE = frozenset(
         "ps.RemoteTable.prefetch",
         "ps.RemoteTable.read_states",
         "ps.Table.load_state_dict",
+        "ps.Table.remove",
         "ps.prefetch",
         "ps.pull",
     }
