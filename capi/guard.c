@@ -91,8 +91,8 @@ int pmpi_control(const char *method, const char *request, char **reply) {
 	GUARD();
 	int rc = goControl((char *)method, (char *)request, reply, last_error());
 	if (strcmp(method, "init") == 0) {
-		pmpi_guard_exit(); /* also after an error, because MPI may have been initialised */
-		crash_watch();     /* in front of the handlers of MPI, and of what the program imports */
+		pmpi_guard_exit(rc == 0); /* also after an error, because MPI may have been initialised */
+		crash_watch(); /* in front of the handlers of MPI, and of what the program imports */
 	}
 	return rc;
 }
@@ -295,15 +295,23 @@ void pmpi_exit(int status) {
 }
 
 static void at_exit(int status, void *unused) {
+	static int ran;
 	(void)unused;
-	pmpi_exit(status);
+	if (!ran++)
+		pmpi_exit(status);
 }
 
-void pmpi_guard_exit(void) {
-	if (owner == 0) {
-		owner = getpid();
-		on_exit(at_exit, NULL); /* unlike those of atexit, handlers of on_exit receive the status */
-	}
+/* MPI may register handlers of its own, which end what MPI_Finalize has not: MPICH tells its
+ * launcher only there that this process ends in order. So ours has to run before them, and is
+ * registered after MPI_Init. An init that fails may have come that far or not, so that each one
+ * registers it until one succeeds. */
+void pmpi_guard_exit(int succeeded) {
+	static int registered;
+	if (registered)
+		return;
+	owner = getpid();
+	registered = succeeded;
+	on_exit(at_exit, NULL); /* unlike those of atexit, handlers of on_exit receive the status */
 }
 
 static pmpi_op describe(int32_t code, int64_t group) {

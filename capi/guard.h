@@ -9,7 +9,7 @@ int pmpi_guard_interrupt(void); /* returns the result of the caller's interrupt 
 /* carries out a call of a window that needs neither a wait nor an error text; returns 1 with
  * nothing done if it does */
 int pmpi_guard_window(const pmpi_window_op *op);
-void pmpi_guard_exit(void);     /* registers pmpi_exit to run at exit, once */
-void pmpi_guard_finalize(void); /* called by MPI at the beginning of MPI_Finalize */
+void pmpi_guard_exit(int succeeded); /* has pmpi_exit run at exit, once, after an init */
+void pmpi_guard_finalize(void);      /* called by MPI at the beginning of MPI_Finalize */
 
 #endif

@@ -192,6 +192,11 @@ func BeforeFinalize() {
 	awaitDepartures()
 }
 
+// launchersTurn is how long a process lives on that ends without MPI_Finalize. Its launcher hears of a death at the same
+// time, and ends the job because of that. MPICH's otherwise sometimes sees the survivors end first, with status 0, and
+// makes that the status of the job.
+const launchersTurn = 500 * time.Millisecond
+
 // Exit ends this rank's part in the job when the process ends. With the status 0 and Preempted the other ranks are told
 // that this one has left. MPI is then finalized, without a deadline, because the others may go on for long. If the
 // application initialised MPI, the application finalizes it. Another status ends the whole job by MPI, because the other
@@ -224,7 +229,11 @@ func Exit(code int) {
 	}
 	guests.endWithProcess()
 	if !awaitDepartures() || inUse.Load() || !endTogether() {
-		return // a rank has died or ended, or does not come back from MPI: MPI_Finalize would wait for it
+		// A rank has died or ended, or does not come back from MPI: MPI_Finalize would wait for it.
+		if running {
+			time.Sleep(launchersTurn)
+		}
+		return
 	}
 	if running {
 		_ = library.Finalize()

@@ -107,9 +107,14 @@ def kill_marked(mark: str, grace: float = 0.0) -> None:
 
 def _over(pid: int) -> bool:
     """Whether all threads of a process have ended; its parent need not know of it yet."""
-    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return True  # nothing is left of it
+    for thread in threads:
         with contextlib.suppress(OSError):
-            if path.read_text(errors="replace").rpartition(")")[2].split()[0] not in "ZX":
+            text = Path(f"/proc/{pid}/task/{thread}/stat").read_text(errors="replace")
+            if text.rpartition(")")[2].split()[0] not in "ZX":
                 return False
     return True
 
