@@ -173,13 +173,11 @@ def _difference_of_other(
 ) -> None:
     """Put a dense parameter into the increment if it has changed."""
     entry = new.file.entry(name)
-    own = Digests()
-    for data in new.flat(name, own):
-        digests[1].add(name, data)
+    for _ in new.flat(name, digests[1]):
+        pass
     if name in base.others:
         was = base.file.entry(name)
-        if (was.dtype, was.shape) == (entry.dtype, entry.shape) and (
-            digests[0].done()[name] == own.done()[name]
-        ):
+        same = (was.dtype, was.shape) == (entry.dtype, entry.shape)
+        if same and digests[0].of(name) == digests[1].of(name):
             return
     spool.whole(name, layout.Whole(entry.dtype, entry.shape), new.flat(name))

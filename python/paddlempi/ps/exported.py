@@ -89,9 +89,14 @@ class Digests:
         if array.size:
             of.update(array.reshape(-1).view("u1"))
 
+    def of(self, name: str) -> str:
+        """Return the digest of one tensor."""
+        digest: str = self._sums[name].hexdigest()
+        return digest
+
     def done(self) -> dict[str, str]:
         """Return the digests by name, in hexadecimal digits."""
-        return {name: of.hexdigest() for name, of in self._sums.items()}
+        return {name: self.of(name) for name in self._sums}
 
 
 class Exported:

@@ -32,7 +32,7 @@ from .table import Table
 
 __all__ = ["Tables", "load"]
 
-
+_LIFETIME = ("admit_after", "expire_after", "max_rows")
 _REMOVED = 1 << 14  # ids: so long others wait who pull without held()
 
 
@@ -357,6 +357,3 @@ def _empty(info: CutTable, train: bool) -> Table:
     return Table(
         info.dim, made, first, dtype=info.dtype, seed=seed, num_ids=most, non_finite=allow, **limits
     )
-
-
-_LIFETIME = ("admit_after", "expire_after", "max_rows")
