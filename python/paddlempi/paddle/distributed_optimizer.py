@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -13,8 +13,8 @@ import paddle
 from .. import ps
 from ..errors import DtypeError, UnsupportedError
 from ..ps.distributed import Access, CommonOptimizer, Vector
-from ..ps.layers import RemoteLayer
-from ..ps.states import State, steps_of
+from ..ps.layers import RemoteLayer, like_of, shape_of
+from ..ps.states import State
 from ..ps.stepping import discard_of
 from .parameters import parameters_of
 from .states import forget, of_servers, split, state_for_servers, states_of
@@ -116,20 +116,10 @@ class DistributedOptimizer(CommonOptimizer):
         does = for_servers(self.optim)
         states: dict[int, State | None] = {}
         for parameter in self._parameters():
-            try:
+            with self._taking_state(parameter, does):
                 states[id(parameter)] = state_for_servers(self.optim, parameter, does)
-            except UnsupportedError as error:
-                raise UnsupportedError(
-                    f"ps.DistributedOptimizer: the optimizer has {error} of parameter "
-                    f"{self._called(parameter)} from earlier steps, for which servers have no "
-                    f"place with {type(does).__name__}: begin with a new optimizer"
-                ) from None
         self._check_steps(does, list(states.values()))
         return states
-
-    def _check_steps(self, does: ps.Optimizer, states: Sequence[State | None]) -> None:
-        """Refuse states of parameters that cannot lie in one vector."""
-        steps_of(does, [0 if one is None else one.steps for one in states])
 
     def _forget_states(self) -> None:
         forget(self.optim, self._parameters())
@@ -160,7 +150,7 @@ class DistributedOptimizer(CommonOptimizer):
         if any(found[id(member)].steps for member, _ in here):
             for member, name in here:
                 one, on_server = found[id(member)], does[id(member)]
-                packed |= of_servers(name, self.optim, on_server, one, _like(member))
+                packed |= of_servers(name, self.optim, on_server, one, like_of(member))
         return packed
 
     def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -180,9 +170,7 @@ class DistributedOptimizer(CommonOptimizer):
             return
         does = self._on_server()
         here = {name: p for of in self._members() for p, name in of if id(p) in does}
-        of = {
-            n: (tuple(getattr(_like(p), "shape", _like(p))), does[id(p)]) for n, p in here.items()
-        }
+        of = {name: (shape_of(member), does[id(member)]) for name, member in here.items()}
         by_name = split("DistributedOptimizer.set_state_dict", self.optim, state_dict, of)
         states = {id(here[name]): one for name, one in by_name.items()}
         for vector in self._on_servers if states else ():
@@ -237,13 +225,6 @@ class DistributedOptimizer(CommonOptimizer):
         self._owner.settle()
 
     clear_gradients = clear_grad
-
-
-def _like(member: Any) -> Any:
-    """Return a parameter, or the shape of the rows of a layer."""
-    if isinstance(member, RemoteLayer):
-        return member.num_embeddings, member.embedding_dim
-    return member
 
 
 def _read(tensor: Any) -> Any:

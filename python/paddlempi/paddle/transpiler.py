@@ -5,7 +5,7 @@ For ``paddle.nn.Layer`` in dynamic mode; ``static_transpiler`` has static progra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from functools import partial
 from importlib import import_module
 from typing import Any, ClassVar
@@ -33,9 +33,6 @@ class _Optimizer(SpreadOptimizer, DistributedOptimizer):
     def _with_servers(self) -> Iterator[tuple[Any, Callable[[], Optimizer]]]:
         for parameter in self._parameters():
             yield parameter, partial(for_servers, self.optim)
-
-    def _check_steps(self, does: Optimizer, states: Sequence[State | None]) -> None:
-        pass  # each parameter has a vector, and steps, of its own
 
 
 class _Plan(Plan):

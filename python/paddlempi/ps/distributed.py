@@ -138,6 +138,22 @@ class CommonOptimizer:
         """
         raise NotImplementedError
 
+    @contextlib.contextmanager
+    def _taking_state(self, parameter: Any, does: Optimizer) -> Iterator[None]:
+        """Have an error of a state that servers do not take say whose it is."""
+        try:
+            yield
+        except UnsupportedError as error:
+            raise UnsupportedError(
+                f"ps.DistributedOptimizer: the optimizer has {error} of parameter "
+                f"{self._called(parameter)} from earlier steps, for which servers have no "
+                f"place with {type(does).__name__}: begin with a new optimizer"
+            ) from None
+
+    def _check_steps(self, does: Optimizer, states: Sequence[State | None]) -> None:
+        """Refuse states of parameters that cannot lie in one vector."""
+        steps_of(does, [0 if one is None else one.steps for one in states])
+
     def _forget_states(self) -> None:
         """Have the wrapped optimizer drop its states of what is on the servers."""
         raise NotImplementedError

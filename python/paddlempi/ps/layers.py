@@ -20,7 +20,7 @@ from .optimizers import Optimizer
 from .prefetching import Prefetched, start
 from .remote import RemoteTable, pull_into
 
-__all__ = ["RemoteLayer", "layers_in", "prefetch"]
+__all__ = ["RemoteLayer", "layers_in", "like_of", "prefetch", "shape_of"]
 
 _AHEAD = 8  # prefetches that a layer remembers until forward asks for them
 _PIECE = 4 << 20  # elements of one request of from_pretrained
@@ -313,3 +313,16 @@ def _padding(padding_idx: int | None, num_embeddings: int | None) -> int | None:
             f"Embedding: padding_idx={padding_idx} is not within num_embeddings={num_embeddings}"
         )
     return padding % count
+
+
+def like_of(member: Any) -> Any:
+    """Return a parameter of an optimizer, or for a layer in its place the shape of its rows."""
+    if isinstance(member, RemoteLayer):
+        return member.num_embeddings, member.embedding_dim
+    return member
+
+
+def shape_of(member: Any) -> tuple[int, ...]:
+    """Return the shape of a parameter of an optimizer, or of the rows of a layer in its place."""
+    like = like_of(member)
+    return tuple(getattr(like, "shape", like))

@@ -6,7 +6,7 @@ the framework's models and optimizers have, and :class:`SpreadOptimizer`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from functools import partial
 from types import MethodType
 from typing import Any, ClassVar
@@ -71,6 +71,9 @@ class SpreadOptimizer(CommonOptimizer):
         """Have the gradients of layers, but those that another optimizer was given."""
         names = {layer.table.name for layer in layers}
         self._owner.names |= names - session.current("ps.transpile").owners.owned()
+
+    def _check_steps(self, does: Optimizer, states: Sequence[State | None]) -> None:
+        pass  # each parameter has a vector, and steps, of its own
 
     # What the framework knows
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -12,8 +12,8 @@ from .. import _buffer, ps
 from ..errors import DtypeError, UnsupportedError
 from ..io.places import overlaps
 from ..ps.distributed import Access, CommonOptimizer, Vector, rate_of_now
-from ..ps.layers import RemoteLayer
-from ..ps.states import State, steps_of
+from ..ps.layers import RemoteLayer, like_of, shape_of
+from ..ps.states import State
 from ..ps.stepping import discard_of
 from .states import check_groups, of_servers, state_for_servers, states_of
 
@@ -141,20 +141,10 @@ class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ign
             does = for_group(self.optim, number)
             for parameter in _trained(group):
                 of = self.state.get(parameter, {})
-                try:
+                with self._taking_state(parameter, does):
                     states[id(parameter)] = state_for_servers(of, group, parameter.shape, does)
-                except UnsupportedError as error:
-                    raise UnsupportedError(
-                        f"ps.DistributedOptimizer: the optimizer has {error} of parameter "
-                        f"{self._called(parameter)} from earlier steps, for which servers have no "
-                        f"place with {type(does).__name__}: begin with a new optimizer"
-                    ) from None
             self._check_steps(does, [states[id(p)] for p in _trained(group)])
         return states
-
-    def _check_steps(self, does: ps.Optimizer, states: Sequence[State | None]) -> None:
-        """Refuse states of the parameters of a group that cannot lie in one vector."""
-        steps_of(does, [0 if one is None else one.steps for one in states])
 
     def _forget_states(self) -> None:
         for parameter in self._parameters():
@@ -249,7 +239,7 @@ class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ign
                 one = here.get(id(member))
                 if id(member) in does:
                     kind, on_server = type(self.optim), does[id(member)]
-                    one = of_servers(kind, on_server, found[id(member)], _like(member))
+                    one = of_servers(kind, on_server, found[id(member)], like_of(member))
                 if one:
                     state[index] = one
             groups.append({**group, "params": indices})
@@ -292,8 +282,7 @@ class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ign
                 continue
             group, on_server = {**self.param_groups[number], **saved}, does[id(member)]
             rate_of_now(on_server, self._for_member(group, member))
-            like = _like(member)
-            shape = tuple(getattr(like, "shape", like))
+            shape = shape_of(member)
             try:
                 one = state_for_servers(given.get(index, {}), group, shape, on_server)
             except UnsupportedError as error:
@@ -341,13 +330,6 @@ class DistributedOptimizer(CommonOptimizer, torch.optim.Optimizer):  # type: ign
 
     def __getstate__(self) -> dict[str, Any]:
         raise UnsupportedError("DistributedOptimizer: it cannot be copied: use its state_dict()")
-
-
-def _like(member: Any) -> Any:
-    """Return a parameter, or the shape of the rows of a layer."""
-    if isinstance(member, RemoteLayer):
-        return member.num_embeddings, member.embedding_dim
-    return member
 
 
 def check_real(parameters: Iterable[torch.Tensor]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -37,9 +37,6 @@ class _Optimizer(SpreadOptimizer, DistributedOptimizer):
             for parameter in group["params"]:
                 if parameter.requires_grad and parameter.numel():
                     yield parameter, partial(for_group, self.optim, number)
-
-    def _check_steps(self, does: Optimizer, states: Sequence[State | None]) -> None:
-        pass  # each parameter has a vector, and steps, of its own
 
     def _for_member(self, group: dict[str, Any], member: Any) -> Optimizer:
         if isinstance(member, RemoteLayer):
