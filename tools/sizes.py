@@ -9,11 +9,9 @@ gofmt and clang-format have laid out: what begins at the margin ends at the marg
 from __future__ import annotations
 
 import ast
-import io
 import re
 import subprocess
 import sys
-import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -129,16 +127,8 @@ def methods(folder: str, name: str) -> set[str]:
 # Lines of code
 
 
-def code_lines(text: str, suffix: str) -> int:
-    """Count the lines that are neither blank nor only comment."""
-    if suffix == ".py":
-        skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT)
-        skipped += (tokenize.DEDENT, tokenize.ENDMARKER)
-        lines: set[int] = set()
-        for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            if token.type not in skipped:
-                lines.update(range(token.start[0], token.end[0] + 1))
-        return len(lines)
+def code_lines(text: str) -> int:
+    """Count the lines of Go or C that are neither blank nor only comment."""
     # A literal is matched first, so that a slash in it begins no comment.
     literals = r'"(?:\\.|[^"\\\n])*"|`[^`]*`|\'(?:\\.|[^\'\\\n])+\''
     kept = re.sub(
@@ -169,7 +159,7 @@ def by_room(commit: str) -> dict[str, int]:
         else:
             text = path.read_text()
         room = str(path.parent.relative_to(ROOT))
-        found[room] = found.get(room, 0) + code_lines(text, path.suffix)
+        found[room] = found.get(room, 0) + code_lines(text)
     return found
 
 

@@ -213,8 +213,9 @@ def trace(case: Case, core: Path, go: list[Function], folder: Path) -> Trace:
     folder.mkdir()
     probe: list[str | Path] = [HERE / "probe.py", case.name, core.parents[1], folder]
     if case.hosts == 1:
-        launch = [OPENMPI.python, "-m", "paddlempi.testing.launch", "-np", "2", "--"]
-        run(*launch, "python", *probe, env={**os.environ, "PYTHONPATH": str(core.parents[1])})
+        python = OPENMPI.python
+        launch = (python, "-m", "paddlempi.testing.launch", "-np", "2", "--", python)
+        run(*launch, *probe, env={**os.environ, "PYTHONPATH": str(core.parents[1])})
     else:
         folder.chmod(0o755)
         with Hosts(case.hosts) as hosts:
