@@ -11,9 +11,10 @@
 // what all members have agreed on (Sig): operation, dtype, reduce op, root, count, size of the
 // group, whether it shares a node or has every member on a node of its own, and the flags, ANDed
 // and ORed over the members. A choice by a pointer, or by anything else that only one rank knows,
-// would let ranks choose different algorithms and deadlock. An algorithm that uses another one
-// inside (pack, staged) chooses it by the same signature. Package arrive defines the flags Sync,
-// Refused, Ahead and Left; this package defines the others.
+// would let ranks choose different algorithms and deadlock. A group keeps its Choices, so that the
+// registry is walked once for each signature. An algorithm that uses another one inside (pack,
+// staged) chooses it by the same signature. Package arrive defines the flags Sync, Refused, Ahead
+// and Left; this package defines the others.
 //
 // # Running
 //
