@@ -7,7 +7,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "../arrive/words.h"
+#include "../primitives/words.h"
 
 enum {
 	TR_ENTRIES = 1024,

@@ -11,8 +11,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "../../arrive/words.h"
-#include "../../work/yield.h"
+#include "../../primitives/words.h"
+#include "../../primitives/yield.h"
 #include "bulk.h"
 
 enum {

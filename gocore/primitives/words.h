@@ -6,8 +6,8 @@
  *
  * A word without an order of its own (__ATOMIC_RELAXED) is ordered by another one that is written
  * after it and read before it. */
-#ifndef PADDLEMPI_ARRIVE_WORDS_H
-#define PADDLEMPI_ARRIVE_WORDS_H
+#ifndef PADDLEMPI_PRIMITIVES_WORDS_H
+#define PADDLEMPI_PRIMITIVES_WORDS_H
 
 #include <stdint.h>
 
