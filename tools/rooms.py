@@ -321,8 +321,11 @@ ROOMS = (
     Room(
         "gocore/trace",
         "the flight recorder: a ring of the last operations, which other processes can read",
-        "op segment status",
+        "op segment status trace/cpu",
         c="primitives",
+    ),
+    Room(
+        "gocore/trace/cpu", "the processor's time stamp counter, and its store with release order"
     ),
     Room("gocore/segment", "segments, and how a rank gets another rank's descriptor", "status"),
     Room(

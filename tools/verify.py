@@ -19,6 +19,7 @@ GO_FOLDERS = ("benchmarks", "capi", "gocore", "tests", "tools")
 # What writes files from tables, and with --check compares them.
 GENERATORS = (
     (*GO, "run", "./tools/opgen"),
+    (PYTHON, "tools/layouts.py"),
     (PYTHON, "tools/rooms.py"),
     (PYTHON, "tools/fronts.py"),
     (PYTHON, "tools/settings.py"),

@@ -28,8 +28,6 @@ typedef struct tr_entry {
 	uint32_t phase[2];
 } tr_entry;
 
-_Static_assert(sizeof(tr_entry) == 128, "this is entry of ring.go");
-
 /* Where the ring of this process is. */
 typedef struct tr_ring {
 	uint64_t *next, *lost;
