@@ -199,11 +199,17 @@ def test_few_rooms_import_mpi() -> None:
     assert found <= MPI, "ask transport.Comm for it, which mpi.Communicator implements"
 
 
+def test_the_c_of_rooms_uses_that_of_the_list() -> None:
+    found = uses.c_of_rooms(GO)
+    for folder, room in GO.items():
+        assert found.get(folder, set()) == set(room.c_used), f"{folder}: tools/rooms.py, c="
+
+
 def test_the_rooms_stand_in_order() -> None:
     order = list(GO)
     for folder, room in GO.items():
         assert (ROOT / folder).is_dir(), folder
-        for name in room.imported:
+        for name in (*room.imported, *room.c_used):
             assert order.index(name) > order.index(folder), f"{name} must stand below {folder}"
 
 
@@ -269,6 +275,27 @@ def test_uses_of_c_are_found(write: Callable[[str, str], None]) -> None:
         "capi/two.c": {"capi/both.h"},
         "capi/three.c": set(),
     }
+
+
+def test_uses_of_c_between_rooms_are_found(write: Callable[[str, str], None]) -> None:
+    for name, text in {
+        "capi/call.h": "int carry(int n);\n",
+        "capi/call.c": '#include "_cgo_export.h"\n__attribute__((weak, visibility("hidden"))) '
+        "int quick(const struct op *op);\n",
+        "gocore/top.c": "int quick(const struct op *op) {\n\treturn 0;\n}\nint limit = 3;\n",
+        "gocore/low.go": 'package low\n\n// #include "../capi/call.h" // above\nimport "C"\n',
+        "gocore/low.c": "extern int limit; // int quick(void);\nvoid goExit(int code);\n",
+        "gocore/exit.go": 'package gocore\n\n/*\n#cgo CFLAGS: -O2\n*/\nimport "C"\n\n'
+        "//export goExit\nfunc goExit(code C.int) {}\n",
+    }.items():
+        write(name, text)
+    assert uses.c_of_rooms(["capi", "gocore"]) == {"capi": {"gocore"}, "gocore": {"capi"}}
+    write("gocore/low.go", 'package low\n\n// #include "call.h"\nimport "C"\n')
+    with pytest.raises(AssertionError, match="which is not there"):
+        uses.c_of_rooms(["capi", "gocore"])
+    write("gocore/low.go", 'package low\n\n// #cgo CFLAGS: -O2 -I../capi\nimport "C"\n')
+    with pytest.raises(AssertionError, match="give the path"):
+        uses.c_of_rooms(["capi", "gocore"])
 
 
 def exported_types(folder: str) -> set[str]:

@@ -4,8 +4,8 @@
  * PADDLEMPI_KILL is "NAME:N" kills itself when it passes the point NAME for the Nth time since the
  * variable was set. The name of a point occurs in one source file only, because each file counts
  * for itself. */
-#ifndef PMPI_KILL_H
-#define PMPI_KILL_H
+#ifndef PADDLEMPI_PRIMITIVES_KILL_H
+#define PADDLEMPI_PRIMITIVES_KILL_H
 
 #ifdef PADDLEMPI_KILL_POINTS
 

@@ -6,8 +6,8 @@
  * half as long again at most. Which of the two it is changes while a job runs: the kernel moves
  * ranks, and hypervisors move cores. So a writer times its copies, and now and then one of the
  * other kind. */
-#ifndef PMPI_PAST_H
-#define PMPI_PAST_H
+#ifndef PADDLEMPI_PRIMITIVES_PAST_H
+#define PADDLEMPI_PRIMITIVES_PAST_H
 
 #include <stdint.h>
 #include <string.h>

@@ -10,8 +10,8 @@
  * And a thread whose core was taken sleeps once: a thread that wakes up is put onto a free core. If
  * that did not help, it waits longer until it sleeps again, up to a second: there may be no free
  * core. */
-#ifndef PMPI_YIELD_H
-#define PMPI_YIELD_H
+#ifndef PADDLEMPI_PRIMITIVES_YIELD_H
+#define PADDLEMPI_PRIMITIVES_YIELD_H
 
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE

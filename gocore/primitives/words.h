@@ -1,13 +1,13 @@
-/* The words that ranks share in memory are read and written by these functions alone: in slots.c,
- * coll/shm/chunks.c, coll/bounce/rounds.c, transport/memory, and by windows. x86-64 hides a missing
- * order, because its plain loads and stores have it; aarch64 does not. So
+/* The words that ranks share in memory are read and written by these functions alone: in
+ * arrive/slots.c, coll/shm/chunks.c, coll/bounce/rounds.c, transport/memory, and by windows. x86-64
+ * hides a missing order, because its plain loads and stores have it; aarch64 does not. So
  * tests/wheels/test_order.py looks at the instructions of each of these functions on aarch64, and
  * that no other order is asked for elsewhere.
  *
  * A word without an order of its own (__ATOMIC_RELAXED) is ordered by another one that is written
  * after it and read before it. */
-#ifndef PADDLEMPI_ARRIVE_WORDS_H
-#define PADDLEMPI_ARRIVE_WORDS_H
+#ifndef PADDLEMPI_PRIMITIVES_WORDS_H
+#define PADDLEMPI_PRIMITIVES_WORDS_H
 
 #include <stdint.h>
 

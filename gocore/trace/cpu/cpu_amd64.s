@@ -1,15 +1,15 @@
 #include "textflag.h"
 
-// func counter() uint64
-TEXT ·counter(SB), NOSPLIT, $0-8
+// func Counter() uint64
+TEXT ·Counter(SB), NOSPLIT, $0-8
 	RDTSC
 	SHLQ $32, DX
 	ORQ  DX, AX
 	MOVQ AX, ret+0(FP)
 	RET
 
-// func invariant() bool
-TEXT ·invariant(SB), NOSPLIT, $0-1
+// func Invariant() bool
+TEXT ·Invariant(SB), NOSPLIT, $0-1
 	MOVL $0x80000000, AX
 	XORL CX, CX
 	CPUID
@@ -26,8 +26,8 @@ no:
 	MOVB $0, ret+0(FP)
 	RET
 
-// func release(word *uint64, value uint64)
-TEXT ·release(SB), NOSPLIT, $0-16
+// func Release(word *uint64, value uint64)
+TEXT ·Release(SB), NOSPLIT, $0-16
 	MOVQ word+0(FP), DI
 	MOVQ value+8(FP), AX
 	MOVQ AX, (DI)
