@@ -213,7 +213,7 @@ class ProcessGroupMPI(Messages):
                     _native.submit(_ALL_REDUCE, gid, None, tensor, reduce_code, _VERSIONS)
                     return DONE
                 if self._batch is None:
-                    promote.consider(self, tensor, 1)
+                    promote.consider(self, tensor)
                     flags = _VERSIONS | ASYNC
                     operation = _native.submit(_ALL_REDUCE, gid, None, tensor, reduce_code, flags)
                     return OperationWork(operation, Op.ALL_REDUCE, (tensor,), gid)

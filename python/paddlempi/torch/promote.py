@@ -26,17 +26,16 @@ A mere address (``data_ptr``) is no use that torch counts.
 from __future__ import annotations
 
 import os
-import sys
 import weakref
 from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.autograd.graph import _engine_run_backward
 
 from .. import _native
 from ..errors import Error
 from ..tensors.torch import adopt
+from . import backward
 
 __all__ = ["consider", "expose", "know"]
 
@@ -44,7 +43,6 @@ LEAST = 4096
 """The length of a bucket in bytes up to which its values travel in the arrival; see
 docs/algorithms.md."""
 
-_BACKWARD = _engine_run_backward.__code__
 _in_graph_task = torch._C._current_graph_task_id
 
 _on = os.environ.get("PADDLEMPI_PROMOTE", "1") != "0"
@@ -65,21 +63,20 @@ def know(group: Any, parameters: Iterable[Any]) -> None:
     _parameters[group] = alive
 
 
-def consider(group: Any, tensor: Any, depth: int) -> None:
+def consider(group: Any, tensor: Any) -> None:
     """Move the storage of a tensor if it is a bucket, and nobody can have exported it.
 
     Args:
         group: the group of the collective.
         tensor: what an asynchronous ``allreduce`` was called with.
-        depth: the number of frames between this function and the caller of ``allreduce``.
     """
-    if not _on or _in_graph_task() == -1 or not _called_by_backward(depth + 2):
+    if not _on or _in_graph_task() == -1:
         return
     if tensor.layout is not torch.strided or not tensor.is_cpu:
         return
     storage = tensor.untyped_storage()
     key = storage._cdata
-    if key in _settled:
+    if key in _settled or not _called_by_backward():
         return
     first = key not in _seen
     if first:
@@ -95,15 +92,10 @@ def consider(group: Any, tensor: Any, depth: int) -> None:
     _settled.add(key)
 
 
-def _called_by_backward(depth: int) -> bool:
-    """Whether the frame at this depth is torch's backward.
-
-    The engine's own threads, which compute the gradients of a GPU, may have no such frame.
-    """
-    try:
-        return sys._getframe(depth).f_code is _BACKWARD
-    except ValueError:
-        return False
+def _called_by_backward() -> bool:
+    """Whether C++ has called in the thread that runs a backward: a function of Python has not."""
+    frame = backward.outside()
+    return frame is not None and frame.f_code is backward.BACKWARD
 
 
 def expose(tensor: Any) -> None:

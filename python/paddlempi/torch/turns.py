@@ -19,21 +19,19 @@ from __future__ import annotations
 import bisect
 import itertools
 import queue
-import sys
 import threading
 import weakref
 from collections.abc import Callable
 from operator import attrgetter
-from types import FrameType
 from typing import Any, Protocol
 
 import torch
 from torch.autograd import Variable
-from torch.autograd.graph import _engine_run_backward
 
 from .. import _daemons
 from ..errors import Error, NotReadyError
 from ..group import at_destroy
+from . import backward
 from .watch import Watched, watch
 
 __all__ = ["Entry", "asked_by_engine", "enter", "in_order", "next_number"]
@@ -47,10 +45,8 @@ It may be one that another rank starts later than this backward. The runner then
 next_number = itertools.count().__next__
 """Numbers works in the order in which they are issued."""
 
-_BACKWARD = _engine_run_backward.__code__
 _in_graph_task = torch._C._current_graph_task_id
 _number_of = attrgetter("number")
-_PACKAGE = __package__.partition(".")[0]
 
 
 class Issued(Protocol):
@@ -314,10 +310,8 @@ def asked_by_engine() -> bool:
     """Whether C++ asks for a future in a backward. Functions of Python are not given to it."""
     if _in_graph_task() < 0:
         return False
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__package__", "") == __package__:
-        frame = frame.f_back
-    return frame is None or frame.f_code is _BACKWARD
+    frame = backward.outside()
+    return frame is None or frame.f_code is backward.BACKWARD
 
 
 def enter(work: Issued, complete: Callable[[], None]) -> Entry | None:

@@ -277,7 +277,7 @@ def test_a_thread_of_the_engine_has_no_frames(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sys, "unraisablehook", errors.append)
     over, tensor = threading.Event(), torch.zeros(1000)
     weakref.finalize(tensor, over.set)
-    _thread.start_new_thread(promote.consider, (None, tensor, 1))
+    _thread.start_new_thread(promote.consider, (None, tensor))
     del tensor
     assert over.wait(10)
     assert not errors
