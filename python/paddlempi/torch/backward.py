@@ -15,7 +15,7 @@ The callback does not run if the backward raised an exception, and it comes too 
 waits for a future before: the finalizer of ``static_graph`` does. The thread of futures then
 completes the futures, after 2 ms in which no thread drove them. No function of Python waits for
 such a future, so it does not matter when and where it is completed. The futures of hooks in Python
-are those of :mod:`.turns`.
+are those of :mod:`.callback_order`.
 """
 
 from __future__ import annotations

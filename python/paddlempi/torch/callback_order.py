@@ -10,8 +10,8 @@ after another, in the order in which their works were issued. What a function st
 * Elsewhere one thread completes futures (:class:`Runner`), those of each group in their order.
 
 A program may block in a way that nobody sees, for instance with ``torch.futures.wait_all`` in a
-hook. The thread of such a line does nothing any more, which :mod:`.watch` notices, and the line is
-left to the runner.
+hook. The thread of such a line does nothing any more, which :mod:`.blocked_threads` notices, and
+the line is left to the runner.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .. import _daemons
 from ..errors import Error, NotReadyError
 from ..group import at_destroy
 from . import backward
-from .watch import Watched, watch
+from .blocked_threads import Watched, watch
 
 __all__ = ["Entry", "asked_by_engine", "enter", "in_order", "next_number"]
 

@@ -24,7 +24,7 @@ from ..errors import ArgumentError
 from ..io.commit import Names
 from . import lifetime
 from .cuts import Cut, CutTable, open_cut
-from .exported import Digests, Exported, Label, chosen_of, shape_of, widened
+from .export_files import Digests, Exported, Label, chosen_of, shape_of, widened
 from .increments import Increment
 from .initializers import Initializer, Normal, Uniform, initializer
 from .optimizers import SGD, Optimizer, optimizer

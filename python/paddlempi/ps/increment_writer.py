@@ -19,7 +19,7 @@ from ..io.commit import Save
 from ..io.dtypes import BY_NAME
 from ..io.progress import Bar
 from .cuts import CutTable
-from .exported import (
+from .export_files import (
     INCREMENT,
     INCREMENT_FORMAT,
     Digests,

@@ -19,7 +19,7 @@ import paddlempi
 import pytest
 import torch
 from paddlempi import _native
-from paddlempi.torch import promote
+from paddlempi.torch import ddp_buckets
 from torch.nn.parallel import DistributedDataParallel
 
 # Each rank moves its own buckets. tests/ranks/core sums such memory on three ranks, too.
@@ -262,7 +262,7 @@ def test_a_forked_child_writes_to_a_copy() -> None:
 
 def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     before = adopted()
-    monkeypatch.setattr(promote, "_on", False)
+    monkeypatch.setattr(ddp_buckets, "_on", False)
     plain, model = wrapped()
     for seed in range(4):
         step(model, seed, torch.distributed.get_rank())
@@ -272,12 +272,12 @@ def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_thread_of_the_engine_has_no_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gradients of a GPU come on such threads, so no frame of Python called allreduce."""
-    monkeypatch.setattr(promote, "_in_graph_task", lambda: 0)
+    monkeypatch.setattr(ddp_buckets, "_in_graph_task", lambda: 0)
     errors: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", errors.append)
     over, tensor = threading.Event(), torch.zeros(1000)
     weakref.finalize(tensor, over.set)
-    _thread.start_new_thread(promote.consider, (None, tensor))
+    _thread.start_new_thread(ddp_buckets.consider, (None, tensor))
     del tensor
     assert over.wait(10)
     assert not errors

@@ -222,12 +222,12 @@ def test_only_the_thread_of_the_mode(dist: ModuleType, rank: int, size: int) -> 
 def test_nothing_is_shown_to_nobody(
     dist: ModuleType, rank: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from paddlempi.torch import shown
+    from paddlempi.torch import dispatch
 
     def refuse(*_: object) -> None:
         raise AssertionError("a call was shown")
 
-    monkeypatch.setattr(shown._Call, "__init__", refuse)
+    monkeypatch.setattr(dispatch._Call, "__init__", refuse)
     x = torch.ones(2)
     dist.all_reduce(x)
     dist.broadcast(x, 0)

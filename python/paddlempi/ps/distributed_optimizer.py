@@ -19,9 +19,9 @@ from . import session, stepping
 from .dense import PLACEMENTS, Blocks, pull, spread
 from .layers import RemoteLayer
 from .optimizers import Optimizer
-from .owners import Owner
 from .remote import RemoteTable
 from .states import State, is_writer, read_blocks, steps_of, write_blocks
+from .table_owners import Owner
 
 __all__ = ["Access", "CommonOptimizer", "Vector", "equal", "rate_of_now"]
 
