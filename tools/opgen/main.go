@@ -35,7 +35,7 @@ var outputs = []struct{ template, path string }{
 	{"pmpi_ops.h.tmpl", "capi/pmpi_ops.h"},
 	{"_ops.py.tmpl", "python/paddlempi/_ops.py"},
 	{"ops.md.tmpl", "docs/ops.md"},
-	{"paddlempi_launchers.py.tmpl", "python/paddlempi_launchers.py"},
+	{"known_launchers.py.tmpl", "python/paddlempi_bootstrap/known_launchers.py"},
 }
 
 func main() {

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from ..errors import DtypeError
+from ...errors import DtypeError
 
 __all__ = ["MemoryStore", "Store", "TorchStore", "adapt"]
 

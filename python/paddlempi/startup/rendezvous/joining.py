@@ -7,13 +7,13 @@ import secrets
 import time
 from typing import Any
 
-from ..errors import Error, LauncherError
-from . import worlds
+from ...errors import Error, LauncherError
+from .. import worlds
+from ..worlds import World
 from .exchange import Exchange, Server
+from .init_method import open_store
 from .meeting import meet
-from .methods import open_store
 from .stores import MemoryStore, Store, adapt
-from .worlds import World
 
 __all__ = ["Joining"]
 

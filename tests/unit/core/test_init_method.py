@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from paddlempi.start import methods
+from paddlempi.startup.rendezvous import init_method
 
 
 @pytest.mark.parametrize(
@@ -24,9 +24,9 @@ def test_the_agent_s_store_is_found(
     monkeypatch.setenv("MASTER_ADDR", address)
     monkeypatch.setenv("MASTER_PORT", "29500")
     asked = []
-    monkeypatch.setattr(methods, "_of_agent", lambda host, port, _: asked.append((host, port)))
-    monkeypatch.setattr(methods, "TorchStore", lambda store: "the agent's")
-    assert methods.open_store(method, 1, 0.0) == "the agent's"
+    monkeypatch.setattr(init_method, "_of_agent", lambda host, port, _: asked.append((host, port)))
+    monkeypatch.setattr(init_method, "TorchStore", lambda store: "the agent's")
+    assert init_method.open_store(method, 1, 0.0) == "the agent's"
     assert asked == [(method[6:-6].strip("[]").lower(), 29500)]
 
 
@@ -34,6 +34,6 @@ def test_another_address_is_not_the_agent_s(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     monkeypatch.setenv("MASTER_ADDR", "one")
     monkeypatch.setenv("MASTER_PORT", "29500")
-    monkeypatch.setattr(methods, "TCPStore", lambda *_: "ours")
+    monkeypatch.setattr(init_method, "TCPStore", lambda *_: "ours")
     for method in ("tcp://two:29500", "tcp://one:29501"):
-        assert methods.open_store(method, 1, 0.0) == "ours"
+        assert init_method.open_store(method, 1, 0.0) == "ours"

@@ -35,7 +35,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ..errors import ArgumentError, Error, LauncherError, TimeoutError
+from ...errors import ArgumentError, Error, LauncherError, TimeoutError
 from .stores import Store
 
 __all__ = ["PREFIX", "Pause", "meet", "replaced", "still_leads", "sweep", "timeout_error"]

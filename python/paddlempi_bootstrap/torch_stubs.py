@@ -1,8 +1,7 @@
 """What ``torch.distributed`` gets: the names of the backends, and stubs in functions of torch.
 
-``import torch`` puts them there (``paddlempi_autoload``), or ``import paddlempi.torch`` where that
-was switched off. A stub loads the front when one of the backends is first used. This module is at
-the top level, so that importing it does not import ``paddlempi``.
+``import torch`` puts them there (:mod:`.torch_autoload`), or ``import paddlempi.torch`` where that
+was switched off. A stub loads the front when one of the backends is first used.
 
 All names of torch that this module replaces are private to torch. It looks all of them up before it
 replaces the first. It replaces the code inside a function, not the function, so that a module that
@@ -19,8 +18,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-import paddlempi_place
-import paddlempi_starts
+from . import starters, torchrun_variables
 
 __all__ = ["NAMES", "SETTING", "entered", "originals", "register"]
 
@@ -34,7 +32,7 @@ originals: dict[str, Any] = {}
 """torch's functions that were replaced, by name; under ``env`` its handler of ``env://``."""
 
 load: Callable[[], Any] | None = None
-"""Imports the front and returns its module ``activation``. ``paddlempi_autoload`` sets it."""
+"""Imports the front and returns its module ``activation``. ``torch_autoload`` sets it."""
 
 lazily = False
 """Whether a stub, and not the user, is importing ``paddlempi.torch``."""
@@ -105,7 +103,7 @@ def _make_default(c10d: Any) -> None:
     """Make ``mpi`` torch's default for the devices that the user names, where a job was started."""
     global defaults
     devices = [name for name in re.split(r"[,\s]+", os.environ.get(DEFAULT, "")) if name]
-    if not devices or "mpi" not in entered or paddlempi_starts.nearest() == (None, None):
+    if not devices or "mpi" not in entered or starters.nearest() == (None, None):
         return
     wrong = [device for device in devices if device not in ("cpu", "cuda")]
     if wrong:
@@ -183,11 +181,11 @@ def offered() -> bool:
     setting = os.environ.get(SETTING)
     if setting in ("0", "1"):
         return setting == "1"
-    started, start = paddlempi_starts.nearest()
-    if start is not None:
-        return paddlempi_starts.possible(start)
+    started, starter = starters.nearest()
+    if starter is not None:
+        return starters.possible(starter)
     given = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name in os.environ]
-    if all(paddlempi_place.is_ours(name) for name in given):
+    if all(torchrun_variables.is_ours(name) for name in given):
         return True
     return started is not None and os.environ.get("WORLD_SIZE") in (None, str(started.size))
 
@@ -219,7 +217,7 @@ def _env(url: str, **options: Any) -> Any:
 
 
 def _stub_init(*arguments: Any, **named: Any) -> Any:
-    import paddlempi_stubs as ours
+    from paddlempi_bootstrap import torch_stubs as ours
 
     backend = named["backend"] if "backend" in named else (*arguments, None)[0]
     if ours.concerns(backend):
@@ -228,13 +226,13 @@ def _stub_init(*arguments: Any, **named: Any) -> Any:
 
 
 def _stub_available() -> bool:
-    import paddlempi_stubs as ours
+    from paddlempi_bootstrap import torch_stubs as ours
 
     return bool(ours.originals["is_mpi_available"]() and ours.offered())
 
 
 def _stub_helper(*arguments: Any, **named: Any) -> Any:
-    import paddlempi_stubs as ours
+    from paddlempi_bootstrap import torch_stubs as ours
 
     backend = named["backend"] if "backend" in named else arguments[3]
     if ours.concerns(backend):
@@ -243,7 +241,7 @@ def _stub_helper(*arguments: Any, **named: Any) -> Any:
 
 
 def _stub_new_group(*arguments: Any, **named: Any) -> Any:
-    import paddlempi_stubs as ours
+    from paddlempi_bootstrap import torch_stubs as ours
 
     backend = named["backend"] if "backend" in named else (*arguments, None, None, None)[2]
     if ours.concerns(backend):
@@ -252,7 +250,7 @@ def _stub_new_group(*arguments: Any, **named: Any) -> Any:
 
 
 def _stub_split(*arguments: Any, **named: Any) -> Any:
-    import paddlempi_stubs as ours
+    from paddlempi_bootstrap import torch_stubs as ours
 
     if ours.concerns(None):
         return ours.front().split_group(*arguments, **named)
@@ -260,7 +258,7 @@ def _stub_split(*arguments: Any, **named: Any) -> Any:
 
 
 def _stub_barrier(*arguments: Any, **named: Any) -> Any:
-    import paddlempi_stubs as ours
+    from paddlempi_bootstrap import torch_stubs as ours
 
     if ours.concerns(None):
         return ours.front().monitored_barrier(*arguments, **named)

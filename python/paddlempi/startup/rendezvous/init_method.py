@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from ..errors import ArgumentError
+from ...errors import ArgumentError
 from .file_store import FileStore
 from .stores import Store, TorchStore
 from .tcp_store import TCPStore

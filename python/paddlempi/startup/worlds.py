@@ -5,8 +5,9 @@ what is found; the first match counts               the world
 ==================================================  ============================================
 ``comm=`` was given                                 that communicator's ranks, over MPI
 an MPI's launcher is the nearest program that       its ranks, over MPI. ``init_method``, ``store``
-started ranks                                       and the variables of other starts do not count
-another start is nearest (``paddlempi_starts``)     its ranks; they meet where it says, or where the
+started ranks                                       and the variables of other starters do not
+                                                    count
+another starter is nearest                          its ranks; they meet where it says, or where the
                                                     arguments say
 variables of an MPI's launcher that a container      its ranks, over MPI
 hides, if no other number of ranks was given
@@ -25,10 +26,9 @@ from __future__ import annotations
 import os
 from typing import Any, NamedTuple
 
-import paddlempi_place
-import paddlempi_starts
-from paddlempi_place import Place
-from paddlempi_starts import MEET, TRANSPORT, Start
+from paddlempi_bootstrap import mpi_launcher, starters
+from paddlempi_bootstrap.mpi_launcher import Place
+from paddlempi_bootstrap.starters import MEET, TRANSPORT, Starter
 
 from ..errors import ArgumentError, DtypeError, LauncherError
 
@@ -75,14 +75,14 @@ def find(rank: int = -1, size: int = -1, method: str | None = None, store: Any =
     """
     _check(rank, size, method, store)
     asked = transport()
-    place, start = paddlempi_starts.nearest()
+    place, starter = starters.nearest()
     if place is not None and (place.size > 1 or not _tell_of_others(size)):
         if asked == "node" and place.size > 1:
             raise _started_for_mpi(place.name, place.size)
         why = f"{place.name} (process {place.pid}) has started this process"
         return World("mpi", why, max(place.rank, 0), place.size)
-    if start is not None:
-        return _of_start(start, rank, size, method, store)
+    if starter is not None:
+        return _of_starter(starter, rank, size, method, store)
     hidden = _hidden(size)
     if hidden is not None:
         if asked == "node":
@@ -121,7 +121,7 @@ def _hidden(size: int) -> Place | None:
     Its variables count if nothing tells of another number of ranks: a process that is no rank may
     have inherited them.
     """
-    place = paddlempi_place.find(hidden=True)
+    place = mpi_launcher.find(hidden=True)
     if place is None or place.size < 2:
         return None
     told = [size, _number("WORLD_SIZE")]
@@ -133,22 +133,22 @@ def _tell_of_others(size: int) -> bool:
     return size > 1 or _number("WORLD_SIZE") > 1
 
 
-def _of_start(start: Start, rank: int, size: int, method: str | None, store: Any) -> World:
-    told_rank, told_size = _number(start.rank), _number(start.size)
+def _of_starter(starter: Starter, rank: int, size: int, method: str | None, store: Any) -> World:
+    told_rank, told_size = _number(starter.rank), _number(starter.size)
     if method is not None and not method.startswith("env://"):
         in_url = _from_url(method)
         rank, size = (a if a >= 0 else b for a, b in zip((rank, size), in_url, strict=True))
     rank, size = told_rank if rank < 0 else rank, told_size if size < 0 else size
     if not 0 <= rank < size:
         raise ArgumentError(
-            f"init_process_group: rank={rank}, world_size={size}, under {start.name}: "
-            f"{start.rank} and {start.size} must say them, or the arguments"
+            f"init_process_group: rank={rank}, world_size={size}, under {starter.name}: "
+            f"{starter.rank} and {starter.size} must say them, or the arguments"
         )
-    why = f"{start.name} has started this process"
+    why = f"{starter.name} has started this process"
     if store is not None:
         return World("store", why, rank, size)
     if method is None or method.startswith("env://"):
-        method = _meeting_place(start)
+        method = _meeting_place(starter)
     return World("store", why, rank, size, method)
 
 
@@ -203,19 +203,19 @@ def _from_url(method: str) -> tuple[int, int]:
     return numbers[0], numbers[1]
 
 
-def _meeting_place(start: Start) -> str:
-    if start.sign == MEET:
+def _meeting_place(starter: Starter) -> str:
+    if starter.sign == MEET:
         return os.environ[MEET]
-    if not start.endpoints:
-        host, port = start.address
-        return _address(host, port, f"{start.name} has started this process")
-    for name in start.endpoints:
+    if not starter.endpoints:
+        host, port = starter.address
+        return _address(host, port, f"{starter.name} has started this process")
+    for name in starter.endpoints:
         first = os.environ.get(name, "").partition(",")[0]
         if ":" in first:
             return f"tcp://{first}"
     raise ArgumentError(
-        f"init_process_group: {start.name} has started this process, but none of "
-        f"{', '.join(start.endpoints)} says where rank 0 can be reached, as HOST:PORT"
+        f"init_process_group: {starter.name} has started this process, but none of "
+        f"{', '.join(starter.endpoints)} says where rank 0 can be reached, as HOST:PORT"
     )
 
 

@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from paddlempi_starts import MEET
+from paddlempi_bootstrap.starters import MEET
 
-from . import _native, _processes, group
-from .errors import ArgumentError, RankFailedError, UnsupportedError
+from .. import _native, _processes, group
+from ..errors import ArgumentError, RankFailedError, UnsupportedError
 
 __all__ = ["launch"]
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import NamedTuple, Protocol
 
-from paddlempi_starts import MEET
+from paddlempi_bootstrap.starters import MEET
 
 from .._exit import PREEMPTED
 from .._processes import unused_port

@@ -9,14 +9,13 @@ import sys
 from typing import Any
 
 import paddlempi as dist
-import paddlempi_place
-import paddlempi_starts
 import pytest
 from api_fake import FakeCore
 from paddlempi.errors import ArgumentError, DtypeError, ForkError, LauncherError, MPINotFoundError
-from paddlempi.start import worlds
-from paddlempi.start.stores import MemoryStore
-from paddlempi_place import Place
+from paddlempi.startup import worlds
+from paddlempi.startup.rendezvous.stores import MemoryStore
+from paddlempi_bootstrap import mpi_launcher, starters
+from paddlempi_bootstrap.mpi_launcher import Place
 
 MPIRUN = Place("Open MPI", 4, 2, 2, 4, "job@1", kind="openmpi", name="prterun", pid=1)
 ADDRESS = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
@@ -38,7 +37,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {*TORCHRUN, *PADDLE, *RUN, "PADDLE_MASTER", "PADDLEMPI_TRANSPORT"}
     for name in (*names, "PADDLEMPI_FILLED_PADDLE", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(paddlempi_place, "find", lambda **options: None)
+    monkeypatch.setattr(mpi_launcher, "find", lambda **options: None)
 
 
 def set_all(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
@@ -93,7 +92,7 @@ def test_under_mpirun_nothing_else_counts(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], given: dict[str, Any]
 ) -> None:
     set_all(monkeypatch, variables)
-    monkeypatch.setattr(paddlempi_place, "find", lambda: MPIRUN)
+    monkeypatch.setattr(mpi_launcher, "find", lambda: MPIRUN)
     found = worlds.find(**given)
     assert (found.way, found.why) == ("mpi", "prterun (process 1) has started this process")
     assert (found.rank, found.size) == (2, 4)
@@ -145,24 +144,25 @@ def test_a_launcher_that_a_container_hides(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], given: dict[str, Any], way: str
 ) -> None:
     set_all(monkeypatch, variables)
-    monkeypatch.setattr(paddlempi_place, "find", lambda **how: MPIRUN if how else None)
+    monkeypatch.setattr(mpi_launcher, "find", lambda **how: MPIRUN if how else None)
     assert worlds.find(**given).way == way
 
 
 def test_no_mpirun_without_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PADDLEMPI_TRANSPORT", "node")
-    monkeypatch.setattr(paddlempi_place, "find", lambda: MPIRUN)
+    monkeypatch.setattr(mpi_launcher, "find", lambda: MPIRUN)
     with pytest.raises(LauncherError, match="run -np 4"):
         worlds.find()
 
 
 _TELL = """
-import sys, types, paddlempi_place, paddlempi_starts
+import sys, types
+from paddlempi_bootstrap import mpi_launcher, starters
 pid = int(sys.argv[1])
 if pid:
     place = types.SimpleNamespace(pid=pid)
-    paddlempi_place.find = lambda: place
-place, start = paddlempi_starts.nearest()
+    mpi_launcher.find = lambda: place
+place, start = starters.nearest()
 print("mpirun" if place else start.name if start else "nothing")
 """
 _BELOW = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, *sys.argv[1:]]))"
@@ -207,9 +207,9 @@ def test_an_mpirun_below_torchrun_is_nearer() -> None:
 
 def test_signs_that_this_package_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
     set_all(monkeypatch, PADDLE)
-    assert paddlempi_starts.nearest()[1] is not None
+    assert starters.nearest()[1] is not None
     monkeypatch.setenv("PADDLEMPI_FILLED_PADDLE", "job|1|mpi|PADDLE_CURRENT_ENDPOINT:12345678")
-    assert paddlempi_starts.nearest() == (None, None)
+    assert starters.nearest() == (None, None)
 
 
 # Init
@@ -272,7 +272,7 @@ def test_ranks_of_an_mpirun_need_one(
     def find(**options: bool) -> Place | None:
         return MPIRUN if options or not hidden else None
 
-    monkeypatch.setattr(paddlempi_place, "find", find)
+    monkeypatch.setattr(mpi_launcher, "find", find)
     assert not dist.is_available()
     with pytest.raises(MPINotFoundError):
         dist.init_process_group()

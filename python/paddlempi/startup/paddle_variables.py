@@ -1,40 +1,25 @@
-"""What a process can know of its launcher and its job before MPI runs. Nothing here starts MPI.
+"""Paddle's variables of the rank, with the numbers of the MPI's launcher: :data:`PADDLE`.
 
-:func:`paddlempi_place.find` returns the launcher and this process's place.
+Nothing here starts MPI. :func:`paddlempi_bootstrap.mpi_launcher.find` returns the launcher and this
+process's place.
 
-* :class:`Variables` sets environment variables from which frameworks read their ranks.
-* :func:`watch` warns if a process that a launcher started as a rank ends without having used MPI.
-
-Thread-safety: call :class:`Variables`, :func:`watch` and :func:`unwatch` from one thread only,
-because they change the environment and ``sys.exit`` of the process.
+Thread-safety: call from one thread only, because the environment of the process changes.
 """
 
 from __future__ import annotations
 
-import atexit
-import functools
 import os
 import re
-import sys
-import threading
-import warnings
 import zlib
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from paddlempi_place import Place
+from paddlempi_bootstrap.mpi_launcher import Place
 
-from . import _exit, group
+from .. import _processes
 
-__all__ = [
-    "PADDLE",
-    "Variables",
-    "is_worker",
-    "note_exit",
-    "unwatch",
-    "watch",
-]
+__all__ = ["PADDLE", "Variables"]
 
 
 class Variables:
@@ -61,8 +46,8 @@ class Variables:
         """Set the variables that the user has not set to the launcher's numbers.
 
         Args:
-            launcher: what :func:`paddlempi_place.find` returned. None: unset the variables that
-                were set here.
+            launcher: what :func:`paddlempi_bootstrap.mpi_launcher.find` returned. None: unset the
+                variables that were set here.
 
         Returns:
             Whether this process is a rank of the launcher, and not a child of a process that
@@ -73,7 +58,7 @@ class Variables:
             return False
         mark, me = self._read(), os.getpid()
         if self.rank_above(launcher):
-            if not is_worker():
+            if not _processes.is_worker():
                 self._unset_ours()
                 self._write(mark, ())
             return False
@@ -169,98 +154,3 @@ PADDLE = Variables(
 They are not in Paddle's front, because ``python -m paddlempi run`` sets them before Paddle is
 imported.
 """
-
-
-def is_worker() -> bool:
-    """Whether ``multiprocessing`` started this process, which then is no rank itself."""
-    module = sys.modules.get("multiprocessing.process")
-    if module is None:
-        return False
-    # While a spawned worker imports the main module it has no parent process yet, only this flag.
-    inheriting: bool = getattr(module.current_process(), "_inheriting", False)
-    return inheriting or module.parent_process() is not None
-
-
-# The end of a process that never started MPI
-
-
-class _Watch:
-    """The state of :func:`watch`.
-
-    Invariant: ``exit`` is the function that :func:`_exit_noted` calls, and never calls
-    :func:`_exit_noted` itself.
-    """
-
-    def __init__(self) -> None:
-        self.pid = 0  # of the process that is watched; 0: none
-        self.registered = False
-        self.wrapped = False  # sys.exit is _exit_noted, or another library's wrapper of it
-        self.started = False
-        self.status: object = None  # the argument of sys.exit
-        self.launcher: Place | None = None
-        self.exit = sys.exit
-
-
-_watch = _Watch()
-
-
-def watch(launcher: Place | None) -> None:
-    """Warn when this process ends well, is one of several ranks, and has never started MPI.
-
-    Such a process has worked as a job of one rank, and so have the other ranks. A script does that
-    without any error if it asks for the number of ranks and gets 1.
-
-    Args:
-        launcher: what :func:`paddlempi_place.find` returned.
-    """
-    if launcher is None or launcher.size < 2 or _watch.pid == os.getpid() or is_worker():
-        return
-    _watch.pid, _watch.launcher = os.getpid(), launcher
-    if not _watch.wrapped:
-        _watch.wrapped = True
-        _watch.exit, sys.exit = sys.exit, _exit_noted
-    if not _watch.registered:
-        _watch.registered = True
-        group.at_destroy(_note_start)
-        atexit.register(_at_exit)
-
-
-def unwatch() -> None:
-    """Undo :func:`watch`: there will be no warning."""
-    _watch.pid = 0
-    if sys.exit is _exit_noted:
-        sys.exit = _watch.exit
-        _watch.wrapped = False
-
-
-def note_exit(status: object) -> None:
-    """Note the argument of ``sys.exit`` or ``SystemExit``, which is about to end the process."""
-    _watch.status = status
-
-
-@functools.wraps(sys.exit)
-def _exit_noted(status: Any = None, /) -> Any:
-    if threading.current_thread() is threading.main_thread():
-        note_exit(status)
-    _watch.exit(status)
-
-
-def _note_start() -> None:
-    _watch.started = True
-
-
-def _at_exit() -> None:
-    started = _watch.started or group.is_initialized() or _exit.mpi_is_foreign()
-    failed = _watch.status not in (None, 0) or getattr(sys, "last_value", None) is not None
-    launcher = _watch.launcher
-    if launcher is None or _watch.pid != os.getpid() or started or failed:
-        return
-    warnings.warn(
-        f"paddlempi: rank {launcher.rank} of the {launcher.size} that "
-        f"{launcher.path or launcher.name} started has ended "
-        "without MPI: neither init_parallel_env() nor init_process_group() was called, so it has "
-        "worked as a job of one rank, and so have the others. If that is intended, "
-        'warnings.filterwarnings("ignore", "paddlempi: rank") suppresses this warning',
-        RuntimeWarning,
-        stacklevel=2,
-    )

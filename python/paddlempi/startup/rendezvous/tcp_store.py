@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..errors import ArgumentError, LauncherError, TimeoutError
+from ...errors import ArgumentError, LauncherError, TimeoutError
 from .stores import Store
 
 __all__ = ["TCPStore"]

@@ -1,4 +1,4 @@
-"""The variables that frameworks read before MPI runs, and the warning if MPI never ran."""
+"""What a rank knows before MPI runs: the variables of frameworks, and the warning if MPI never ran."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-import paddlempi_place
 import pytest
-from paddlempi import launcher
-from paddlempi.launcher import PADDLE
-from paddlempi_launchers import SIGNS
-from paddlempi_place import Place
+from paddlempi import _processes
+from paddlempi.startup.paddle_variables import PADDLE
+from paddlempi_bootstrap import mpi_launcher
+from paddlempi_bootstrap.known_launchers import SIGNS
+from paddlempi_bootstrap.mpi_launcher import Place
 
 PRTERUN = Place(
     mpi="Open MPI",
@@ -123,7 +123,7 @@ def test_a_worker_has_its_parents_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     PADDLE.set_from_mpi(NUMBERS, {"PADDLE_CURRENT_ENDPOINT": "a:1"})
     before = shown()
     in_a_child(monkeypatch)
-    monkeypatch.setattr(launcher, "is_worker", lambda: True)
+    monkeypatch.setattr(_processes, "is_worker", lambda: True)
     assert not PADDLE.fill(PRTERUN)
     assert shown() == before
 
@@ -160,29 +160,29 @@ def test_a_launcher_of_paddles_inside_a_rank_is_obeyed(monkeypatch: pytest.Monke
 
 
 def test_a_hidden_launcher_is_found_by_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paddlempi_place, "parents", lambda: iter([(1, "init", "")]))
+    monkeypatch.setattr(mpi_launcher, "parents", lambda: iter([(1, "init", "")]))
     monkeypatch.setenv("PMI_RANK", "5")
-    assert paddlempi_place.find(hidden=True) is None, "it does not say the size"
+    assert mpi_launcher.find(hidden=True) is None, "it does not say the size"
     monkeypatch.setenv("PMI_SIZE", "8")
-    found = paddlempi_place.find(hidden=True)
+    found = mpi_launcher.find(hidden=True)
     assert found is not None
     assert (found.kind, found.rank, found.size, found.name, found.pid) == ("hydra", 5, 8, "", 0)
-    assert paddlempi_place.find() is None
+    assert mpi_launcher.find() is None
 
 
 # The end without MPI
 
 WATCHED = f"""
 import os, sys, warnings
-from paddlempi import launcher
-from paddlempi_place import Place
-launcher.watch({PRTERUN!r})
-launcher.watch({PRTERUN!r})
+from paddlempi.startup import unused_rank
+from paddlempi_bootstrap.mpi_launcher import Place
+unused_rank.watch({PRTERUN!r})
+unused_rank.watch({PRTERUN!r})
 """
 
 
 def end(body: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run a process that calls ``launcher.watch`` and then executes ``body``."""
+    """Run a process that calls ``unused_rank.watch`` and then executes ``body``."""
     command = [sys.executable, *options, "-c", WATCHED + body]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
@@ -199,13 +199,13 @@ def test_an_end_without_mpi_is_told_once() -> None:
     [
         "sys.exit(3)",
         "sys.exit('wrong')",
-        "launcher.note_exit(3); raise SystemExit(3)",  # as `paddlempi run` does
+        "unused_rank.note_exit(3); raise SystemExit(3)",  # as `paddlempi run` does
         "1 / 0",
         "os._exit(0)",
-        "launcher.unwatch(); sys.exit()",
+        "unused_rank.unwatch(); sys.exit()",
         "warnings.filterwarnings('ignore', 'paddlempi: rank')",
-        "launcher.group._state.world = launcher.group.GroupMember.NON_GROUP_MEMBER",
-        "for leave in launcher.group._state.at_destroy: leave()",
+        "unused_rank.group._state.world = unused_rank.group.GroupMember.NON_GROUP_MEMBER",
+        "for leave in unused_rank.group._state.at_destroy: leave()",
     ],
 )
 def test_an_end_of_another_kind_is_not(body: str) -> None:
@@ -218,7 +218,7 @@ def test_warnings_may_be_off() -> None:
 
 def test_one_rank_is_no_matter() -> None:
     alone = PRTERUN._replace(size=1)
-    body = f"launcher.unwatch(); launcher.watch({alone!r}); launcher.watch(None)"
+    body = f"unused_rank.unwatch(); unused_rank.watch({alone!r}); unused_rank.watch(None)"
     assert end(body).stderr == ""
 
 
@@ -230,7 +230,7 @@ import multiprocessing
 if __name__ == "__main__":
     for method in ("spawn", "forkserver"):
         context = multiprocessing.get_context(method)
-        worker = context.Process(target=launcher.watch, args=(PRTERUN,))
+        worker = context.Process(target=unused_rank.watch, args=(PRTERUN,))
         worker.start()
         worker.join()
         assert worker.exitcode == 0
@@ -239,7 +239,9 @@ if __name__ == "__main__":
 
 
 def test_sys_exit_comes_back() -> None:
-    body = "watched = sys.exit\nlauncher.unwatch()\nassert sys.exit is not watched\nprint(sys.exit)"
+    body = (
+        "watched = sys.exit\nunused_rank.unwatch()\nassert sys.exit is not watched\nprint(sys.exit)"
+    )
     assert end(body).stdout == "<built-in function exit>\n"
 
 
@@ -250,8 +252,8 @@ ours = sys.exit
 def exit(status=None):
     ours(status)
 sys.exit = exit
-launcher.unwatch()
-launcher.watch({PRTERUN!r})
+unused_rank.unwatch()
+unused_rank.watch({PRTERUN!r})
 sys.exit(3)
 """
     ended = end(body)

@@ -31,7 +31,7 @@ def begin(world: World, store: Any, arguments: dict[str, Any]) -> dict[str, Any]
                 raise
             # A process alone needs no MPI.
             world = world._replace(way="alone")
-    from .joining import Joining  # only where no launcher's MPI knows the ranks
+    from .rendezvous.joining import Joining  # only where no launcher's MPI knows the ranks
 
     named = arguments["mpi"] is not None
     joining = Joining(world, store, arguments["timeout"], _version(), named)

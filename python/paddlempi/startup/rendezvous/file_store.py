@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from ..errors import ArgumentError
+from ...errors import ArgumentError
 from .stores import Store
 
 __all__ = ["FileStore"]

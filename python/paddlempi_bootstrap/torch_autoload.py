@@ -1,11 +1,10 @@
 """The code that ``import torch`` runs through the entry-point group ``torch.backends``.
 
 It registers the backends ``mpi`` and ``paddlempi`` with ``torch.distributed``
-(``paddlempi_stubs``). Under an MPI's launcher it also sets the variables in which torchrun tells
-frameworks their ranks (``paddlempi_place``). It does no more: the first use of one of the backends
-imports paddlempi, and init starts MPI. This module is at the top level, so that importing it does
-not import ``paddlempi``. An error here must not stop ``import torch``: it is kept in :data:`error`,
-and ``python -m paddlempi info`` shows it.
+(:mod:`.torch_stubs`). Under an MPI's launcher it also sets the variables in which torchrun tells
+frameworks their ranks (:mod:`.torchrun_variables`). It does no more: the first use of one of the
+backends imports paddlempi, and init starts MPI. An error here must not stop ``import torch``: it is
+kept in :data:`error`, and ``python -m paddlempi info`` shows it.
 """
 
 from __future__ import annotations
@@ -13,42 +12,40 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import paddlempi_place
-import paddlempi_starts
-import paddlempi_stubs
-from paddlempi_launchers import BY_MPI
-from paddlempi_place import Place
-from paddlempi_stubs import SETTING, entered
+from . import starters, torch_stubs, torchrun_variables
+from .known_launchers import BY_MPI
+from .mpi_launcher import Place
+from .torch_stubs import SETTING, entered
 
-__all__ = ["entered", "error", "torch"]
+__all__ = ["autoload", "entered", "error"]
 
 error: BaseException | None = None
 """Why ``import torch`` could not register the names; None if it could, or did not try."""
 
 
-def torch() -> None:
+def autoload() -> None:
     """The entry point. Never raises."""
     global error
     try:
-        paddlempi_stubs.load = _load
-        paddlempi_stubs.register(replace_native=False)
+        torch_stubs.load = _load
+        torch_stubs.register(replace_native=False)
         if "mpi" in entered:
-            place, start = paddlempi_starts.nearest()
-            if start is None:
-                paddlempi_place.fill(place, tell=place is not None and _to_be_told(place))
+            place, starter = starters.nearest()
+            if starter is None:
+                torchrun_variables.fill(place, tell=place is not None and _to_be_told(place))
             else:
-                paddlempi_place.forget()
+                torchrun_variables.forget()
     except Exception as reason:
         error = reason
 
 
 def _load() -> Any:
     """Import the front for a stub."""
-    paddlempi_stubs.lazily = True
+    torch_stubs.lazily = True
     try:
         from paddlempi.torch import activation
     finally:
-        paddlempi_stubs.lazily = False
+        torch_stubs.lazily = False
     return activation
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from ..errors import Error, LauncherError
+from ...errors import Error, LauncherError
 from . import meeting
 from .meeting import PREFIX, Pause
 from .stores import Store
