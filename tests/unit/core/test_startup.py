@@ -1,4 +1,4 @@
-"""What a rank knows before MPI runs: the variables of frameworks, and the warning if MPI never ran."""
+"""The variables that frameworks read before MPI runs, and the warning if MPI never ran."""
 
 from __future__ import annotations
 
