@@ -36,7 +36,7 @@ var outputs = []struct{ template, path string }{
 	{"op_gen.h.tmpl", "gocore/op/op_gen.h"},
 	{"_ops.py.tmpl", "python/paddlempi/_ops.py"},
 	{"ops.md.tmpl", "docs/ops.md"},
-	{"paddlempi_launchers.py.tmpl", "python/paddlempi_launchers.py"},
+	{"known_launchers.py.tmpl", "python/paddlempi_bootstrap/known_launchers.py"},
 }
 
 func main() {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,16 +35,16 @@ MPI = {
 }
 
 # The floors of the Python package, from the bottom up. A module imports modules of lower floors, or
-# of its own floor. A folder is one entry.
+# of its own floor. A folder is one entry, but for modules of it that have their own.
 PYTHON = (
     ("errors", "_ops", "_pages", "tensor_types"),
     ("reduce_op", "_marks", "_processes", "group_arguments"),
     ("_native",),
     ("tensors",),
     ("_buffer",),
-    ("_exit", "_daemons", "memory", "start"),
+    ("_exit", "_daemons", "memory", "startup"),
     ("group",),
-    ("rank_list", "launcher", "future"),
+    ("rank_list", "startup.unused_rank", "future"),
     ("work",),
     ("arguments",),
     ("collectives",),
@@ -52,7 +53,7 @@ PYTHON = (
     ("objects", "prepared"),
     ("together",),
     ("window_proxy",),
-    ("context", "communicator", "checkpoints", "preemption", "jobs", "window", "launching"),
+    ("context", "communicator", "checkpoints", "preemption", "jobs", "window", "startup.launch"),
     ("io",),
     ("ps",),
     ("__init__",),
@@ -79,16 +80,16 @@ TORCH = (
         "profile",
         "backward",
         "dynamo",
-        "promote",
-        "sharding",
+        "ddp_buckets",
+        "fsdp_buffers",
         "snapshots",
-        "watch",
+        "blocked_threads",
     ),
-    ("turns",),
+    ("callback_order",),
     ("reducers", "work", "world"),
     ("store", "issue", "sparse"),
-    ("checked", "operators", "window"),
-    ("shown",),
+    ("argument_checks", "operators", "window"),
+    ("dispatch",),
     ("messages",),
     ("process_group",),
     ("mixed",),
@@ -329,10 +330,16 @@ def is_module(name: str) -> bool:
 
 def floor(module: str) -> int:
     """Return the floor of a module, whose name begins below the package (``testing.plugin``)."""
-    for number, names in enumerate(PYTHON):
-        if module.partition(".")[0] in names:
-            return number
+    first, *more = module.split(".")
+    for name in (f"{first}.{more[0]}", first) if more else (first,):
+        for number, names in enumerate(PYTHON):
+            if name in names:
+                return number
     raise AssertionError(f"{module} is a new module: add it to PYTHON, on its floor")
+
+
+# From these packages modules are imported, not names.
+EXPANDED = {f"paddlempi.{name}" for name in ("torch", "paddle", "tensors", "startup")}
 
 
 class Imports(ast.NodeVisitor):
@@ -358,7 +365,7 @@ class Imports(ast.NodeVisitor):
         if name == "paddlempi":
             names = [alias.name for alias in node.names]
             self.found += [f"paddlempi.{n if is_module(n) else '__init__'}" for n in names]
-        elif name in ("paddlempi.torch", "paddlempi.paddle", "paddlempi.tensors"):
+        elif name in EXPANDED:
             self.found += [f"{name}.{alias.name}" for alias in node.names]
         else:
             self.found.append(name)
@@ -371,20 +378,31 @@ def test_python_imports_go_down(path: Path) -> None:
     parts = path.relative_to(ROOT / "python").with_suffix("").parts
     imports = Imports(list(parts[:-1]))
     imports.visit(ast.parse(path.read_text()))
-    own = parts[1]
+    own, module = parts[1], ".".join(parts[1:])
     for name in imports.found:
         first, _, inner = name.partition(".")
         outer = own in ("testing", "cli")  # no collective passes through these
-        if name.split(".")[:2] == ["paddlempi", own]:
+        if name.split(".")[:2] == ["paddlempi", own] and floor(inner) == floor(module):
             continue
         allowed = first not in FRAMEWORKS or outer or first in FRONTS.get(own, ())
         allowed = allowed or parts[1:] == ("tensors", first)  # a describer
         allowed = allowed or (*parts[1:], first) == ("tensors", "paddle", "numpy")
         assert allowed, f"{path} imports {first}"
-        if first == "paddlempi" and inner and inner.partition(".")[0] != own:
-            below = floor(inner) < floor(own)
-            room = floor(inner) == floor(own)
+        if first == "paddlempi" and inner:
+            below = floor(inner) < floor(module)
+            room = floor(inner) == floor(module)
             assert below or (room and not outer), f"{path} imports {inner}, which stands higher"
+
+
+def test_bootstrap_imports_neither_the_package_nor_a_framework() -> None:
+    """``import torch`` runs it, in every process."""
+    names = sorted(path.stem for path in (ROOT / "python" / "paddlempi_bootstrap").glob("*.py"))
+    code = "import sys\nbefore = set(sys.modules)\n"
+    code += "".join(f"import paddlempi_bootstrap.{name}\n" for name in names if name[0] != "_")
+    code += "print(*{name.partition('.')[0] for name in {*sys.modules} - before})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    others = {*done.stdout.split()} - sys.stdlib_module_names
+    assert others == {"paddlempi_bootstrap"}
 
 
 def inner_imports(room: str, floors: tuple[tuple[str, ...], ...]) -> Iterator[tuple[str, str]]:
