@@ -66,8 +66,8 @@ type progress struct {
 	err      error   // for a caller whose thread has taken it to its end
 
 	asked error // why the caller does not want to wait any more
-	// interrupted is an interrupt that came when all members had arrived, too late to give the
-	// collective up. The caller gets it as an error once the collective is over.
+	// interrupted is an interrupt, which the caller gets as an error also if it comes too late to give the collective up: once it
+	// is over.
 	interrupted error
 	stopping    error     // why this member waits no longer than until stopBy for chunks that others work on
 	stopBy      time.Time // see stopping

@@ -80,11 +80,21 @@ func (c *collective) carryOut() (left *work.Handle, err error) {
 			if stop == nil {
 				continue
 			}
-			c.asked = stop
+			c.ask(stop)
 		case want == aStep && c.form == coll.InRounds: // a long tensor may keep this member from ever waiting
-			c.asked = g.interrupt(&asked)
+			if stop := g.interrupt(&asked); stop != nil {
+				c.ask(stop)
+			}
 		}
 		want = c.step(spin)
+	}
+}
+
+// ask says that the caller does not want to wait any more, because of err.
+func (c *collective) ask(err error) {
+	c.asked = err
+	if status.CodeOf(err) == status.Interrupted {
+		c.interrupted = err
 	}
 }
 
@@ -274,9 +284,6 @@ func (c *collective) takeArrival(state arrive.State, res arrive.Result, err erro
 			return c.isOver(nil) // the announcement stays in the control slots: a member that comes later sees the refusal
 		}
 		if !g.arrival.GiveUp(g.turn, status.CodeOf(err)) {
-			if c.handle == nil && status.CodeOf(err) == status.Interrupted {
-				c.interrupted = err
-			}
 			state, res, err = c.cameAfterAll()
 		}
 	}
