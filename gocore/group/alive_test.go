@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"github.com/paddlempi/paddlempi/gocore/channel"
+	"github.com/paddlempi/paddlempi/gocore/health"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
 	"github.com/paddlempi/paddlempi/gocore/op"
@@ -72,7 +73,7 @@ func TestARankOfAnotherNodeDies(t *testing.T) {
 
 func TestNoConnectionsInAJobOfOneNode(t *testing.T) {
 	ranks(t, 2, nil, func(t *testing.T, e *world.Env, _ *Group) {
-		assert.Equal(t, world.Watch{After: 5, Off: "all ranks are on one node", Dead: []world.Death{}}, e.Roster.Watch())
+		assert.Equal(t, health.Watch{After: 5, Off: "all ranks are on one node", Dead: []health.Death{}}, e.Roster.Watch())
 	})
 }
 
@@ -179,11 +180,11 @@ func TestADeadRankIsSentNothing(t *testing.T) {
 			dies(e)
 		}
 		if rank == 0 {
-			e.Mail.Ask(2, 1, 1)
+			e.Roster.Questions.Ask(2, 1, 1)
 			assert.Eventually(t, func() bool { return len(e.Roster.Watch().Dead) == 1 }, 10*time.Second, time.Millisecond)
 			told.Store(1)
-			e.Mail.Ask(2, 1, 1)
-			e.Answer(2, 1, 1)
+			e.Roster.Questions.Ask(2, 1, 1)
+			e.Roster.Questions.Answer(2, 1, 1)
 		}
 		return nil
 	}))

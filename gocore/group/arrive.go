@@ -5,9 +5,9 @@ import (
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/health"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
-	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // arrivalSpin is how many pauses a synchronous arrival spins before it waits adaptively: some 20 us.
@@ -24,7 +24,7 @@ func (c *collective) arrive(payload arrive.Payload) (arrive.State, arrive.Result
 		spin = 64
 	}
 	flags := c.flags
-	if !g.Env.Survives {
+	if !g.Env.Groups.Survives {
 		flags |= arrive.Sync
 	}
 	state, res, err := c.announce(flags, payload, spin)
@@ -39,7 +39,7 @@ func (c *collective) arrive(payload arrive.Payload) (arrive.State, arrive.Result
 	}
 	var left error
 	looks := 0
-	var slow world.Slowness
+	var slow health.Slowness
 	waitErr := g.Wait(func() bool {
 		state, res, err = g.arrival.Poll(20)
 		if state != arrive.Pending || err != nil {
@@ -64,7 +64,7 @@ func (c *collective) arrive(payload arrive.Payload) (arrive.State, arrive.Result
 	case waitErr == work.ErrDeadline:
 		err = c.timeoutError()
 	case g.Ending() != nil:
-		err = g.EndingError(world.Describe(c.sig))
+		err = g.EndingError(health.Describe(c.sig))
 	default:
 		err = waitErr
 	}
@@ -216,7 +216,7 @@ func (t *task) whyGiveUp() error {
 		_, err := t.handle.Result() // the caller was interrupted
 		return err
 	}
-	if err := t.g.EndingError(world.Describe(t.collective.sig)); err != nil {
+	if err := t.g.EndingError(health.Describe(t.collective.sig)); err != nil {
 		return err
 	}
 	return t.overdue()

@@ -9,11 +9,11 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/buffer"
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/cuda"
+	"github.com/paddlempi/paddlempi/gocore/health"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/trace"
 	"github.com/paddlempi/paddlempi/gocore/work"
-	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // collective is one collective of this member, whose arguments were checked.
@@ -275,9 +275,9 @@ func (c *collective) record(flags trace.Flags) {
 func (c *collective) reserve() error { return c.prog.Reserve(c.scratch) }
 
 // of describes the collective and its group.
-func (c *collective) of() string { return c.g.Of(world.Describe(c.sig)) }
+func (c *collective) of() string { return c.g.Of(health.Describe(c.sig)) }
 
 // numbered describes the collective c of g with its number.
 func (c *collective) numbered() string {
-	return fmt.Sprintf("%s, number %d", world.Describe(c.sig), c.args.Seq)
+	return fmt.Sprintf("%s, number %d", health.Describe(c.sig), c.args.Seq)
 }

@@ -6,9 +6,9 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/coll/shm"
+	"github.com/paddlempi/paddlempi/gocore/health"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
-	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // This file carries out collectives whose tensors are in memory that all members map (package shm).
@@ -89,7 +89,7 @@ func (c *collective) awaitChunks(o *shm.Op) (shm.State, error) {
 	deadline := time.Now().Add(c.timeout)
 	state, looks := shm.Pending, 0
 	var lost error
-	var slow world.Slowness
+	var slow health.Slowness
 	err := g.Wait(func() bool {
 		c.workOn(o, shm.All)
 		if state = o.State(20); state != shm.Pending {
@@ -111,7 +111,7 @@ func (c *collective) awaitChunks(o *shm.Op) (shm.State, error) {
 	case err == work.ErrDeadline:
 		err = c.chunksTimeout(o)
 	case g.Ending() != nil:
-		err = g.EndingError(world.Describe(c.sig))
+		err = g.EndingError(health.Describe(c.sig))
 	}
 	g.node.Slots.Explain(status.CodeOf(err))
 	_ = g.Env.Engine.Wait(func() bool {

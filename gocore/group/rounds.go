@@ -6,9 +6,9 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/coll/bounce"
+	"github.com/paddlempi/paddlempi/gocore/health"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
-	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // This file carries out collectives whose tensors go through blocks that all members map (package bounce), on the thread of
@@ -64,7 +64,7 @@ func (c *collective) whyStop(deadline time.Time) error {
 	if time.Now().After(deadline) {
 		return c.roundsTimeout()
 	}
-	if err := g.EndingError(world.Describe(c.sig)); err != nil {
+	if err := g.EndingError(health.Describe(c.sig)); err != nil {
 		return err
 	}
 	if err := c.outOfRounds(); err != nil || g.Env.Interrupt == nil {
@@ -78,7 +78,7 @@ func (c *collective) whyStop(deadline time.Time) error {
 func (c *collective) awaitRounds(deadline time.Time) error {
 	g := c.g
 	var out error
-	var slow world.Slowness
+	var slow health.Slowness
 	looks := 0
 	err := g.Wait(func() bool {
 		state, _ := c.args.RunRounds(1, 0)
@@ -94,7 +94,7 @@ func (c *collective) awaitRounds(deadline time.Time) error {
 	case err == work.ErrDeadline:
 		return c.roundsTimeout()
 	case g.Ending() != nil:
-		return g.EndingError(world.Describe(c.sig))
+		return g.EndingError(health.Describe(c.sig))
 	}
 	return err
 }

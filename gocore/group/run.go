@@ -4,8 +4,8 @@ import (
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/coll"
+	"github.com/paddlempi/paddlempi/gocore/health"
 	"github.com/paddlempi/paddlempi/gocore/work"
-	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // run carries out c on this thread. If MPI may use the memory after an error, it returns the handle of the task that
@@ -21,7 +21,7 @@ func (c *collective) run(alg *coll.Algorithm) (lingering *work.Handle, err error
 		return nil, c.runRounds(alg)
 	}
 	if err = c.build(alg); err == nil {
-		g.Env.Watcher.Start()
+		g.Env.Groups.Watcher.Start()
 		g.blocking.Store(g.turn)
 		err = c.prog.Run()
 		g.blocking.Store(0)
@@ -118,7 +118,7 @@ func (t *task) pollProgram() bool {
 		return false
 	}
 	if err = t.overdue(); err == nil {
-		err = t.g.EndingError(world.Describe(t.collective.sig))
+		err = t.g.EndingError(health.Describe(t.collective.sig))
 	}
 	if err == nil && t.handle.Done() {
 		_, err = t.handle.Result()

@@ -5,16 +5,16 @@ import (
 	"slices"
 	"time"
 
+	"github.com/paddlempi/paddlempi/gocore/health"
 	"github.com/paddlempi/paddlempi/gocore/op"
-	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
-// This file has the waits of a group that are reported if they last long (world.Reports).
+// This file has the waits of a group that are reported if they last long (health.Reports).
 
 // reportCollective reports a wait in collective seq of g.
-func (g *Group) reportCollective(s *world.Slowness, what string, seq uint64, moving bool, worker int, still func() bool) {
-	w := world.Wait{What: g.Of(fmt.Sprintf("%s, number %d", what, seq)), How: "has not come", Nobody: "all members have come to it, and none of those that could be asked is stalled",
-		Since: s.Since, ID: world.WaitID("collective", g.key, seq), Past: true, Key: g.key, Seq: seq, Moving: moving, Still: still}
+func (g *Group) reportCollective(s *health.Slowness, what string, seq uint64, moving bool, worker int, still func() bool) {
+	w := health.Wait{What: g.Of(fmt.Sprintf("%s, number %d", what, seq)), How: "has not come", Nobody: "all members have come to it, and none of those that could be asked is stalled",
+		Since: s.Since, ID: health.WaitID("collective", g.key, seq), Past: true, Key: g.key, Seq: seq, Moving: moving, Still: still}
 	switch {
 	case moving && worker >= 0 && worker != g.Rank:
 		w.Ranks, w.Moving = []int{g.Ranks[worker]}, false
@@ -40,7 +40,7 @@ func (g *Group) ReportWait(what string, member int, since time.Time, still func(
 	}
 	if member != g.Rank {
 		rank := g.Ranks[member]
-		o.Report(&world.Wait{What: g.Of(what), How: "is awaited", Since: since, ID: world.WaitID("window", g.key, uint64(rank)), Key: g.key, Ranks: []int{rank}, Still: still})
+		o.Report(&health.Wait{What: g.Of(what), How: "is awaited", Since: since, ID: health.WaitID("window", g.key, uint64(rank)), Key: g.key, Ranks: []int{rank}, Still: still})
 	}
 	return true
 }
@@ -57,13 +57,13 @@ func (g *Group) Record(code uint8, d op.DType, count int64, member, window int, 
 }
 
 // reportIfSlow reports a wait in c, in which the caller's thread is. Of a transfer, worker returns the member that is awaited, or -1.
-func (c *collective) reportIfSlow(s *world.Slowness, moving bool, worker func() int) {
+func (c *collective) reportIfSlow(s *health.Slowness, moving bool, worker func() int) {
 	if e, mark := c.g.Env, c.trace; !c.g.silent && s.Due(&e.Reports, time.Now(), time.Time{}) {
 		who := -1
 		if worker != nil {
 			who = worker()
 		}
-		c.g.reportCollective(s, world.Describe(c.sig), c.args.Seq, moving, who, func() bool { return e.Recorder.UnderWay(mark) })
+		c.g.reportCollective(s, health.Describe(c.sig), c.args.Seq, moving, who, func() bool { return e.Recorder.UnderWay(mark) })
 	}
 }
 
@@ -79,7 +79,7 @@ func (t *task) reportIfSlow(now time.Time) {
 			worker = t.shared.Worker()
 		}
 		mark := t.collective.trace
-		t.g.reportCollective(&t.slow, world.Describe(t.collective.sig), t.collective.args.Seq, t.stage != arriving, worker, func() bool { return e.Recorder.UnderWay(mark) })
+		t.g.reportCollective(&t.slow, health.Describe(t.collective.sig), t.collective.args.Seq, t.stage != arriving, worker, func() bool { return e.Recorder.UnderWay(mark) })
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/coll/shm"
+	"github.com/paddlempi/paddlempi/gocore/health"
 	"github.com/paddlempi/paddlempi/gocore/work"
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
@@ -32,7 +33,7 @@ type task struct {
 	shared     *shm.Op // the work of t, if its tensors are in mapped memory
 	counted    bool    // t is counted in Group.async until its caller is told of its end
 	polls      int
-	slow       world.Slowness
+	slow       health.Slowness
 	news       world.News // MPI has told of a death in this collective
 	world.Mourning
 }

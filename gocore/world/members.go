@@ -157,7 +157,7 @@ func (m *Members) WorldRank(member int) int { return m.Ranks[member] }
 
 // HeapOf returns the heap of another member; nil if it cannot be mapped here. It is in use between Use
 // and done only.
-func (m *Members) HeapOf(member int) *heap.View { return m.Env.Node.views[m.Ranks[member]] }
+func (m *Members) HeapOf(member int) *heap.View { return m.Env.Node.Views[m.Ranks[member]] }
 
 // Engine returns what drives requests of the transport.
 func (m *Members) Engine() *work.Engine { return m.Env.Engine }

@@ -1,0 +1,272 @@
+package health
+
+import (
+	"encoding/binary"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/mailbox"
+	"github.com/paddlempi/paddlempi/gocore/status"
+)
+
+// Ranks that share no memory ask each other by letter: have you announced this collective, or will you never? Have
+// you left the job? A rank that leaves stays until all ranks have left, and answers until then (world.Departure). So a job
+// that ends in order needs no letters. A rank that gives a collective up answers before it is asked, because it may not call
+// the core for long, or its process may end.
+
+const (
+	// AskAfter is how long a rank waits for a collective or a message before it asks.
+	AskAfter = time.Second
+	// AskEvery is the time between two questions that a rank sends, to the same rank or to two ranks.
+	AskEvery = 10 * time.Millisecond
+	// askAgain is the time between two questions to the same rank.
+	askAgain = time.Second
+)
+
+// The answer of a rank is a sum of these. 0: it has not announced the collective so far.
+const (
+	answerHere  uint64 = 1 << iota // it has announced the collective
+	answerNever                    // it takes no part in it, or none any more; the reason follows, and which member was the first
+)
+
+// Asked holds the last question to each rank, and whether it was answered. Its user locks it.
+type Asked map[int]struct {
+	at       time.Time
+	answered bool
+}
+
+// May tells whether a rank may be asked now.
+func (a Asked) May(who int, now time.Time) bool {
+	last, ok := a[who]
+	return !ok || last.answered && now.Sub(last.at) >= askAgain
+}
+
+// Ask notes a question.
+func (a Asked) Ask(who int, now time.Time) {
+	last := a[who]
+	last.at, last.answered = now, false
+	a[who] = last
+}
+
+// Answered notes an answer.
+func (a Asked) Answered(who int) {
+	if last, ok := a[who]; ok {
+		last.answered = true
+		a[who] = last
+	}
+}
+
+// Respondent is a group that spans nodes: its members ask each other.
+type Respondent interface {
+	// Standing tells how far this member has come.
+	Standing() arrive.Standing
+	// Learn takes in the answer of world rank from to the question for its standing.
+	Learn(from int, seq uint64, here bool, gaveUp *arrive.Withdrawal)
+}
+
+// Questions are those of a rank to others, and its answers to theirs. Members ask each other also about a group that one of
+// them has freed, or has not finished to make. So a rank remembers how far it came in the groups that it has freed last, and
+// keeps answers about those that it is making: a member that is through may give its first collective up, and tell so only
+// once. Its methods are safe for concurrent use.
+type Questions struct {
+	mail     *mailbox.Mailbox
+	departed atomic.Bool // this rank has left: it begins nothing more
+
+	mu     sync.Mutex
+	groups map[uint64]respondent     // those that span nodes, by key
+	freed  freedGroups               // those of them that were freed
+	early  map[uint64]map[int]answer // what other ranks, which are the inner keys, have told of groups that are being made
+	last   time.Time                 // when a rank was asked whether it has left
+	asked  Asked                     // the ranks that were asked so
+	gone   map[int]bool              // those that have
+}
+
+type respondent struct {
+	Respondent
+	member int // which member of the group this rank is
+}
+
+// answer is what a rank has told of a group.
+type answer struct {
+	seq    uint64
+	here   bool
+	gaveUp *arrive.Withdrawal
+}
+
+// NewQuestions makes the questions and answers of a rank.
+func NewQuestions(mail *mailbox.Mailbox) *Questions {
+	q := &Questions{mail: mail, groups: map[uint64]respondent{}, early: map[uint64]map[int]answer{}, asked: Asked{}, gone: map[int]bool{}}
+	mail.Handle(mailbox.Ask, func(from int, key uint64, body []byte) { q.Answer(from, key, binary.LittleEndian.Uint64(body)) })
+	mail.Handle(mailbox.Answer, q.onAnswer)
+	return q
+}
+
+// Expect says that this rank begins to make the group with key, of which other members may tell something from now on. Join or
+// Unexpect follows.
+func (q *Questions) Expect(key uint64) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.early[key] = map[int]answer{}
+}
+
+// Unexpect says that the group with key was not made.
+func (q *Questions) Unexpect(key uint64) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	delete(q.early, key)
+}
+
+// Join says that the group with key is made, of which this rank is a member. g is nil unless the group spans nodes.
+func (q *Questions) Join(key uint64, member int, g Respondent) {
+	q.mu.Lock()
+	early := q.early[key]
+	delete(q.early, key)
+	if g != nil {
+		q.groups[key] = respondent{g, member}
+	}
+	q.mu.Unlock()
+	if g == nil {
+		return
+	}
+	for from, a := range early {
+		g.Learn(from, a.seq, a.here, a.gaveUp)
+	}
+}
+
+// Forget says that a group that spans nodes is freed.
+func (q *Questions) Forget(key uint64) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if g, ok := q.groups[key]; ok {
+		delete(q.groups, key)
+		q.freed.add(key, freedGroup{g.Standing(), g.member})
+	}
+}
+
+// Leave says that this rank begins nothing more.
+func (q *Questions) Leave() { q.departed.Store(true) }
+
+// Departed tells whether this rank begins nothing more.
+func (q *Questions) Departed() bool { return q.departed.Load() }
+
+// Ask asks a rank about collective seq of the group with key. Its answer comes to the group's Learn.
+func (q *Questions) Ask(rank int, key, seq uint64) {
+	q.mail.Send(rank, mailbox.Ask, key, binary.LittleEndian.AppendUint64(nil, seq))
+}
+
+// Answer tells a rank whether this one has announced collective seq of the group with key, or whether it has left.
+func (q *Questions) Answer(to int, key, seq uint64) {
+	var says uint64
+	var because arrive.Withdrawal
+	if key == mailbox.OfProcess {
+		if q.Departed() {
+			says, because.Reason = answerNever, status.PeerLeft
+		}
+	} else if s, member, ok := q.standingOf(key); ok {
+		says, because = standing(s, member, seq, q.Departed())
+	}
+	reply := binary.LittleEndian.AppendUint64(nil, seq)
+	for _, word := range []uint64{says, uint64(because.Reason), uint64(because.By)} {
+		reply = binary.LittleEndian.AppendUint64(reply, word)
+	}
+	q.mail.Send(to, mailbox.Answer, key, reply)
+}
+
+// standingOf returns how far this rank has come in the group that spans nodes and has a key, or came in it, and which member
+// it is. ok is false if it knows of no such group.
+func (q *Questions) standingOf(key uint64) (s arrive.Standing, member int, ok bool) {
+	q.mu.Lock()
+	g, there := q.groups[key]
+	was, ok := q.freed.byKey[key]
+	q.mu.Unlock()
+	if there {
+		return g.Standing(), g.member, true
+	}
+	return was.standing, was.member, ok
+}
+
+// standing is the answer about collective seq of a group of which this rank is a member. gone says that this rank has left.
+func standing(s arrive.Standing, member int, seq uint64, gone bool) (says uint64, because arrive.Withdrawal) {
+	announced, gaveUp := s.At(seq)
+	if announced {
+		says = answerHere
+	} else if gone && gaveUp == nil {
+		gaveUp = &arrive.Withdrawal{By: member, Reason: status.PeerLeft}
+	}
+	if gaveUp != nil {
+		says, because = says|answerNever, *gaveUp
+	}
+	return says, because
+}
+
+// onAnswer takes in the answer of another rank.
+func (q *Questions) onAnswer(from int, key uint64, body []byte) {
+	var words [4]uint64
+	for i := range words {
+		words[i] = binary.LittleEndian.Uint64(body[8*i:])
+	}
+	says, reason, by := words[1], status.Code(words[2]), words[3]
+	a := answer{seq: words[0], here: says&answerHere != 0}
+	if says&answerNever != 0 {
+		a.gaveUp = &arrive.Withdrawal{Seq: a.seq, By: int(min(by, 1<<31)), Reason: reason}
+	}
+	q.mu.Lock()
+	if key == mailbox.OfProcess {
+		q.asked.Answered(from)
+		q.gone[from] = q.gone[from] || a.gaveUp != nil
+	}
+	g, there := q.groups[key]
+	if early := q.early[key]; early != nil && !there && a.gaveUp != nil {
+		early[from] = a
+	}
+	q.mu.Unlock()
+	if there {
+		g.Learn(from, a.seq, a.here, a.gaveUp)
+	}
+}
+
+// left tells whether rank r has said that it has left. It asks r if the caller has waited long enough.
+func (q *Questions) left(r int, waited time.Duration) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	now := time.Now()
+	if waited > AskAfter && !q.gone[r] && now.Sub(q.last) >= AskEvery && q.asked.May(r, now) {
+		q.last = now
+		q.asked.Ask(r, now)
+		q.Ask(r, mailbox.OfProcess, 0)
+	}
+	return q.gone[r]
+}
+
+// mostFreed is how many groups that were freed are remembered. A member that asks about an earlier one gets the answer for a
+// group that this rank has not made yet, and waits until its deadline.
+const mostFreed = 1024
+
+// freedGroup is how far a rank came in a group that it has freed.
+type freedGroup struct {
+	standing arrive.Standing
+	member   int
+}
+
+// freedGroups are the groups that were freed last, by key.
+type freedGroups struct {
+	byKey map[uint64]freedGroup
+	order []uint64 // a ring of keys
+	next  int
+}
+
+func (f *freedGroups) add(key uint64, g freedGroup) {
+	if f.byKey == nil {
+		f.byKey = map[uint64]freedGroup{}
+	}
+	f.byKey[key] = g
+	if len(f.order) < mostFreed {
+		f.order = append(f.order, key)
+		return
+	}
+	delete(f.byKey, f.order[f.next])
+	f.order[f.next] = key
+	f.next = (f.next + 1) % mostFreed
+}

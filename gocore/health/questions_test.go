@@ -1,0 +1,138 @@
+package health
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/mailbox"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/topo"
+	"github.com/paddlempi/paddlempi/gocore/transport"
+)
+
+// spanning is a group that spans nodes.
+type spanning struct {
+	standing arrive.Standing
+	learnt   []arrive.Withdrawal
+}
+
+func (s *spanning) Standing() arrive.Standing { return s.standing }
+
+func (s *spanning) Learn(_ int, _ uint64, _ bool, gaveUp *arrive.Withdrawal) {
+	if gaveUp != nil {
+		s.learnt = append(s.learnt, *gaveUp)
+	}
+}
+
+// withQuestions runs f on every rank of a fake world whose ranks share no memory.
+func withQuestions(t *testing.T, n int, f func(t *testing.T, rank int, mail *mailbox.Mailbox, q *Questions)) {
+	nodes := make([]int, n)
+	for i := range nodes {
+		nodes[i] = i
+	}
+	each(t, n, nodes, func(t *testing.T, base transport.Comm, here *topo.Topology) {
+		if control, err := base.Dup(nil); assert.NoError(t, err) {
+			mail := mailbox.New(control)
+			f(t, here.Rank, mail, NewQuestions(mail))
+		}
+	})
+}
+
+// Members may ask about groups that this rank has freed. It answers for the last ones, and keeps nothing of the others.
+func TestGroupsThatWereFreed(t *testing.T) {
+	withQuestions(t, 1, func(t *testing.T, _ int, _ *mailbox.Mailbox, q *Questions) {
+		const groups = 3 * mostFreed
+		for k := range uint64(groups) {
+			g := &spanning{standing: arrive.Standing{Announced: k}}
+			q.Expect(k)
+			q.Join(k, 1, g)
+			_, _, ok := q.standingOf(k)
+			assert.True(t, ok)
+			assert.Same(t, g, q.groups[k].Respondent)
+			g.standing.GaveUp = &arrive.Withdrawal{Seq: k + 1, By: 1, Reason: status.GroupDestroyed}
+			q.Forget(k)
+			q.Forget(k) // as one that was never used, and is freed
+			assert.NotContains(t, q.groups, k)
+		}
+		assert.Empty(t, q.groups)
+		assert.Empty(t, q.early)
+		assert.Len(t, q.freed.byKey, mostFreed)
+		assert.Len(t, q.freed.order, mostFreed)
+		for k := range uint64(groups) {
+			s, member, ok := q.standingOf(k)
+			assert.Equal(t, k >= groups-mostFreed, ok)
+			if ok {
+				assert.Equal(t, 1, member)
+				says, because := standing(s, member, k, false)
+				assert.Equal(t, answerHere, says)
+				says, because = standing(s, member, k+1, false)
+				assert.Equal(t, answerNever, says)
+				assert.Equal(t, status.GroupDestroyed, because.Reason)
+			}
+		}
+	})
+}
+
+// A member that is through with the making of a group may give its first collective up, and tell so only once. A member that
+// is not through learns it when it is.
+func TestWhatIsToldOfAGroupThatIsBeingMadeIsNotLost(t *testing.T) {
+	gaveUp := arrive.Withdrawal{Seq: 1, By: 0, Reason: status.Timeout}
+	var told sync.WaitGroup
+	told.Add(1)
+	withQuestions(t, 2, func(t *testing.T, rank int, mail *mailbox.Mailbox, q *Questions) {
+		if rank == 0 {
+			for key := range uint64(4) {
+				q.Join(key, 0, &spanning{standing: arrive.Standing{Announced: 1, GaveUp: &gaveUp}})
+				q.Answer(1, key, 1)
+			}
+			told.Done()
+			assert.Eventually(t, mail.Sent, 20*time.Second, time.Millisecond)
+			return
+		}
+		made, local := &spanning{}, 2
+		q.Expect(0)
+		q.Expect(1)
+		q.Expect(uint64(local))
+		q.Unexpect(1)
+		told.Wait()
+		assert.Eventually(t, func() bool {
+			mail.Pump()
+			q.mu.Lock()
+			defer q.mu.Unlock()
+			return len(q.early[uint64(local)]) == 1
+		}, 20*time.Second, time.Millisecond)
+		mail.Pump()
+		q.Join(0, 1, made)
+		assert.Equal(t, []arrive.Withdrawal{gaveUp}, made.learnt)
+		for _, key := range []uint64{1, 3} { // the first was not made then, and nobody has begun to make the other
+			other := &spanning{}
+			q.Join(key, 1, other)
+			assert.Empty(t, other.learnt, key)
+		}
+		q.Join(uint64(local), 1, nil)
+		assert.Empty(t, q.early)
+	})
+}
+
+// A rank that has left says so when it is asked, and nobody asks before a while.
+func TestARankIsAskedWhetherItHasLeft(t *testing.T) {
+	var left sync.WaitGroup
+	left.Add(1)
+	withQuestions(t, 2, func(t *testing.T, rank int, mail *mailbox.Mailbox, q *Questions) {
+		if rank == 0 {
+			q.Leave()
+			left.Done()
+			assert.Eventually(t, func() bool { mail.Pump(); return mail.Has(mailbox.Absent) }, 20*time.Second, time.Millisecond)
+			return
+		}
+		left.Wait()
+		assert.False(t, q.left(0, AskAfter/2))
+		assert.Eventually(t, func() bool { mail.Pump(); return q.left(0, 2*AskAfter) }, 20*time.Second, time.Millisecond)
+		mail.Send(0, mailbox.Absent, mailbox.OfProcess, nil)
+		assert.Eventually(t, mail.Sent, 20*time.Second, time.Millisecond)
+	})
+}
