@@ -13,7 +13,7 @@ import (
 // here is what the memory of this node shows, and answer answers the questions of other ranks for what a rank of this node
 // does. If some rank cannot take part in liveness, no rank is watched over nodes, and unwatched says why. After an error
 // the roster knows of this node only.
-func NewRoster(base transport.Exchange, t *topo.Topology, here *Neighbours, q *Questions, deadAfter time.Duration, answer func([liveness.QuestionBytes]byte) []byte) (*Roster, error) {
+func NewRoster(base transport.Exchange, t *topo.Topology, here *NodeView, q *Questions, deadAfter time.Duration, answer func([liveness.QuestionBytes]byte) []byte) (*Roster, error) {
 	o := &Roster{Questions: q, topo: t, here: here, deadAfter: deadAfter}
 	q.mail.Skip(o.isDead)
 	if t.OneNode(transport.EveryRank(t.Size)) {

@@ -2,7 +2,7 @@
 // one waits too long.
 //
 // The Roster says which ranks have left in order and which have died. It takes that from what the ranks of a node see of each
-// other in shared memory (Neighbours), and from package liveness, whose connections show deaths on all nodes. Where
+// other in shared memory (NodeView), and from package liveness, whose connections show deaths on all nodes. Where
 // neither shows that a rank has left, the rank is asked.
 //
 // Questions are that protocol: ranks that share no memory ask each other by letter (package mailbox) whether they have left,
@@ -21,7 +21,7 @@
 // The rooms above own the groups, and decide what becomes of an operation whose member has left or died. This room only says
 // so. It knows groups by two things: a group that spans nodes answers questions (Respondent), and a collective may be Stuck.
 //
-//	neighbours.go  what shared memory shows of the ranks of this node
+//	nodeview.go  what shared memory shows of the ranks of this node
 //	roster.go      who has left, and who has died
 //	alive.go       how the watch over other nodes begins
 //	questions.go   what ranks that share no memory ask each other

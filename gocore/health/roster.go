@@ -15,7 +15,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/transport"
 )
 
-// A rank has died if its process has ended and it has not left the job (Neighbours.Leave), or if its host
+// A rank has died if its process has ended and it has not left the job (NodeView.Leave), or if its host
 // cannot be reached. The ranks of a node see it by the lock that every process holds on its heap: the
 // kernel drops the lock when the process ends, and a zombie holds none. Package liveness tells of deaths
 // on all nodes. Every wait for another rank looks now and then.
@@ -40,7 +40,7 @@ type Roster struct {
 	Questions *Questions
 
 	topo      *topo.Topology
-	here      *Neighbours
+	here      *NodeView
 	alive     *liveness.Liveness // sees deaths on all nodes; nil in a job of one node, and if it is off
 	unwatched string             // why alive is nil
 	deadAfter time.Duration      // how long a host may be silent; 0: alive is off

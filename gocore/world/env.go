@@ -122,7 +122,7 @@ func (e *Env) make(discover discovery, deadAfter time.Duration) error {
 	if err = e.Recorder.Start(e.Base, e.Topo); err != nil {
 		return err
 	}
-	if e.Roster, err = health.NewRoster(e.Base, e.Topo, &e.Node.Neighbours, questions, deadAfter, e.Recorder.Answer); err != nil {
+	if e.Roster, err = health.NewRoster(e.Base, e.Topo, &e.Node.NodeView, questions, deadAfter, e.Recorder.Answer); err != nil {
 		return err
 	}
 	e.Reports.Begin(e.Roster, &e.Recorder)

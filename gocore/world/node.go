@@ -13,7 +13,7 @@ import (
 // Node is what the ranks of this rank's node share: memory files, which package segment makes. Its methods are safe
 // for concurrent use.
 type Node struct {
-	health.Neighbours // who the ranks are, and what their memory shows of them
+	health.NodeView // who the ranks are, and what their memory shows of them
 
 	base    transport.Comm
 	way     way          // how they came to share memory
@@ -26,7 +26,7 @@ type Node struct {
 // newNode opens what the ranks of each node share. direct says that this rank may give messages of device memory to base.
 // newNode is collective over base. After an error there is what was opened before.
 func newNode(base transport.Comm, t *topo.Topology, direct bool) (*Node, error) {
-	n := &Node{Neighbours: health.Neighbours{Ranks: t.Peers()}, base: base, crowded: t.Crowded()}
+	n := &Node{NodeView: health.NodeView{Ranks: t.Peers()}, base: base, crowded: t.Crowded()}
 	var err error
 	if n.Presence, n.way, err = n.MakeControlSlots(base, n.Ranks, 0); err != nil {
 		return n, err
