@@ -76,7 +76,7 @@ type Questions struct {
 
 	mu     sync.Mutex
 	groups map[uint64]respondent     // those that span nodes, by key
-	freed  freedGroups               // those of them that were freed
+	freed  []uint64                  // the keys of those of them that were freed, the last mostFreed
 	early  map[uint64]map[int]answer // what other ranks, which are the inner keys, have told of groups that are being made
 	last   time.Time                 // when a rank was asked whether it has left
 	asked  Asked                     // the ranks that were asked so
@@ -87,6 +87,17 @@ type respondent struct {
 	Respondent
 	member int // which member of the group this rank is
 }
+
+// mostFreed is how many groups that were freed are remembered. A member that asks about an earlier one gets the answer for a
+// group that this rank has not made yet, and waits until its deadline.
+const mostFreed = 1024
+
+// freed is how far a rank came in a group that it has freed.
+type freed arrive.Standing
+
+func (f freed) Standing() arrive.Standing { return arrive.Standing(f) }
+
+func (freed) Learn(int, uint64, bool, *arrive.Withdrawal) {}
 
 // answer is what a rank has told of a group.
 type answer struct {
@@ -139,9 +150,14 @@ func (q *Questions) Join(key uint64, member int, g Respondent) {
 func (q *Questions) Forget(key uint64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if g, ok := q.groups[key]; ok {
-		delete(q.groups, key)
-		q.freed.add(key, freedGroup{g.Standing(), g.member})
+	g, ok := q.groups[key]
+	if _, was := g.Respondent.(freed); was || !ok {
+		return
+	}
+	q.groups[key] = respondent{freed(g.Standing()), g.member}
+	if q.freed = append(q.freed, key); len(q.freed) > mostFreed {
+		delete(q.groups, q.freed[0])
+		q.freed = q.freed[1:]
 	}
 }
 
@@ -164,8 +180,8 @@ func (q *Questions) Answer(to int, key, seq uint64) {
 		if q.Departed() {
 			says, because.Reason = answerNever, status.PeerLeft
 		}
-	} else if s, member, ok := q.standingOf(key); ok {
-		says, because = standing(s, member, seq, q.Departed())
+	} else if g, ok := q.respondent(key); ok {
+		says, because = standing(g.Standing(), g.member, seq, q.Departed())
 	}
 	reply := binary.LittleEndian.AppendUint64(nil, seq)
 	for _, word := range []uint64{says, uint64(because.Reason), uint64(because.By)} {
@@ -174,17 +190,12 @@ func (q *Questions) Answer(to int, key, seq uint64) {
 	q.mail.Send(to, mailbox.Answer, key, reply)
 }
 
-// standingOf returns how far this rank has come in the group that spans nodes and has a key, or came in it, and which member
-// it is. ok is false if it knows of no such group.
-func (q *Questions) standingOf(key uint64) (s arrive.Standing, member int, ok bool) {
+// respondent returns the group that spans nodes and has a key, also if it was freed. ok is false if this rank knows none.
+func (q *Questions) respondent(key uint64) (g respondent, ok bool) {
 	q.mu.Lock()
-	g, there := q.groups[key]
-	was, ok := q.freed.byKey[key]
-	q.mu.Unlock()
-	if there {
-		return g.Standing(), g.member, true
-	}
-	return was.standing, was.member, ok
+	defer q.mu.Unlock()
+	g, ok = q.groups[key]
+	return g, ok
 }
 
 // standing is the answer about collective seq of a group of which this rank is a member. gone says that this rank has left.
@@ -238,35 +249,4 @@ func (q *Questions) left(r int, waited time.Duration) bool {
 		q.Ask(r, mailbox.OfProcess, 0)
 	}
 	return q.gone[r]
-}
-
-// mostFreed is how many groups that were freed are remembered. A member that asks about an earlier one gets the answer for a
-// group that this rank has not made yet, and waits until its deadline.
-const mostFreed = 1024
-
-// freedGroup is how far a rank came in a group that it has freed.
-type freedGroup struct {
-	standing arrive.Standing
-	member   int
-}
-
-// freedGroups are the groups that were freed last, by key.
-type freedGroups struct {
-	byKey map[uint64]freedGroup
-	order []uint64 // a ring of keys
-	next  int
-}
-
-func (f *freedGroups) add(key uint64, g freedGroup) {
-	if f.byKey == nil {
-		f.byKey = map[uint64]freedGroup{}
-	}
-	f.byKey[key] = g
-	if len(f.order) < mostFreed {
-		f.order = append(f.order, key)
-		return
-	}
-	delete(f.byKey, f.order[f.next])
-	f.order[f.next] = key
-	f.next = (f.next + 1) % mostFreed
 }

@@ -50,26 +50,23 @@ func TestGroupsThatWereFreed(t *testing.T) {
 			g := &spanning{standing: arrive.Standing{Announced: k}}
 			q.Expect(k)
 			q.Join(k, 1, g)
-			_, _, ok := q.standingOf(k)
-			assert.True(t, ok)
 			assert.Same(t, g, q.groups[k].Respondent)
 			g.standing.GaveUp = &arrive.Withdrawal{Seq: k + 1, By: 1, Reason: status.GroupDestroyed}
 			q.Forget(k)
 			q.Forget(k) // as one that was never used, and is freed
-			assert.NotContains(t, q.groups, k)
+			assert.Equal(t, freed(g.standing), q.groups[k].Respondent)
 		}
-		assert.Empty(t, q.groups)
 		assert.Empty(t, q.early)
-		assert.Len(t, q.freed.byKey, mostFreed)
-		assert.Len(t, q.freed.order, mostFreed)
+		assert.Len(t, q.groups, mostFreed)
+		assert.Len(t, q.freed, mostFreed)
 		for k := range uint64(groups) {
-			s, member, ok := q.standingOf(k)
+			g, ok := q.respondent(k)
 			assert.Equal(t, k >= groups-mostFreed, ok)
 			if ok {
-				assert.Equal(t, 1, member)
-				says, because := standing(s, member, k, false)
+				assert.Equal(t, 1, g.member)
+				says, because := standing(g.Standing(), g.member, k, false)
 				assert.Equal(t, answerHere, says)
-				says, because = standing(s, member, k+1, false)
+				says, because = standing(g.Standing(), g.member, k+1, false)
 				assert.Equal(t, answerNever, says)
 				assert.Equal(t, status.GroupDestroyed, because.Reason)
 			}

@@ -17,3 +17,13 @@ func GatherBool(x Exchange, yes bool, wait Wait) ([]bool, error) {
 	}
 	return all, nil
 }
+
+// All tells whether all ranks of an exchange say yes. Each of them calls it.
+func All(x Exchange, yes bool) (bool, error) {
+	all := []int64{0}
+	if yes {
+		all[0] = 1
+	}
+	err := x.Min(all)
+	return all[0] != 0, err
+}

@@ -33,9 +33,6 @@ const (
 	// lastWord is how long a rank that does not finalize MPI goes on calling it, so that what it has sent
 	// reaches the others.
 	lastWord = 300 * time.Millisecond
-	// mostDropped is the length of the longest message that is taken to be dropped. The sender of a longer
-	// one ends with a request under way.
-	mostDropped = 1 << 30
 )
 
 type departureStage int
@@ -213,7 +210,7 @@ func (d *Departure) stayAway() {
 // AwaitDepartures waits until AllDeparted, and tells whether MPI can be finalized. It returns false if some
 // rank has died, says that it ends without the others, or has a thread inside MPI that does not return. There
 // is no deadline, because the other ranks may go on for long, unless a group broke and nothing tells of dead
-// hosts: then it is the group's timeout. It waits with a new engine, because the engine of e was stopped.
+// hosts: then it is the group's timeout.
 func (d *Departure) AwaitDepartures() bool {
 	var deadline time.Time
 	d.mu.Lock()
@@ -221,12 +218,8 @@ func (d *Departure) AwaitDepartures() bool {
 		deadline = time.Now().Add(d.broke)
 	}
 	d.mu.Unlock()
-	dead := false
-	err := work.NewEngine().Wait(func() bool {
-		gone := d.AllDeparted()
-		dead = d.Deserted() // MPI may end the collectives then
-		return gone || dead || d.stage == undeparted || d.e.Mail.Has(mailbox.Absent)
-	}, deadline, nil)
+	_, err := d.Await(deadline, nil)
+	dead := d.Deserted() // MPI may end the collectives then
 	finalizable := d.finalizable() && !dead
 	switch {
 	case err != nil || d.stage == undeparted:
@@ -241,7 +234,7 @@ func (d *Departure) AwaitDepartures() bool {
 }
 
 // Await takes the departure further until it is over. It returns false without an error if it never will be: some rank
-// has died, or has ended without the others.
+// has died, or has ended without the others. It waits with a new engine, because the engine of e was stopped.
 func (d *Departure) Await(deadline time.Time, interrupt work.Interrupt) (over bool, err error) {
 	err = work.NewEngine().Wait(func() bool {
 		over = d.AllDeparted()

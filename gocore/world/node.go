@@ -43,11 +43,7 @@ func (n *Node) connect(direct bool) error {
 	if n.base.HostMemoryOnly() {
 		return nil
 	}
-	wanted := []int64{1}
-	if direct {
-		wanted[0] = 0
-	}
-	if err := n.base.Min(wanted); err != nil || wanted[0] == 0 {
+	if wanted, err := transport.All(n.base, !direct); err != nil || !wanted {
 		return err
 	}
 	var err error
