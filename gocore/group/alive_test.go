@@ -161,6 +161,27 @@ func TestTheEndDoesNotWaitForADeadRank(t *testing.T) {
 	})
 }
 
+// The watcher names ranks of the world, also those of a group whose members have other numbers.
+func TestACallOfMPIThatCannotEndNamesRanksOfTheWorld(t *testing.T) {
+	ranks(t, 3, []int{0, 1, 2}, func(t *testing.T, e *world.Env, _ *Group) {
+		if e.Topo.Rank == 0 {
+			return
+		}
+		g, err := New(e, 1, []int{1, 2}, 20*time.Second)
+		if !assert.NoError(t, err) {
+			return
+		}
+		if e.Topo.Rank == 2 {
+			dies(e)
+			return
+		}
+		g.blocking.Store(5)
+		var stuck *health.Stuck
+		assert.Eventually(t, func() bool { stuck = g.Stuck(time.Now()); return stuck != nil }, 20*time.Second, 10*time.Millisecond)
+		assert.Equal(t, &health.Stuck{Seq: 5, Ranks: []int{1, 2}, Dead: []int{2}}, stuck)
+	})
+}
+
 // A rank that is known to be dead is sent no letters: MPICH may crash in a send to it.
 func TestADeadRankIsSentNothing(t *testing.T) {
 	var told, sent atomic.Int64

@@ -82,9 +82,7 @@ func assemble(e *world.Env, id int64, key uint64, ranks []int, comm transport.Co
 	g.inquiry.g = g
 	g.timeout.Store(int64(timeout))
 	remaining.free()
-	e.Roster.Questions.Expect(key)
 	if err := g.join(comm); err != nil {
-		e.Roster.Questions.Unexpect(key)
 		return nil, err
 	}
 	var asked health.Respondent

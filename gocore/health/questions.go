@@ -66,21 +66,20 @@ type Respondent interface {
 	Learn(from int, seq uint64, here bool, gaveUp *arrive.Withdrawal)
 }
 
-// Questions are those of a rank to others, and its answers to theirs. Members ask each other also about a group that one of
-// them has freed, or has not finished to make. So a rank remembers how far it came in the groups that it has freed last, and
-// keeps answers about those that it is making: a member that is through may give its first collective up, and tell so only
-// once. Its methods are safe for concurrent use.
+// Questions are those of a rank to others, and its answers to theirs. Its methods are safe for concurrent use.
+//
+// Members ask each other also about a group that one of them has freed. So a rank remembers how far it came in those that it
+// has freed last. An answer about a group that a rank has not finished to make is dropped: it asks once it waits in that group.
 type Questions struct {
 	mail     *mailbox.Mailbox
 	departed atomic.Bool // this rank has left: it begins nothing more
 
 	mu     sync.Mutex
-	groups map[uint64]respondent     // those that span nodes, by key
-	freed  []uint64                  // the keys of those of them that were freed, the last mostFreed
-	early  map[uint64]map[int]answer // what other ranks, which are the inner keys, have told of groups that are being made
-	last   time.Time                 // when a rank was asked whether it has left
-	asked  Asked                     // the ranks that were asked so
-	gone   map[int]bool              // those that have
+	groups map[uint64]respondent // those that span nodes, by key
+	freed  []uint64              // the keys of those of them that were freed, the last mostFreed
+	last   time.Time             // when a rank was asked whether it has left
+	asked  Asked                 // the ranks that were asked so
+	gone   map[int]bool          // those that have
 }
 
 type respondent struct {
@@ -99,51 +98,19 @@ func (f freed) Standing() arrive.Standing { return arrive.Standing(f) }
 
 func (freed) Learn(int, uint64, bool, *arrive.Withdrawal) {}
 
-// answer is what a rank has told of a group.
-type answer struct {
-	seq    uint64
-	here   bool
-	gaveUp *arrive.Withdrawal
-}
-
 // NewQuestions makes the questions and answers of a rank.
 func NewQuestions(mail *mailbox.Mailbox) *Questions {
-	q := &Questions{mail: mail, groups: map[uint64]respondent{}, early: map[uint64]map[int]answer{}, asked: Asked{}, gone: map[int]bool{}}
+	q := &Questions{mail: mail, groups: map[uint64]respondent{}, asked: Asked{}, gone: map[int]bool{}}
 	mail.Handle(mailbox.Ask, func(from int, key uint64, body []byte) { q.Answer(from, key, binary.LittleEndian.Uint64(body)) })
 	mail.Handle(mailbox.Answer, q.onAnswer)
 	return q
 }
 
-// Expect says that this rank begins to make the group with key, of which other members may tell something from now on. Join or
-// Unexpect follows.
-func (q *Questions) Expect(key uint64) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.early[key] = map[int]answer{}
-}
-
-// Unexpect says that the group with key was not made.
-func (q *Questions) Unexpect(key uint64) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	delete(q.early, key)
-}
-
-// Join says that the group with key is made, of which this rank is a member. g is nil unless the group spans nodes.
+// Join says that the group with key is made, which spans nodes, and of which this rank is a member.
 func (q *Questions) Join(key uint64, member int, g Respondent) {
 	q.mu.Lock()
-	early := q.early[key]
-	delete(q.early, key)
-	if g != nil {
-		q.groups[key] = respondent{g, member}
-	}
-	q.mu.Unlock()
-	if g == nil {
-		return
-	}
-	for from, a := range early {
-		g.Learn(from, a.seq, a.here, a.gaveUp)
-	}
+	defer q.mu.Unlock()
+	q.groups[key] = respondent{g, member}
 }
 
 // Forget says that a group that spans nodes is freed.
@@ -218,24 +185,24 @@ func (q *Questions) onAnswer(from int, key uint64, body []byte) {
 	for i := range words {
 		words[i] = binary.LittleEndian.Uint64(body[8*i:])
 	}
-	says, reason, by := words[1], status.Code(words[2]), words[3]
-	a := answer{seq: words[0], here: says&answerHere != 0}
-	if says&answerNever != 0 {
-		a.gaveUp = &arrive.Withdrawal{Seq: a.seq, By: int(min(by, 1<<31)), Reason: reason}
-	}
-	q.mu.Lock()
+	seq, says, reason, by := words[0], words[1], status.Code(words[2]), words[3]
+	never := says&answerNever != 0
 	if key == mailbox.OfProcess {
+		q.mu.Lock()
+		defer q.mu.Unlock()
 		q.asked.Answered(from)
-		q.gone[from] = q.gone[from] || a.gaveUp != nil
+		q.gone[from] = q.gone[from] || never
+		return
 	}
-	g, there := q.groups[key]
-	if early := q.early[key]; early != nil && !there && a.gaveUp != nil {
-		early[from] = a
+	g, ok := q.respondent(key)
+	if !ok {
+		return
 	}
-	q.mu.Unlock()
-	if there {
-		g.Learn(from, a.seq, a.here, a.gaveUp)
+	var gaveUp *arrive.Withdrawal
+	if never {
+		gaveUp = &arrive.Withdrawal{Seq: seq, By: int(min(by, 1<<31)), Reason: reason}
 	}
+	g.Learn(from, seq, says&answerHere != 0, gaveUp)
 }
 
 // left tells whether rank r has said that it has left. It asks r if the caller has waited long enough.

@@ -15,18 +15,10 @@ import (
 )
 
 // spanning is a group that spans nodes.
-type spanning struct {
-	standing arrive.Standing
-	learnt   []arrive.Withdrawal
-}
+type spanning struct{ standing arrive.Standing }
 
-func (s *spanning) Standing() arrive.Standing { return s.standing }
-
-func (s *spanning) Learn(_ int, _ uint64, _ bool, gaveUp *arrive.Withdrawal) {
-	if gaveUp != nil {
-		s.learnt = append(s.learnt, *gaveUp)
-	}
-}
+func (s *spanning) Standing() arrive.Standing                   { return s.standing }
+func (s *spanning) Learn(int, uint64, bool, *arrive.Withdrawal) {}
 
 // withQuestions runs f on every rank of a fake world whose ranks share no memory.
 func withQuestions(t *testing.T, n int, f func(t *testing.T, rank int, mail *mailbox.Mailbox, q *Questions)) {
@@ -48,7 +40,6 @@ func TestGroupsThatWereFreed(t *testing.T) {
 		const groups = 3 * mostFreed
 		for k := range uint64(groups) {
 			g := &spanning{standing: arrive.Standing{Announced: k}}
-			q.Expect(k)
 			q.Join(k, 1, g)
 			assert.Same(t, g, q.groups[k].Respondent)
 			g.standing.GaveUp = &arrive.Withdrawal{Seq: k + 1, By: 1, Reason: status.GroupDestroyed}
@@ -56,7 +47,6 @@ func TestGroupsThatWereFreed(t *testing.T) {
 			q.Forget(k) // as one that was never used, and is freed
 			assert.Equal(t, freed(g.standing), q.groups[k].Respondent)
 		}
-		assert.Empty(t, q.early)
 		assert.Len(t, q.groups, mostFreed)
 		assert.Len(t, q.freed, mostFreed)
 		for k := range uint64(groups) {
@@ -71,47 +61,6 @@ func TestGroupsThatWereFreed(t *testing.T) {
 				assert.Equal(t, status.GroupDestroyed, because.Reason)
 			}
 		}
-	})
-}
-
-// A member that is through with the making of a group may give its first collective up, and tell so only once. A member that
-// is not through learns it when it is.
-func TestWhatIsToldOfAGroupThatIsBeingMadeIsNotLost(t *testing.T) {
-	gaveUp := arrive.Withdrawal{Seq: 1, By: 0, Reason: status.Timeout}
-	var told sync.WaitGroup
-	told.Add(1)
-	withQuestions(t, 2, func(t *testing.T, rank int, mail *mailbox.Mailbox, q *Questions) {
-		if rank == 0 {
-			for key := range uint64(4) {
-				q.Join(key, 0, &spanning{standing: arrive.Standing{Announced: 1, GaveUp: &gaveUp}})
-				q.Answer(1, key, 1)
-			}
-			told.Done()
-			assert.Eventually(t, mail.Sent, 20*time.Second, time.Millisecond)
-			return
-		}
-		made, local := &spanning{}, 2
-		q.Expect(0)
-		q.Expect(1)
-		q.Expect(uint64(local))
-		q.Unexpect(1)
-		told.Wait()
-		assert.Eventually(t, func() bool {
-			mail.Pump()
-			q.mu.Lock()
-			defer q.mu.Unlock()
-			return len(q.early[uint64(local)]) == 1
-		}, 20*time.Second, time.Millisecond)
-		mail.Pump()
-		q.Join(0, 1, made)
-		assert.Equal(t, []arrive.Withdrawal{gaveUp}, made.learnt)
-		for _, key := range []uint64{1, 3} { // the first was not made then, and nobody has begun to make the other
-			other := &spanning{}
-			q.Join(key, 1, other)
-			assert.Empty(t, other.learnt, key)
-		}
-		q.Join(uint64(local), 1, nil)
-		assert.Empty(t, q.early)
 	})
 }
 

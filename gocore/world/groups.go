@@ -97,7 +97,9 @@ func (e *Env) Remember(g Group, as trace.Group, asked health.Respondent) {
 	e.Groups.live[g] = about{as.ID, as.Key, asked != nil}
 	e.Recorder.Join(as)
 	e.Groups.mu.Unlock()
-	e.Roster.Questions.Join(as.Key, as.Rank, asked)
+	if asked != nil {
+		e.Roster.Questions.Join(as.Key, as.Rank, asked)
+	}
 }
 
 // Forget removes a group that was freed, or that its members never use.
