@@ -66,8 +66,8 @@ ROOMS = (
         "gocore",
         "the functions behind the C interface: init, submit, wait, exit, the control methods; the "
         "worlds and their groups by id",
-        "channel crash diagnose dl exchange grid group health heap meet messages method mpi netif op "
-        "pmi ps/job reduce rollcall status topo trace transport window work world",
+        "channel crash diagnose dl exchange grid group health heap meet messages method mpi netif "
+        "op pmi ps/job reduce rollcall status topo trace transport window work world",
         files="doc boundary control control_grid control_join join control_cuda control_heap "
         "control_files control_trace window_calls servers core start prepared guests world windows "
         "closers",

@@ -171,20 +171,18 @@ func (e *Env) begin(world transport.Comm, mistake error, timeout time.Duration, 
 	}
 	var wrong []int
 	for r, yes := range mistaken {
-		if yes && r != rank {
+		if yes {
 			wrong = append(wrong, r)
 		}
 	}
-	if mistake != nil || len(wrong) > 0 {
-		_ = e.Base.Free()
+	if len(wrong) == 0 {
+		return nil
 	}
-	switch {
-	case mistake != nil:
+	_ = e.Base.Free()
+	if mistake != nil {
 		return mistake
-	case len(wrong) > 0:
-		return status.New(status.Refused, "init: rank(s) %s refused: their settings are wrong, and their own error says which", status.Brief(wrong)).WithRanks(wrong...)
 	}
-	return nil
+	return status.New(status.Refused, "init: rank(s) %s refused: their settings are wrong, and their own error says which", status.Brief(wrong)).WithRanks(wrong...)
 }
 
 // timedOut returns the error of begin for err. If the deadline has passed, it says that some ranks

@@ -164,7 +164,11 @@ func (m *meeting) collect(others []int, deadline time.Time) (missing []int, err 
 	kind, list := mailbox.Go, []byte(nil)
 	if err != nil {
 		kind = mailbox.Fail
-		list = binary.LittleEndian.AppendUint32(list, failOf(err))
+		why := failLate
+		if err == errLeft {
+			why = failLeft
+		}
+		list = binary.LittleEndian.AppendUint32(list, why)
 		for _, r := range missing {
 			list = binary.LittleEndian.AppendUint32(list, uint32(r))
 		}
@@ -184,13 +188,6 @@ const (
 	failLeft               // the ranks have left the job
 )
 
-func failOf(err error) uint32 {
-	if err == errLeft {
-		return failLeft
-	}
-	return failLate
-}
-
 // attend is meet on the members other than the first.
 func (m *meeting) attend(deadline time.Time) (missing []int, err error) {
 	e, key, ranks, first := m.e, m.key, m.ranks, m.ranks[0]
@@ -205,7 +202,10 @@ func (m *meeting) attend(deadline time.Time) (missing []int, err error) {
 	err = e.wait(func() bool {
 		e.Mail.Pump()
 		if body, ok := e.Mail.Take(mailbox.Ready, first, key); ok && bytes.HasPrefix(body, number) && time.Now().Before(deadline.Add(readyLimit)) {
-			until, asked = later(deadline, time.Now()).Add(decisionGrace), true
+			until, asked = time.Now().Add(decisionGrace), true
+			if latest := deadline.Add(decisionGrace); until.Before(latest) {
+				until = latest
+			}
 			e.Mail.Send(first, mailbox.Still, key, body)
 		}
 		if body, ok := e.Mail.Take(mailbox.Go, first, key); ok && bytes.Equal(body, number) {
@@ -259,13 +259,6 @@ func decodeFail(body []byte, ranks []int) (missing []int, err error) {
 		}
 	}
 	return missing, err
-}
-
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
 }
 
 // meetError turns the error of a meeting into one that names the members that did not come.

@@ -84,9 +84,7 @@ func (m *Members) DiedError(what string, members []int, after string) error {
 // AwaitName waits, on the thread of a caller, as long as err should not be told (News).
 func (m *Members) AwaitName(err error) {
 	var n News
-	if n.Waits(m, err) {
-		_ = m.Env.Engine.Wait(func() bool { return !n.Waits(m, err) }, time.Time{}, nil)
-	}
+	_ = m.Env.Engine.Wait(func() bool { return !n.Waits(m, err) }, time.Time{}, nil)
 }
 
 // Named returns err, or the error of the operation if err tells of a death.

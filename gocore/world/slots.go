@@ -13,7 +13,7 @@ import (
 // get none, and how is byMessage.
 func (n *Node) MakeControlSlots(comm transport.Exchange, peers []int, more int64) (_ *arrive.ControlSlots, how way, _ error) {
 	size, me := len(peers), slices.Index(peers, comm.Rank())
-	file, how, err := shareFile(comm, peers, "paddlempi-arrive", arrive.ControlSlotsSize(size)+more)
+	file, how, err := sharing(comm, peers, "paddlempi-arrive", arrive.ControlSlotsSize(size)+more).share()
 	if err != nil || how == byMessage {
 		return nil, how, err
 	}
