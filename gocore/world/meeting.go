@@ -161,6 +161,18 @@ func (m *meeting) collect(others []int, deadline time.Time) (missing []int, err 
 	case len(left) > 0:
 		err, missing = errLeft, left
 	}
+	m.decide(others, missing, err)
+	return missing, err
+}
+
+// The reasons in a mailbox.Fail.
+const (
+	failLate uint32 = iota // the ranks have not come
+	failLeft               // the ranks have left the job
+)
+
+// decide tells the others that all have come, or why the meeting fails and which members are missing.
+func (m *meeting) decide(others, missing []int, err error) {
 	kind, list := mailbox.Go, []byte(nil)
 	if err != nil {
 		kind = mailbox.Fail
@@ -174,19 +186,12 @@ func (m *meeting) collect(others []int, deadline time.Time) (missing []int, err 
 		}
 	}
 	for _, r := range others {
-		if number, ok := e.Mail.Take(mailbox.Hello, r, key); ok {
-			e.Mail.Send(r, kind, key, append(number, list...))
+		if number, ok := m.e.Mail.Take(mailbox.Hello, r, m.key); ok {
+			m.e.Mail.Send(r, kind, m.key, append(number, list...))
 		}
 	}
-	_ = e.Engine.Wait(e.Mail.Sent, time.Now().Add(time.Second), nil)
-	return missing, err
+	_ = m.e.Engine.Wait(m.e.Mail.Sent, time.Now().Add(time.Second), nil)
 }
-
-// The reasons in a mailbox.Fail.
-const (
-	failLate uint32 = iota // the ranks have not come
-	failLeft               // the ranks have left the job
-)
 
 // attend is meet on the members other than the first.
 func (m *meeting) attend(deadline time.Time) (missing []int, err error) {
