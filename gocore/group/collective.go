@@ -10,6 +10,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/coll/shm"
 	"github.com/paddlempi/paddlempi/gocore/cuda"
+	"github.com/paddlempi/paddlempi/gocore/health"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/trace"
@@ -75,7 +76,7 @@ type progress struct {
 	trace trace.Mark // its entry in the flight recorder
 	phase coll.Phase // in which it is, as was last recorded
 	looks int        // calls of mustStop
-	slow  world.Slowness
+	slow  health.Slowness
 	news  world.News // MPI has told of a death in this collective
 	world.Mourning
 }
@@ -232,9 +233,9 @@ func (c *collective) record(flags trace.Flags) {
 }
 
 // of describes the collective and its group.
-func (c *collective) of() string { return c.g.Of(world.Describe(c.sig)) }
+func (c *collective) of() string { return c.g.Of(health.Describe(c.sig)) }
 
 // numbered describes the collective c of g with its number.
 func (c *collective) numbered() string {
-	return fmt.Sprintf("%s, number %d", world.Describe(c.sig), c.args.Seq)
+	return fmt.Sprintf("%s, number %d", health.Describe(c.sig), c.args.Seq)
 }

@@ -3,10 +3,8 @@ package group
 import (
 	"slices"
 	"time"
-	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/status"
-	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
@@ -163,16 +161,5 @@ func (g *Group) Settled() bool {
 // Blocking tells whether a thread is inside a blocking call of MPI.
 func (g *Group) Blocking() bool { return g.blocking.Load() != 0 }
 
-// Member returns the rank of this process in the group.
-func (g *Group) Member() int { return g.Rank }
-
-// Messages returns what carries the group's messages; nil if there is none.
-func (g *Group) Messages() transport.Endpoint { return g.messages.Comm() }
-
-// Kept takes a message that a probe has kept for a receive, and what it read of it.
-func (g *Group) Kept() (m transport.Message, first []byte, ok bool) { return g.messages.Kept() }
-
-// Rest tells what follows a message that was taken from there.
-func (g *Group) Rest(first unsafe.Pointer, bytes int64) (on transport.Endpoint, tag int32, more, most int64) {
-	return g.messages.Rest(first, bytes)
-}
+// DropMessages takes messages that have come for this member and that nobody will receive: see world.Departure.
+func (g *Group) DropMessages() bool { return g.messages.DropNext() }

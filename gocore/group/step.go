@@ -228,7 +228,7 @@ func (c *collective) announce(spin int) wants {
 	case c.handle != nil || g.wire != nil:
 	case c.atArrival != nil:
 		return c.announceAndSum(payload, spin)
-	case !g.Env.Survives:
+	case !g.Env.Groups.Survives:
 		flags |= arrive.Sync
 	}
 	state, res, err := g.arrival.Announce(g.turn, &c.sig, flags, payload, spin)
@@ -245,7 +245,7 @@ func (c *collective) announce(spin int) wants {
 func (c *collective) announceAndSum(payload arrive.Payload, spin int) wants {
 	g := c.g
 	flags := c.flags
-	if !g.Env.Survives {
+	if !g.Env.Groups.Survives {
 		flags |= arrive.Sync
 	}
 	summed, state, res := g.node.Slots.AnnounceAndSum(g.turn, &c.sig, flags, payload, spin, &c.atArrival.Sum, unsafe.Pointer(&c.atArrival.Fold))
@@ -351,7 +351,7 @@ func (c *collective) run(alg *coll.Algorithm) wants {
 		return aStep
 	}
 	if err = c.prog.Build(alg, &c.args); err == nil && c.form == coll.InOneGo {
-		g.Env.Watcher.Start()
+		g.Env.Groups.Watcher.Start()
 		g.blocking.Store(g.turn)
 		err = c.prog.Run()
 		g.blocking.Store(0)

@@ -33,7 +33,7 @@ func (g *Messages) newDeviceTensor(code op.Code, side string, bufs []op.Buf, dev
 	}
 	// What may be the header of a long message has to be read by the host.
 	maybeHeader := t.recv && t.bytes <= headerBytes && g.Env.Device.Staged
-	if len(bufs) == 1 && bufs[0].Contiguous() && !viaCopy && !maybeHeader && g.Env.Device.Direct && !g.Comm().HostMemoryOnly() && g.Env.Aware.CUDAAware() {
+	if len(bufs) == 1 && bufs[0].Contiguous() && !viaCopy && !maybeHeader && g.Env.Device.Direct && !g.Comm().HostMemoryOnly() && g.Env.Device.Aware.CUDAAware() {
 		t.gate = t.before
 		return t, nil
 	}

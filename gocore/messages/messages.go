@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/cuda"
+	"github.com/paddlempi/paddlempi/gocore/health"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/trace"
@@ -44,7 +45,8 @@ type Messages struct {
 	side    transport.Comm // of the pieces of long messages; nil in a group of one until its first long message
 	longs   atomic.Uint32  // counts the long messages that were sent
 	kept    kept
-	asks    bool // a receive from any rank looks for a message (transport.Comm.ReceivesFromAny)
+	dropped *dropped // the message that is being dropped; nil if there is none
+	asks    bool     // a receive from any rank looks for a message (transport.Comm.ReceivesFromAny)
 
 	quick     *C.pq_group  // nil: no message of the group goes without Go
 	queued    atomic.Int32 // len(waiting); can be read without mu
@@ -57,7 +59,7 @@ type Messages struct {
 // too, with other tags. In a group of one both may be nil.
 func New(members *world.Members, id int64, key uint64, comm, side transport.Comm, group Group) *Messages {
 	// To the transport the other party of a joined world is on another node, also if both share memory.
-	apart := members.Env.Joined || len(members.Env.Topo.ByNode(members.Ranks)) > 1
+	apart := members.Env.Topo.Joined || len(members.Env.Topo.ByNode(members.Ranks)) > 1
 	asks := comm != nil && !comm.ReceivesFromAny() && apart
 	g := &Messages{Members: members, id: id, key: key, comm: comm, side: side, group: group, asks: asks}
 	g.kept.hold = g.hold
@@ -311,7 +313,7 @@ func (g *Messages) unqueue(tr *transfer) {
 // report reports a wait for a message, or until one is received. peers are the world ranks that
 // could end it. If any rank may send, only the first such wait of a group is reported: a thread that
 // serves requests waits for the next one, and that is no fault of anybody.
-func (g *Messages) report(s *world.Slowness, what string, peers []int, mark trace.Mark) {
+func (g *Messages) report(s *health.Slowness, what string, peers []int, mark trace.Mark) {
 	if len(peers) == 0 {
 		if g.toldOfAny.Swap(true) {
 			return
@@ -324,6 +326,6 @@ func (g *Messages) report(s *world.Slowness, what string, peers []int, mark trac
 	for _, r := range peers {
 		words = append(words, uint64(r))
 	}
-	e.Reports.Report(&world.Wait{What: g.Of(what), How: "is awaited", Nobody: "there is no other member", Since: s.Since,
-		ID: world.WaitID("message", words...), Key: g.key, Ranks: peers, Still: func() bool { return e.Recorder.UnderWay(mark) }})
+	e.Reports.Report(&health.Wait{What: g.Of(what), How: "is awaited", Nobody: "there is no other member", Since: s.Since,
+		ID: health.WaitID("message", words...), Key: g.key, Ranks: peers, Still: func() bool { return e.Recorder.UnderWay(mark) }})
 }
