@@ -1,7 +1,6 @@
 package gocore
 
 import (
-	"encoding/json"
 	"fmt"
 	"testing"
 	"time"
@@ -35,30 +34,7 @@ func initialised(t *testing.T) {
 	})
 }
 
-func ask(t *testing.T, method, request string) map[string]any {
-	t.Helper()
-	reply, err := Control(method, []byte(request), nil)
-	require.NoError(t, err, "%s %s", method, request)
-	var m map[string]any
-	require.NoError(t, json.Unmarshal(reply, &m))
-	return m
-}
-
-func refused(t *testing.T, code status.Code, text, method, request string) {
-	t.Helper()
-	reply, err := Control(method, []byte(request), nil)
-	assert.Nil(t, reply)
-	assert.Equal(t, code, status.CodeOf(err), "%s %s: %v", method, request, err)
-	assert.ErrorContains(t, err, text, "%s %s", method, request)
-}
-
 func TestNothingWorksBeforeInit(t *testing.T) {
-	for method, request := range map[string]string{
-		"destroy": "", "new_group": `{"ranks":[0]}`, "destroy_group": `{"group":0}`,
-		"group_info": `{"group":0}`, "set_timeout": `{"group":0,"timeout":1}`,
-	} {
-		refused(t, status.NotInitialized, "call init_process_group first", method, request)
-	}
 	_, _, err := Submit(&op.Desc{Code: op.Barrier}, false)
 	assert.Equal(t, status.NotInitialized, status.CodeOf(err))
 	assert.Equal(t, status.NotInitialized, status.CodeOf(Refuse(0, op.Barrier)))
@@ -68,36 +44,6 @@ func TestNothingWorksBeforeInit(t *testing.T) {
 	assert.ErrorContains(t, err, "work 1 does not exist")
 	assert.True(t, Release(1))
 	lifecycle.BeforeFinalize()
-}
-
-func TestGroupsByControl(t *testing.T) {
-	initialised(t)
-	info := ask(t, "group_info", `{"group":0}`)
-	first := info["group"].(float64)
-	assert.Equal(t, map[string]any{"group": first, "rank": 0.0, "size": 1.0, "ranks": []any{0.0},
-		"timeout": 60.0, "one_node": true, "algorithm": "", "broken": ""}, info)
-	ask(t, "set_timeout", `{"group":0,"timeout":2.5}`)
-	named := func(format string, i float64) string { return fmt.Sprintf(format, int64(first+i)) }
-
-	made := ask(t, "new_group", `{"ranks":[0]}`)
-	assert.Equal(t, map[string]any{"group": first + 1, "rank": 0.0}, made)
-	assert.Equal(t, 2.5, ask(t, "group_info", named(`{"group":%d}`, 1))["timeout"], "the default is the timeout of the world")
-	assert.Equal(t, first+2, ask(t, "new_group", `{"ranks":[0],"timeout":7}`)["group"])
-	assert.Equal(t, 7.0, ask(t, "group_info", named(`{"group":%d}`, 2))["timeout"])
-
-	ask(t, "destroy_group", named(`{"group":%d}`, 1))
-	refused(t, status.GroupDestroyed, "", "destroy_group", named(`{"group":%d}`, 1))
-	_, _, err := Submit(&op.Desc{Code: op.Barrier, Group: int64(first) + 1, TimeoutNS: -1}, false)
-	assert.Equal(t, status.GroupDestroyed, status.CodeOf(err))
-	unknown := int64(first) + 3
-	_, _, err = Submit(&op.Desc{Code: op.Barrier, Group: unknown, TimeoutNS: -1}, false)
-	assert.Equal(t, status.Argument, status.CodeOf(err))
-	assert.ErrorContains(t, err, fmt.Sprint("there is no group ", unknown))
-	assert.Equal(t, status.Argument, status.CodeOf(Refuse(unknown, op.Barrier)))
-	assert.NoError(t, Refuse(int64(first)+2, op.Barrier))
-
-	ask(t, "destroy", "")
-	refused(t, status.NotInitialized, "", "destroy", "")
 }
 
 // message describes an asynchronous send or receive of 8 bytes with rank 0 itself.
@@ -114,6 +60,21 @@ func message(t *testing.T, code op.Code, value int64, flags uint32) (*op.Desc, *
 		d.Recv, d.NRecv = unsafe.Pointer(b), 1
 	}
 	return d, (*int64)(p)
+}
+
+func TestGroupsByNumber(t *testing.T) {
+	initialised(t)
+	first := registry.InitialOrNil().All().ID
+	for _, id := range []int64{0, first} {
+		_, _, err := Submit(&op.Desc{Code: op.Barrier, Group: id, TimeoutNS: -1}, false)
+		assert.NoError(t, err)
+		assert.NoError(t, Refuse(id, op.Barrier))
+	}
+	unknown := first + 1
+	_, _, err := Submit(&op.Desc{Code: op.Barrier, Group: unknown, TimeoutNS: -1}, false)
+	assert.Equal(t, status.Argument, status.CodeOf(err))
+	assert.ErrorContains(t, err, fmt.Sprint("barrier: there is no group ", unknown))
+	assert.Equal(t, status.Argument, status.CodeOf(Refuse(unknown, op.Barrier)))
 }
 
 func TestWorksByNumber(t *testing.T) {
@@ -162,19 +123,12 @@ func TestWorksByNumber(t *testing.T) {
 	assert.Equal(t, id, ended[0].ID)
 }
 
-// After a panic every call fails, and init does not start over.
+// After a panic every call fails.
 func TestAPanicPoisonsTheCore(t *testing.T) {
 	initialised(t)
 	assert.Panics(t, func() { _, _, _ = Submit(&op.Desc{Code: op.Panic, TimeoutNS: -1}, false) })
-	Poison("runtime error: something\ngoroutine 1 [running]:\n")
-	Poison("another one")
+	Poison("runtime error: something")
 	defer registry.Poisoned.Store(nil)
-	assert.ErrorContains(t, registry.Healthy(), "(runtime error: something)", "the first line of the first panic")
-	for method, request := range map[string]string{
-		"init": "{}", "destroy": "", "new_group": `{"ranks":[0]}`, "group_info": `{"group":0}`,
-	} {
-		refused(t, status.Panic, "end the job", method, request)
-	}
 	_, _, err := Submit(&op.Desc{Code: op.Barrier, TimeoutNS: -1}, false)
 	assert.Equal(t, status.Panic, status.CodeOf(err))
 	_, _, err = Wait(1, 0, nil, false)

@@ -6,6 +6,7 @@ package control
 import (
 	"encoding/json"
 
+	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/registry"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
@@ -40,8 +41,8 @@ var methods = map[string]handler{
 	"heap_adopt":        with(heapAdopt),
 	"heap_disown":       with(heapDisown),
 	"file_open":         with(fileOpen),
-	"file_write":        with(fileWrite),
-	"file_read":         with(fileRead),
+	"file_write":        fileMove("file_write", mpi.Files.WriteFile),
+	"file_read":         fileMove("file_read", mpi.Files.ReadFile),
 	"file_sync":         with(fileSync),
 	"file_close":        with(fileClose),
 	"trace_dump":        with(traceDump),

@@ -2,6 +2,7 @@ package control
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
 	"testing"
@@ -115,5 +116,56 @@ func TestFilesNeedAnMPIWithFiles(t *testing.T) {
 	refused(t, status.Argument, `mode="w"`, "file_open", `{"path":"/a","mode":"w"}`)
 	for _, method := range []string{"file_write", "file_read", "file_sync", "file_close"} {
 		refused(t, status.Argument, "there is no file 7", method, `{"handle":7}`)
+	}
+}
+
+func TestGroupsByControl(t *testing.T) {
+	initialised(t)
+	info := control(t, "group_info", `{"group":0}`)
+	first := info["group"].(float64)
+	assert.Equal(t, map[string]any{"group": first, "rank": 0.0, "size": 1.0, "ranks": []any{0.0},
+		"timeout": 60.0, "one_node": true, "algorithm": "", "broken": ""}, info)
+	control(t, "set_timeout", `{"group":0,"timeout":2.5}`)
+	named := func(format string, i float64) string { return fmt.Sprintf(format, int64(first+i)) }
+
+	made := control(t, "new_group", `{"ranks":[0]}`)
+	assert.Equal(t, map[string]any{"group": first + 1, "rank": 0.0}, made)
+	assert.Equal(t, 2.5, control(t, "group_info", named(`{"group":%d}`, 1))["timeout"], "the default is the timeout of the world")
+	assert.Equal(t, first+2, control(t, "new_group", `{"ranks":[0],"timeout":7}`)["group"])
+	assert.Equal(t, 7.0, control(t, "group_info", named(`{"group":%d}`, 2))["timeout"])
+
+	control(t, "destroy_group", named(`{"group":%d}`, 1))
+	refused(t, status.GroupDestroyed, "", "destroy_group", named(`{"group":%d}`, 1))
+	_, err := registry.Group(int64(first) + 1)
+	assert.Equal(t, status.GroupDestroyed, status.CodeOf(err))
+	unknown := int64(first) + 3
+	_, err = registry.Group(unknown)
+	assert.Equal(t, status.Argument, status.CodeOf(err))
+	assert.ErrorContains(t, err, fmt.Sprint("there is no group ", unknown))
+
+	control(t, "destroy", "")
+	refused(t, status.NotInitialized, "", "destroy", "")
+}
+
+func TestNothingWorksBeforeInit(t *testing.T) {
+	for method, request := range map[string]string{
+		"destroy": "", "new_group": `{"ranks":[0]}`, "destroy_group": `{"group":0}`,
+		"group_info": `{"group":0}`, "set_timeout": `{"group":0,"timeout":1}`,
+	} {
+		refused(t, status.NotInitialized, "call init_process_group first", method, request)
+	}
+}
+
+// After a panic every call fails, and init does not start over.
+func TestAPanicPoisonsTheCore(t *testing.T) {
+	initialised(t)
+	registry.Poison("runtime error: something\ngoroutine 1 [running]:\n")
+	registry.Poison("another one")
+	defer registry.Poisoned.Store(nil)
+	assert.ErrorContains(t, registry.Healthy(), "(runtime error: something)", "the first line of the first panic")
+	for method, request := range map[string]string{
+		"init": "{}", "destroy": "", "new_group": `{"ranks":[0]}`, "group_info": `{"group":0}`,
+	} {
+		refused(t, status.Panic, "end the job", method, request)
 	}
 }

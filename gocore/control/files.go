@@ -1,6 +1,8 @@
 package control
 
 import (
+	"unsafe"
+
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/registry"
 	"github.com/paddlempi/paddlempi/gocore/status"
@@ -72,22 +74,16 @@ func (r *fileRequest) file(what string) (mpi.Files, mpi.File, error) {
 	return files, one.File, err
 }
 
-func fileWrite(r fileRequest, _ work.Interrupt) (any, error) {
-	files, f, err := r.file("file_write")
-	if err != nil {
-		return nil, err
-	}
-	moved, err := files.WriteFile(f, r.Offset, r.at(), r.Bytes)
-	return map[string]any{"bytes": moved}, err
-}
-
-func fileRead(r fileRequest, _ work.Interrupt) (any, error) {
-	files, f, err := r.file("file_read")
-	if err != nil {
-		return nil, err
-	}
-	moved, err := files.ReadFile(f, r.Offset, r.at(), r.Bytes)
-	return map[string]any{"bytes": moved}, err
+// fileMove makes a method that writes to a file or reads from it.
+func fileMove(what string, move func(mpi.Files, mpi.File, int64, unsafe.Pointer, int64) (int64, error)) handler {
+	return with(func(r fileRequest, _ work.Interrupt) (any, error) {
+		files, f, err := r.file(what)
+		if err != nil {
+			return nil, err
+		}
+		moved, err := move(files, f, r.Offset, r.at(), r.Bytes)
+		return map[string]any{"bytes": moved}, err
+	})
 }
 
 func fileSync(r fileRequest, _ work.Interrupt) (any, error) {

@@ -100,7 +100,7 @@ func (m *byTCP) ended(err error) error {
 	return status.New(status.PeerDied, "%s: %s ended while the jobs were being joined (%v)", m.what, m.peer.card, err)
 }
 
-// lost is not asked what the connection says once this party has settled: the other one may close it then.
+// lost no longer looks at the connection once this party has settled, because the other one may close it then.
 func (m *byTCP) lost() bool { return m.peer.Gone() && !m.built.Load() }
 
 func (m *byTCP) settle(limit time.Time) error {

@@ -27,7 +27,7 @@ func (t *table[T]) put(id int64, one T) {
 	t.change(func(live map[int64]T) { live[id] = one })
 }
 
-// forget takes out what is true of.
+// forget takes out those for which is returns true.
 func (t *table[T]) forget(is func(id int64, one T) bool) {
 	t.change(func(live map[int64]T) { maps.DeleteFunc(live, is) })
 }
