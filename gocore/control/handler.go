@@ -39,8 +39,11 @@ type timeoutRequest struct {
 	Timeout *float64 `json:"timeout"`
 }
 
+// namesGroup is a request that has an ofGroup.
+type namesGroup interface{ group() (*group.Group, error) }
+
 // withGroup is with for a function that also takes the group that its request names.
-func withGroup[R interface{ group() (*group.Group, error) }](f func(*group.Group, R, work.Interrupt) (any, error)) handler {
+func withGroup[R namesGroup](f func(*group.Group, R, work.Interrupt) (any, error)) handler {
 	return with(func(r R, interrupt work.Interrupt) (any, error) {
 		g, err := r.group()
 		if err != nil {

@@ -75,7 +75,8 @@ type infoRequest struct {
 
 // info describes the core, the MPI and the launcher. It works before init and without MPI, and does not start MPI.
 func info(r infoRequest, _ work.Interrupt) (any, error) {
-	c := coreInfo{Build: buildInfo, BuildID: buildID, Go: runtime.Version(), Kernels: reduce.ISA(), CPUs: runtime.NumCPU(), PID: os.Getpid(), Launcher: mpi.Launcher(), Heap: describeHeap()}
+	c := coreInfo{Build: buildInfo, BuildID: buildID, Go: runtime.Version(), Kernels: reduce.ISA(),
+		CPUs: runtime.NumCPU(), PID: os.Getpid(), Launcher: mpi.Launcher(), Heap: describeHeap()}
 	if r.CUDA {
 		found := diagnose.FindCUDA()
 		c.CUDA = &found

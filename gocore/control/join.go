@@ -18,15 +18,19 @@ type joinReply struct {
 	First      bool  `json:"first"` // the ranks of this party come first
 }
 
-// joined makes a call that joins the members of g and another party, by way, and describes their world; nil if the call
-// makes none.
-func joined(what string, g *group.Group, r timeoutRequest, interrupt work.Interrupt, first bool, way func(join.Call) (*registry.World, error)) (any, error) {
-	w, err := way(join.Call{What: what, Group: g, Timeout: method.SecondsOr(r.Timeout, g.Timeout()), Interrupt: interrupt})
+// joined describes the world that a call has made of the members of g and another party; nil if it has made none.
+func joined(g *group.Group, first bool, w *registry.World, err error) (any, error) {
 	if err != nil || w == nil {
 		return nil, err
 	}
 	t := w.Env.Topo
 	return joinReply{Group: w.All().ID, Rank: t.Rank, Size: g.Size, RemoteSize: t.Size - g.Size, First: first}, nil
+}
+
+// call is the call that a request asks for.
+func (r *timeoutRequest) call(what string, g *group.Group, interrupt work.Interrupt) join.Call {
+	timeout := method.SecondsOr(r.Timeout, g.Timeout())
+	return join.Call{What: what, Group: g, Timeout: timeout, Interrupt: interrupt}
 }
 
 type meetRequest struct {
@@ -42,11 +46,13 @@ func (r *meetRequest) other() join.Other {
 }
 
 func accept(g *group.Group, r meetRequest, interrupt work.Interrupt) (any, error) {
-	return joined("accept", g, r.timeoutRequest, interrupt, true, func(c join.Call) (*registry.World, error) { return c.Accept(r.other()) })
+	w, err := r.call("accept", g, interrupt).Accept(r.other())
+	return joined(g, true, w, err)
 }
 
 func connect(g *group.Group, r meetRequest, interrupt work.Interrupt) (any, error) {
-	return joined("connect", g, r.timeoutRequest, interrupt, false, func(c join.Call) (*registry.World, error) { return c.Connect(r.other()) })
+	w, err := r.call("connect", g, interrupt).Connect(r.other())
+	return joined(g, false, w, err)
 }
 
 type spawnRequest struct {
@@ -65,16 +71,19 @@ func spawn(g *group.Group, r spawnRequest, interrupt work.Interrupt) (any, error
 	if r.N < 1 || r.N > mostSpawned {
 		return nil, status.New(status.Argument, "spawn: n=%d is not from 1 to %d", r.N, mostSpawned)
 	}
-	return joined("spawn", g, r.timeoutRequest, interrupt, true, func(c join.Call) (*registry.World, error) { return c.Spawn(r.Command, r.N) })
+	w, err := r.call("spawn", g, interrupt).Spawn(r.Command, r.N)
+	return joined(g, true, w, err)
 }
 
 // getParent returns null if this process was not spawned.
 func getParent(r timeoutRequest, interrupt work.Interrupt) (any, error) {
-	w, err := registry.Initial()
+	initial, err := registry.Initial()
 	if err != nil {
 		return nil, err
 	}
-	return joined("get_parent", w.All(), r, interrupt, false, join.Call.Parents)
+	g := initial.All()
+	w, err := r.call("get_parent", g, interrupt).Parents()
+	return joined(g, false, w, err)
 }
 
 func disconnect(r timeoutRequest, interrupt work.Interrupt) (any, error) {

@@ -26,15 +26,17 @@ func initialise(r initRequest, interrupt work.Interrupt) (any, error) {
 	if r.Abort != nil {
 		survives = !*r.Abort
 	}
-	start := join.Options{MPI: r.MPI, Comm: r.Comm, Job: r.Job, Timeout: method.Seconds(r.Timeout), SysPrefix: r.SysPrefix, Interrupt: interrupt}
-	if err := lifecycle.Init(lifecycle.Options{Options: start, Trial: r.Trial, EndFile: r.EndFile, Survives: survives}); err != nil {
+	start := join.Options{MPI: r.MPI, Comm: r.Comm, Job: r.Job, Timeout: method.Seconds(r.Timeout),
+		SysPrefix: r.SysPrefix, Interrupt: interrupt}
+	o := lifecycle.Options{Options: start, Trial: r.Trial, EndFile: r.EndFile, Survives: survives}
+	if err := lifecycle.Init(o); err != nil {
 		return nil, err
 	}
 	w := registry.InitialOrNil()
 	t := w.Env.Topo
 	_, why := w.Env.Node.Heaps()
-	return map[string]any{"group": w.All().ID, "rank": t.Rank, "size": t.Size, "local_rank": t.LocalRank, "local_size": t.LocalSize,
-		"no_heaps": why, "transport": w.Transport()}, nil
+	return map[string]any{"group": w.All().ID, "rank": t.Rank, "size": t.Size, "local_rank": t.LocalRank,
+		"local_size": t.LocalSize, "no_heaps": why, "transport": w.Transport()}, nil
 }
 
 func destroy(string, []byte, work.Interrupt) (any, error) { return done, lifecycle.Destroy() }

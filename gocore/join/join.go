@@ -42,7 +42,7 @@ func (c Call) Accept(from Other) (*registry.World, error) { return c.meet(from, 
 func (c Call) Connect(to Other) (*registry.World, error) { return c.meet(to, false) }
 
 func (c Call) meet(other Other, first bool) (*registry.World, error) {
-	return c.join(&byTCP{Other: other, what: c.What, first: first, card: ownCard(c.Group, other.Version)})
+	return c.join(&byTCP{Other: other, what: c.What, group: c.Group, first: first})
 }
 
 // Spawn starts n processes, which run a command.

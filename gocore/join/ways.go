@@ -47,8 +47,8 @@ type Other struct {
 type byTCP struct {
 	Other
 	what  string
+	group *group.Group
 	first bool // this party accepts
-	card  card
 	peer  *peer
 	built atomic.Bool // there is a world, as this party sees it
 }
@@ -65,15 +65,16 @@ func (m *byTCP) prepare(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	mine := ownCard(m.group, m.Version)
 	if !m.first {
-		m.peer, err = connect(ctx, m.what, m.Address, secret, m.card)
+		m.peer, err = connect(ctx, m.what, m.Address, secret, mine)
 		return err
 	}
 	l, err := listen(m.what, m.Address)
 	if err != nil {
 		return err
 	}
-	m.peer, err = l.Accept(ctx, secret, m.card)
+	m.peer, err = l.Accept(ctx, secret, mine)
 	return err
 }
 
@@ -159,5 +160,6 @@ func ownCard(g *group.Group, version string) card {
 		host = "?"
 	}
 	info := registry.MPI.Info()
-	return card{Library: version, MPI: fmt.Sprintf("%s, %s", info.Name, info.Version), Size: g.Size, Host: host, PID: os.Getpid()}
+	mpi := fmt.Sprintf("%s, %s", info.Name, info.Version)
+	return card{Library: version, MPI: mpi, Size: g.Size, Host: host, PID: os.Getpid()}
 }
