@@ -51,7 +51,7 @@ func fileOpen(r fileOpenRequest, _ work.Interrupt) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return map[string]any{"handle": registry.AddFile(registry.File{MPI: w.MPI, File: f})}, nil
+	return map[string]any{"handle": registry.Files.Add(registry.File{MPI: w.MPI, File: f})}, nil
 }
 
 // fileRequest is what the methods of an open file have in common.
@@ -63,7 +63,7 @@ type fileRequest struct {
 
 // file returns the file that a request names, and the calls for it.
 func (r *fileRequest) file(what string) (mpi.Files, mpi.File, error) {
-	one, ok := registry.FileOf(r.Handle)
+	one, ok := registry.Files.Get(r.Handle)
 	if !ok {
 		return nil, 0, status.New(status.Argument, "%s: there is no file %d", what, r.Handle)
 	}
@@ -96,7 +96,7 @@ func fileSync(r fileRequest, _ work.Interrupt) (any, error) {
 
 func fileClose(r fileRequest, _ work.Interrupt) (any, error) {
 	files, f, err := r.file("file_close")
-	registry.ForgetFile(r.Handle)
+	registry.Files.Forget(r.Handle)
 	if err != nil {
 		return nil, err
 	}

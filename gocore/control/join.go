@@ -90,8 +90,8 @@ func disconnect(r timeoutRequest, interrupt work.Interrupt) (any, error) {
 	if err := registry.Healthy(); err != nil {
 		return nil, err
 	}
-	w := registry.GuestOf(r.Group)
-	if w == nil {
+	w, ok := registry.Guests.Get(r.Group)
+	if !ok {
 		return nil, status.New(status.GroupDestroyed, "disconnect: group %d is no group of two parties, or was disconnected", r.Group)
 	}
 	return done, join.Disconnect(w, method.SecondsOr(r.Timeout, w.All().Timeout()), interrupt)

@@ -22,7 +22,8 @@ const (
 
 // enterGuest enters a world of two parties. It is left in order before MPI is finalized.
 func enterGuest(w *registry.World) {
-	one := registry.AddGuest(w)
+	one := &registry.Guest{World: w}
+	registry.Guests.Put(w.All().ID, one)
 	w.AtFinalize(func() {
 		leave(one, func() {
 			w.End()
@@ -62,7 +63,7 @@ func Disconnect(w *registry.Guest, limit time.Duration, interrupt work.Interrupt
 	if err != nil {
 		return err
 	}
-	registry.ForgetGuest(w)
+	registry.Guests.Forget(w.All().ID)
 	if over {
 		free(w)
 	} else {
@@ -99,9 +100,9 @@ func free(w *registry.Guest) {
 // EndWithProcess ends what is left of all worlds, because this process ends. The other parties may be in no hurry.
 func EndWithProcess() {
 	deadline := time.Now().Add(guestPatience)
-	for _, w := range registry.Guests() {
+	for _, w := range registry.Guests.All() {
 		over, _ := w.Env.Departure.Await(deadline, nil)
-		registry.ForgetGuest(w)
+		registry.Guests.Forget(w.All().ID)
 		if over {
 			free(w)
 		} else {
@@ -116,7 +117,7 @@ func EndWithProcess() {
 
 // DisconnectAll ends all worlds, because the first world ends. It waits for each of the other parties up to limit.
 func DisconnectAll(limit time.Duration) {
-	for _, w := range registry.Guests() {
+	for _, w := range registry.Guests.All() {
 		_ = Disconnect(w, limit, nil)
 	}
 }

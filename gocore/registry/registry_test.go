@@ -63,14 +63,15 @@ func TestDestroyedGroupsAreForgotten(t *testing.T) {
 
 // What has a number is found by it until it is forgotten, and a number is used once.
 func TestFilesByHandle(t *testing.T) {
-	one, two := AddFile(File{File: 7}), AddFile(File{File: 8})
+	one, two := Files.Add(File{File: 7}), Files.Add(File{File: 8})
 	assert.Less(t, one, two)
-	ForgetFile(one)
-	_, ok := FileOf(one)
+	Files.Forget(one)
+	_, ok := Files.Get(one)
 	assert.False(t, ok)
-	f, ok := FileOf(two)
+	f, ok := Files.Get(two)
 	assert.True(t, ok)
 	assert.EqualValues(t, 8, f.File)
-	ForgetFile(two)
-	assert.Greater(t, AddFile(File{}), two)
+	assert.Equal(t, []File{f}, Files.All())
+	Files.Forget(two)
+	assert.Greater(t, Files.Add(File{}), two)
 }

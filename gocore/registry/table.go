@@ -2,37 +2,62 @@ package registry
 
 import (
 	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 )
 
-// table has what calls find by a number. A number is used once in a process, so that the number of
+// Table has what calls find by a number. A number is given once in a process, so that the number of
 // what has ended is recognised. Readers take no lock: a change replaces the map.
-type table[T any] struct {
+type Table[T any] struct {
 	mu   sync.Mutex   // held by a change
 	last atomic.Int64 // the number that was given last; the first is 1
 	live atomic.Pointer[map[int64]T]
 }
 
-// get returns what has a number.
-func (t *table[T]) get(id int64) (one T, ok bool) {
+// Get returns what has a number.
+func (t *Table[T]) Get(id int64) (one T, ok bool) {
 	if live := t.live.Load(); live != nil {
 		one, ok = (*live)[id]
 	}
 	return one, ok
 }
 
-// put enters one under a number.
-func (t *table[T]) put(id int64, one T) {
+// All returns what has numbers, in their order.
+func (t *Table[T]) All() (all []T) {
+	if live := t.live.Load(); live != nil {
+		for _, id := range slices.Sorted(maps.Keys(*live)) {
+			all = append(all, (*live)[id])
+		}
+	}
+	return all
+}
+
+// Add enters one under the next number, and returns that.
+func (t *Table[T]) Add(one T) (id int64) {
+	id = t.last.Add(1)
+	t.Put(id, one)
+	return id
+}
+
+// Put enters one under a number that it has already.
+func (t *Table[T]) Put(id int64, one T) {
 	t.change(func(live map[int64]T) { live[id] = one })
 }
 
-// forget takes out those for which is returns true.
-func (t *table[T]) forget(is func(id int64, one T) bool) {
-	t.change(func(live map[int64]T) { maps.DeleteFunc(live, is) })
+// Forget takes out what has a number.
+func (t *Table[T]) Forget(id int64) {
+	t.change(func(live map[int64]T) { delete(live, id) })
 }
 
-func (t *table[T]) change(by func(map[int64]T)) {
+// forgetIf takes out those for which is returns true.
+func (t *Table[T]) forgetIf(is func(T) bool) {
+	t.change(func(live map[int64]T) {
+		maps.DeleteFunc(live, func(_ int64, one T) bool { return is(one) })
+	})
+}
+
+func (t *Table[T]) change(by func(map[int64]T)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	live := map[int64]T{}

@@ -12,7 +12,7 @@ import (
 )
 
 // windows has all windows by their ids. One that has ended stays as long as its memory is used.
-var windows table[*window.Window]
+var windows Table[*window.Window]
 
 // makers has what makes the windows of each group, and closes them.
 var makers = struct {
@@ -26,7 +26,7 @@ func NewWindow(g *group.Group, memory *op.Buf, timeout time.Duration, nested boo
 	if err != nil {
 		return 0, err
 	}
-	windows.put(w.ID(), w)
+	windows.Put(w.ID(), w)
 	crash.NameWindow(w.ID(), g.ID)
 	return w.ID(), nil
 }
@@ -42,7 +42,7 @@ func windowsOf(g *group.Group) *window.Windows {
 
 // Window returns a window, for a call that what names.
 func Window(what string, id int64) (*window.Window, error) {
-	if w, ok := windows.get(id); ok {
+	if w, ok := windows.Get(id); ok {
 		return w, nil
 	}
 	if id <= 0 {
@@ -53,7 +53,7 @@ func Window(what string, id int64) (*window.Window, error) {
 
 // ForgetWindows forgets the windows that have ended and whose memory nobody uses.
 func ForgetWindows() {
-	windows.forget(func(_ int64, w *window.Window) bool { return w.Over() })
+	windows.forgetIf((*window.Window).Over)
 }
 
 // closeWindows closes the windows of the groups that belongs returns true for. leaving is as for Windows.Close.

@@ -50,7 +50,7 @@ type member struct {
 }
 
 // groups has the groups of all worlds that have not ended.
-var groups table[member]
+var groups Table[member]
 
 // Poisoned is why the core takes no more calls, the first line of a panic; nil while it takes them.
 var Poisoned atomic.Pointer[string]
@@ -115,7 +115,7 @@ func (w *World) Add(make func(id int64) (*group.Group, error)) (*group.Group, er
 	}
 	w.all.CompareAndSwap(nil, g)
 	crash.NameGroup(id, w.Env.Topo.Rank, g.String())
-	groups.put(id, member{w, g})
+	groups.Put(id, member{w, g})
 	return g, nil
 }
 
@@ -139,14 +139,14 @@ func (w *World) EndBefore() {
 
 // ForgetGroups takes the groups of a world that has ended out of the table.
 func (w *World) ForgetGroups() {
-	groups.forget(func(_ int64, m member) bool { return m.w == w })
+	groups.forgetIf(func(m member) bool { return m.w == w })
 }
 
 // Remove destroys a group. Its world may still keep it, because MPI uses it or a wait was interrupted.
 func Remove(g *group.Group) error {
 	closeWindows(func(other *group.Group) bool { return other == g }, false)
 	err := g.Destroy()
-	groups.forget(func(id int64, _ member) bool { return id == g.ID })
+	groups.Forget(g.ID)
 	return err
 }
 
@@ -161,7 +161,7 @@ func WorldOf(id int64) (*World, error) {
 	if err != nil || id == 0 {
 		return initial.Load(), err
 	}
-	if m, ok := groups.get(g.ID); ok {
+	if m, ok := groups.Get(g.ID); ok {
 		return m.w, nil
 	}
 	return nil, status.New(status.GroupDestroyed, "group %d was destroyed", id)
@@ -176,7 +176,7 @@ func Group(id int64) (*group.Group, error) {
 		}
 		return w.all.Load(), nil
 	}
-	if m, ok := groups.get(id); ok && !m.w.ended.Load() {
+	if m, ok := groups.Get(id); ok && !m.w.ended.Load() {
 		return m.g, nil
 	}
 	switch {
