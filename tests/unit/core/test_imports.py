@@ -22,8 +22,8 @@ ROOT = rooms.ROOT
 GO = {room.folder: room for room in rooms.ROOMS}
 MODULE = "github.com/paddlempi/paddlempi"
 
-# The rooms that may import gocore/mpi (docs/adr/0028-the-seam.md): the door and the rooms that were
-# cut from it, the diagnosis, the algorithms that call MPI, and its fake. The list only gets shorter.
+# The rooms that may import gocore/mpi (docs/adr/0028-the-seam.md): the root and the rooms that were
+# cut from it, the diagnosis, the algorithms that call MPI, its fake. The list only gets shorter.
 MPI = {
     "gocore",
     "gocore/control",
