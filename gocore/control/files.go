@@ -51,7 +51,7 @@ func fileOpen(r fileOpenRequest, _ work.Interrupt) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return map[string]any{"handle": registry.Files.Add(registry.File{MPI: w.MPI, File: f})}, nil
+	return map[string]any{"handle": registry.Files.Add(&registry.File{MPI: w.MPI, File: f})}, nil
 }
 
 // fileRequest is what the methods of an open file have in common.

@@ -63,7 +63,7 @@ func TestDestroyedGroupsAreForgotten(t *testing.T) {
 
 // What has a number is found by it until it is forgotten, and a number is used once.
 func TestFilesByHandle(t *testing.T) {
-	one, two := Files.Add(File{File: 7}), Files.Add(File{File: 8})
+	one, two := Files.Add(&File{File: 7}), Files.Add(&File{File: 8})
 	assert.Less(t, one, two)
 	Files.Forget(one)
 	_, ok := Files.Get(one)
@@ -71,7 +71,7 @@ func TestFilesByHandle(t *testing.T) {
 	f, ok := Files.Get(two)
 	assert.True(t, ok)
 	assert.EqualValues(t, 8, f.File)
-	assert.Equal(t, []File{f}, Files.All())
+	assert.Equal(t, []*File{f}, Files.All())
 	Files.Forget(two)
-	assert.Greater(t, Files.Add(File{}), two)
+	assert.Greater(t, Files.Add(&File{}), two)
 }

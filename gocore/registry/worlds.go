@@ -50,7 +50,7 @@ type member struct {
 }
 
 // groups has the groups of all worlds that have not ended.
-var groups Table[member]
+var groups Table[*member]
 
 // Poisoned is why the core takes no more calls, the first line of a panic; nil while it takes them.
 var Poisoned atomic.Pointer[string]
@@ -115,7 +115,7 @@ func (w *World) Add(make func(id int64) (*group.Group, error)) (*group.Group, er
 	}
 	w.all.CompareAndSwap(nil, g)
 	crash.NameGroup(id, w.Env.Topo.Rank, g.String())
-	groups.Put(id, member{w, g})
+	groups.Put(id, &member{w, g})
 	return g, nil
 }
 
@@ -139,7 +139,7 @@ func (w *World) EndBefore() {
 
 // ForgetGroups takes the groups of a world that has ended out of the table.
 func (w *World) ForgetGroups() {
-	groups.forgetIf(func(m member) bool { return m.w == w })
+	groups.forgetIf(func(m *member) bool { return m.w == w })
 }
 
 // Remove destroys a group. Its world may still keep it, because MPI uses it or a wait was interrupted.
