@@ -95,7 +95,7 @@ ROOMS = (
         "what a process has once: MPI; worlds, groups, windows, prepared operations and open "
         "files by number; its tables; what ends with it",
         "crash group messages mpi op ps/job status window work world",
-        files="servers guests prepared worlds windows files registry closers table",
+        files="servers guests prepared worlds windows files registry closers by_number",
     ),
     Room(
         "gocore/ps/job",

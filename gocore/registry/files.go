@@ -9,4 +9,4 @@ type File struct {
 }
 
 // Files has the open files by their handles.
-var Files Table[*File]
+var Files ByNumber[*File]

@@ -10,4 +10,4 @@ type Guest struct {
 }
 
 // Guests has the worlds of two parties that have not ended, by the ids of their groups of all ranks.
-var Guests Table[*Guest]
+var Guests ByNumber[*Guest]

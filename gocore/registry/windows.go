@@ -12,7 +12,7 @@ import (
 )
 
 // windows has all windows by their ids. One that has ended stays as long as its memory is used.
-var windows Table[*window.Window]
+var windows ByNumber[*window.Window]
 
 // makers has what makes the windows of each group, and closes them.
 var makers = struct {

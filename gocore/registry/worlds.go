@@ -50,7 +50,7 @@ type member struct {
 }
 
 // groups has the groups of all worlds that have not ended.
-var groups Table[*member]
+var groups ByNumber[*member]
 
 // Poisoned is why the core takes no more calls, the first line of a panic; nil while it takes them.
 var Poisoned atomic.Pointer[string]
