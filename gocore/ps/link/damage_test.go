@@ -53,9 +53,13 @@ func damagedWorld(t *testing.T, nodes []int, text string, damage func(m *member)
 			assert.Equal(m, []int{1}, err.(*status.Error).Ranks)
 			m.probe <- struct{}{}
 		case 2:
-			<-m.probe
-			_, err := m.ask(&Request{Header: []byte("good")}).Wait(soon(), nil)
-			assert.NoError(m, err)
+			select {
+			case <-m.probe:
+				_, err := m.ask(&Request{Header: []byte("good")}).Wait(soon(), nil)
+				assert.NoError(m, err)
+			case <-time.After(30 * time.Second): // rank 1 has failed
+				assert.Fail(m, "nothing was damaged")
+			}
 			close(over)
 		}
 		<-over
