@@ -40,7 +40,7 @@
 // The group is idle and its members share the node, so the calling thread carries the call out. It
 // takes the next sequence number and announces it: it writes signature, flags and then the number
 // into this member's cache line, in a segment that all members map (package arrive). An input as
-// small as this one travels in a note beside it. Then the thread reads the lines of the other
+// small as this one travels in a note beside it. Then the thread reads the control slots of the other
 // members until each shows the same number. One call into C does both, because the other members
 // are usually there already.
 //
@@ -52,7 +52,7 @@
 // once.
 //
 // When all members have arrived, the signatures are compared. If one differs, or if a
-// member has refused, every member makes the same error from the same lines. The sequence
+// member has refused, every member makes the same error from the same control slots. The sequence
 // number is used up and the group stays usable.
 //
 // # Run
@@ -65,7 +65,7 @@
 // For a tensor that is too large for a note and lies in a heap, it is "mapped": the ranks share out
 // chunks and work in each other's memory (coll/shm). For one that lies elsewhere it is an algorithm
 // that appends steps to a coll.Program. If all members arrived inside the call (the flag Sync, ANDed
-// over the lines), Program.Run makes blocking calls of MPI, through the table of function pointers
+// over the control slots), Program.Run makes blocking calls of MPI, through the table of function pointers
 // that was filled when the library was loaded (package mpi).
 //
 // On the way back a staging, if there was one, is unpacked, an MPI error class becomes a
@@ -78,7 +78,7 @@
 // becomes a collective, which is a work.Task. Its arrival is polled, its program runs step
 // by step with nonblocking calls, and its caller holds a work.Handle. A thread that waits
 // drives all tasks; while no thread waits, the progress thread does. Across nodes the
-// arrival is a nonblocking allreduce of 64 bytes (arrive.Wire) instead of shared lines.
+// arrival is a nonblocking allreduce of 64 bytes (arrive.Wire) instead of control slots.
 // Everything else is the same code.
 //
 // Messages (send, recv, sendrecv, probe) have no arrival, are outside the order of the

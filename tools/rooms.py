@@ -195,7 +195,9 @@ ROOMS = (
         "device memory that the ranks of a node map from each other (CUDA IPC)",
         "cuda status",
     ),
-    Room("gocore/arrive", "the two arrivals: lines and wire", "mem segment status transport"),
+    Room(
+        "gocore/arrive", "the two arrivals: control slots and wire", "mem segment status transport"
+    ),
     Room(
         "gocore/channel",
         "messages between the cores, with a tag for each room that sends them",

@@ -6,7 +6,7 @@ import "github.com/paddlempi/paddlempi/gocore/status"
 type Alone struct{ flags Flags }
 
 // Announce agrees at once.
-func (a *Alone) Announce(_ uint64, _ *Signature, flags Flags, _ Note, _ int) (State, Result, error) {
+func (a *Alone) Announce(_ uint64, _ *Signature, flags Flags, _ Payload, _ int) (State, Result, error) {
 	a.flags = flags | Sync
 	return a.Poll(0)
 }

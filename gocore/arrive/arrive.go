@@ -5,7 +5,7 @@
 // comparison of the signatures belong to this wait, in which nothing has been sent and the
 // collective can still be given up (design D4).
 //
-// There are two kinds of arrival: Lines, shared cache lines for a group on one node, and Wire,
+// There are two kinds of arrival: ControlSlots, shared cache lines for a group on one node, and Wire,
 // messages for a group that spans nodes.
 package arrive
 
@@ -34,19 +34,19 @@ const (
 	Others                    // the first bit without a meaning here
 )
 
-// Note is memory outside the Go heap whose bytes a member tells the others with its signature: the
+// Payload is memory outside the Go heap whose bytes a member tells the others with its signature: the
 // payload of a small collective, or where its tensors are. The bytes are copied. The arrival of
 // one member drops them.
-type Note struct {
+type Payload struct {
 	Data  unsafe.Pointer
 	Bytes int64 // at most Room of the arrival
-	// Fill, if set, stands for Data, and writes the note. Only a Wire knows it. It is called once, when the note is
+	// Fill, if set, stands for Data, and writes the payload. Only a Wire knows it. It is called once, when the payload is
 	// announced.
 	Fill func(to unsafe.Pointer)
 }
 
-// write writes the note to memory of Bytes bytes, unless it is there already.
-func (n *Note) write(to unsafe.Pointer) {
+// write writes the payload to memory of Bytes bytes, unless it is there already.
+func (n *Payload) write(to unsafe.Pointer) {
 	switch {
 	case n.Fill != nil:
 		n.Fill(to)
@@ -63,7 +63,7 @@ const (
 	Agreed        // all members have announced the same signature
 	Differ        // all members have announced, but their signatures differ; see Diff
 	Closed        // a member gave up before all had announced; see Closers
-	Rubbish       // the slot of a member holds what no member writes there; see Lines.Rubbish
+	Rubbish       // the slot of a member holds what no member writes there; see ControlSlots.Rubbish
 )
 
 // Result is valid if the state is Agreed or Differ.
@@ -83,7 +83,7 @@ type Entry struct {
 // by one goroutine at a time, and Announce(k+1) only after Poll has reported k.
 type Arrival interface {
 	// Announce announces collective seq and polls once, as Poll does.
-	Announce(seq uint64, sig *Signature, flags Flags, note Note, spin int) (State, Result, error)
+	Announce(seq uint64, sig *Signature, flags Flags, payload Payload, spin int) (State, Result, error)
 	// Poll tests whether all members have announced. It pauses spin times at most.
 	Poll(spin int) (State, Result, error)
 	// Entries returns what each member has announced for the current collective. It is valid after

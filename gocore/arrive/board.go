@@ -6,31 +6,31 @@ import (
 	"unsafe"
 )
 
-// Board is memory in which the members on a node tell their speaker what they announce, and the speaker tells them
-// what all members of the group have announced. So only the speaker of a node exchanges messages (Wire).
+// Board is memory in which the members on a node tell their leader what they announce, and the leader tells them
+// what all members of the group have announced. So only the leader of a node exchanges messages (Wire).
 //
-// The gatherings of a group are numbered from 1. Each member has a slot for odd numbers and one for even ones, and so has
-// what the speaker tells. That suffices: a member begins gathering k + 2 when k + 1 is over, so all have begun k + 1, and
+// The doublings of a group are numbered from 1. Each member has a slot for odd numbers and one for even ones, and so has
+// what the leader tells. That suffices: a member begins doubling k + 2 when k + 1 is over, so all have begun k + 1, and
 // are through with what was told in k. A number is stored behind what it stands for, in release order.
 //
 // Every member can write everything here, and one whose process is damaged may. So what is read is checked, and read once.
 type Board struct {
 	mem     unsafe.Pointer
-	members []int // on this node; the first is the speaker
+	members []int // on this node; the first is the leader
 	me      int   // the place of this member among them
 	all     int   // members of the group
 	last    round
 }
 
-// round is the number of a gathering of a group; 0 is none.
+// round is the number of a doubling of a group; 0 is none.
 type round uint64
 
-// A slot is a line of words, and the note. What the speaker tells is the same line, and a message (gathering.write).
+// A slot is a line of words, and the payload. What the leader tells is the same line, and a message (doubling.write).
 const (
 	slotNumber = iota
 	slotSeq
 	slotKind
-	slotBytes // of the note, or of the message
+	slotBytes // of the payload, or of the message
 	slotWords
 	slotBytesOfWords = (8*(slotWords+wireWords) + 63) &^ 63
 )
@@ -38,7 +38,7 @@ const (
 // BoardSize returns the bytes of a board of here members of a group of all members.
 func BoardSize(here, all int) int64 { return 2 * halfOfBoard(here, all) }
 
-// halfOfBoard returns the bytes for the gatherings of one parity: the slots, and behind them what the speaker tells.
+// halfOfBoard returns the bytes for the doublings of one parity: the slots, and behind them what the leader tells.
 func halfOfBoard(here, all int) int64 { return int64(here)*slotSize(all) + toldSize(all) }
 
 func slotSize(all int) int64 { return (slotBytesOfWords + wireRoom(all) + 63) &^ 63 }
@@ -47,23 +47,23 @@ func toldSize(all int) int64 {
 	return (slotBytesOfWords + headerBytes + int64(all)*recordBytes(wireRoom(all)) + 63) &^ 63
 }
 
-// NewBoard makes the board of members in mem, which they share: BoardSize bytes, all 0 before the first gathering, a multiple
+// NewBoard makes the board of members in mem, which they share: BoardSize bytes, all 0 before the first doubling, a multiple
 // of 64 its address. me is among them. all is how many members the group has.
 func NewBoard(mem unsafe.Pointer, members []int, me, all int) *Board {
 	return &Board{mem: mem, members: members, me: slices.Index(members, me), all: all}
 }
 
-// slot returns the slot of a place for gathering k.
+// slot returns the slot of a place for doubling k.
 func (b *Board) slot(place int, k round) unsafe.Pointer {
 	return unsafe.Add(b.mem, int64(k&1)*halfOfBoard(len(b.members), b.all)+int64(place)*slotSize(b.all))
 }
 
-// told returns what the speaker tells in gathering k.
+// told returns what the leader tells in doubling k.
 func (b *Board) told(k round) unsafe.Pointer { return b.slot(len(b.members), k) }
 
 func number(slot unsafe.Pointer) *uint64 { return (*uint64)(slot) }
 
-// has tells whether a slot is of gathering k. It returns an error if it holds what no member stores there.
+// has tells whether a slot is of doubling k. It returns an error if it holds what no member stores there.
 func (b *Board) has(slot unsafe.Pointer, k round, member int) (bool, error) {
 	switch round(atomic.LoadUint64(number(slot))) {
 	case k:
@@ -74,21 +74,21 @@ func (b *Board) has(slot unsafe.Pointer, k round, member int) (bool, error) {
 	return false, &Damaged{member, "its slot on the board of its node holds what no member stores there"}
 }
 
-// put begins the next gathering: it tells the speaker what this member announces. The note is copied.
-func (b *Board) put(seq, kind uint64, words *[wireWords]uint64, note Note) round {
+// put begins the next doubling: it tells the leader what this member announces. The payload is copied.
+func (b *Board) put(seq, kind uint64, words *[wireWords]uint64, payload Payload) round {
 	b.last++
 	slot := b.slot(b.me, b.last)
 	line := (*[slotWords + wireWords]uint64)(slot)
-	line[slotSeq], line[slotKind], line[slotBytes] = seq, kind, uint64(note.Bytes)
+	line[slotSeq], line[slotKind], line[slotBytes] = seq, kind, uint64(payload.Bytes)
 	copy(line[slotWords:], words[:])
-	note.write(unsafe.Add(slot, slotBytesOfWords))
+	payload.write(unsafe.Add(slot, slotBytesOfWords))
 	atomic.StoreUint64(number(slot), uint64(b.last))
 	return b.last
 }
 
-// look looks at the board. The speaker begins the rounds when all members on the node have announced; another member is
-// through when the speaker has told the rest. After an error the gathering is given up.
-func (g *gathering) look() (over bool, err error) {
+// look looks at the board. The leader begins the rounds when all members on the node have announced; another member is
+// through when the leader has told the rest. After an error the doubling is given up.
+func (g *doubling) look() (over bool, err error) {
 	if g.board.me == 0 {
 		err = g.hear()
 	} else {
@@ -106,7 +106,7 @@ func (g *gathering) look() (over bool, err error) {
 }
 
 // hear takes in what the members on the node have announced, in their order.
-func (g *gathering) hear() error {
+func (g *doubling) hear() error {
 	b := g.board
 	for g.known < len(b.members) {
 		member := b.members[g.known]
@@ -123,29 +123,29 @@ func (g *gathering) hear() error {
 }
 
 // takeSlot takes in what a member on the node has announced.
-func (g *gathering) takeSlot(slot unsafe.Pointer, member int) error {
+func (g *doubling) takeSlot(slot unsafe.Pointer, member int) error {
 	line := *(*[slotWords + wireWords]uint64)(slot)
 	if line[slotSeq] != g.seq || line[slotKind] != g.kind || line[slotBytes] > uint64(g.room) {
 		return &Damaged{member, "its slot on the board of its node is not of this collective"}
 	}
 	g.combine(line[slotWords:])
-	g.learn(member, Note{Data: unsafe.Add(slot, slotBytesOfWords), Bytes: int64(line[slotBytes])})
+	g.learn(member, Payload{Data: unsafe.Add(slot, slotBytesOfWords), Bytes: int64(line[slotBytes])})
 	return nil
 }
 
 // tellNode tells the other members on the node what all members have announced. They know what lies in their slots.
-func (g *gathering) tellNode() {
+func (g *doubling) tellNode() {
 	told := g.board.told(g.number)
 	bytes := g.write(unsafe.Add(told, slotBytesOfWords), g.here)
 	(*[slotWords]uint64)(told)[slotBytes] = uint64(bytes)
 	atomic.StoreUint64(number(told), uint64(g.number))
 }
 
-// listen takes in what the speaker tells, if it has told it.
-func (g *gathering) listen() (over bool, err error) {
+// listen takes in what the leader tells, if it has told it.
+func (g *doubling) listen() (over bool, err error) {
 	b, k := g.board, g.number
-	told, speaker := b.told(k), b.members[0]
-	if there, err := b.has(told, k, speaker); !there {
+	told, leader := b.told(k), b.members[0]
+	if there, err := b.has(told, k, leader); !there {
 		return false, err
 	}
 	for place, member := range b.members {
@@ -155,13 +155,13 @@ func (g *gathering) listen() (over bool, err error) {
 	}
 	bytes := (*[slotWords]uint64)(told)[slotBytes]
 	if bytes > uint64(toldSize(b.all)-slotBytesOfWords) {
-		return false, &Damaged{speaker, "its slot on the board of its node has a length that no message has"}
+		return false, &Damaged{leader, "its slot on the board of its node has a length that no message has"}
 	}
-	if err := g.takeIn(unsafe.Add(told, slotBytesOfWords), int64(bytes), speaker); err != nil {
+	if err := g.takeIn(unsafe.Add(told, slotBytesOfWords), int64(bytes), leader); err != nil {
 		return false, err
 	}
 	if g.known != g.n {
-		return false, &Damaged{speaker, "it lacks the notes of some members"}
+		return false, &Damaged{leader, "it lacks the payloads of some members"}
 	}
 	g.onBoard = false
 	return true, nil

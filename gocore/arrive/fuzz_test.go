@@ -16,10 +16,10 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// honest is a member that keeps to the protocol, whatever is in the lines.
+// honest is a member that keeps to the protocol, whatever is in the control slots.
 type honest struct {
 	t     *testing.T
-	l     *Lines
+	l     *ControlSlots
 	seq   uint64 // the collective whose turn it is
 	ahead uint64 // the newest that was announced
 	state State
@@ -40,10 +40,10 @@ func (h *honest) see(state State) {
 	assert.True(h.t, known && len(missing) <= h.l.n)
 	begin := uintptr(unsafe.Pointer(unsafe.SliceData(h.l.mem)))
 	for i := range h.l.n {
-		note, bytes := h.l.Note(h.seq, i)
-		assert.LessOrEqual(h.t, bytes, NoteRoom(h.l.n))
-		assert.GreaterOrEqual(h.t, uintptr(note), begin)
-		assert.LessOrEqual(h.t, uintptr(note)+uintptr(bytes), begin+uintptr(len(h.l.mem)))
+		payload, bytes := h.l.Payload(h.seq, i)
+		assert.LessOrEqual(h.t, bytes, PayloadRoom(h.l.n))
+		assert.GreaterOrEqual(h.t, uintptr(payload), begin)
+		assert.LessOrEqual(h.t, uintptr(payload)+uintptr(bytes), begin+uintptr(len(h.l.mem)))
 		if member, ok := h.l.Blamed(i); ok {
 			assert.True(h.t, member >= 0 && member < h.l.n)
 		}
@@ -57,8 +57,8 @@ func (h *honest) see(state State) {
 
 // step does one thing that the protocol allows.
 func (h *honest) step(what byte) {
-	note := [noteBytes]byte{}
-	says := Note{Data: unsafe.Pointer(&note), Bytes: int64(what) % noteBytes}
+	payload := [payloadBytes]byte{}
+	says := Payload{Data: unsafe.Pointer(&payload), Bytes: int64(what) % payloadBytes}
 	switch {
 	case h.over:
 	case h.state != Pending: // the turn of the next
@@ -105,8 +105,8 @@ func (h *honest) giveUp() {
 	}
 }
 
-// noteBytes is more than fits into a slot.
-const noteBytes = 64
+// payloadBytes is more than fits into a slot.
+const payloadBytes = 64
 
 // FuzzLines has three members, one of which writes what the input says anywhere into the memory that
 // they share, while the others go on. Every input is played step by step, so it can be played again.
@@ -174,7 +174,7 @@ func TestAMemberWritesRubbishWhileOthersArrive(t *testing.T) {
 			mine := unsafe.Slice(all[2].base(), n)[2].slot[:]
 			for seq := uint64(1); !stop.Load(); seq++ {
 				if seq < 20 { // it takes part for a while
-					_, _, _ = all[2].Announce(seq, &Signature{1, seq}, 0, Note{}, 100)
+					_, _, _ = all[2].Announce(seq, &Signature{1, seq}, 0, Payload{}, 100)
 					continue
 				}
 				atomic.StoreUint64((*uint64)(unsafe.Pointer(&mine[rng.Intn(Slots)].seq)), 1<<40|rng.Uint64()>>rng.Intn(64))
@@ -214,10 +214,10 @@ func TestASlotFromTheFuture(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			all := attach(t, 3)
 			slot := (*uint64)(unsafe.Pointer(&unsafe.Slice(all[2].base(), 3)[2].slot[1].seq))
-			state, _, err := all[0].Announce(1, &Signature{1}, 0, Note{}, 0)
+			state, _, err := all[0].Announce(1, &Signature{1}, 0, Payload{}, 0)
 			require.NoError(t, err)
 			require.Equal(t, Pending, state)
-			state, _, _ = all[1].Announce(1, &Signature{1}, 0, Note{}, 0)
+			state, _, _ = all[1].Announce(1, &Signature{1}, 0, Payload{}, 0)
 			require.Equal(t, Pending, state)
 			atomic.StoreUint64(slot, seq)
 			state, _, err = all[0].Poll(10)
@@ -236,7 +236,7 @@ func TestASlotFromTheFuture(t *testing.T) {
 			assert.True(t, ok)
 			assert.Equal(t, 2, who)
 			// And the member itself, if it comes after all.
-			state, _, _ = all[2].Announce(1, &Signature{1}, 0, Note{}, 0)
+			state, _, _ = all[2].Announce(1, &Signature{1}, 0, Payload{}, 0)
 			assert.Equal(t, Closed, state)
 		})
 	}

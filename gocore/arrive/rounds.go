@@ -8,30 +8,30 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/transport"
 )
 
-// A gathering gives every member the words of all members, combined by bitwise or, and the note of each. It is
+// A doubling gives every member the words of all members, combined by bitwise or, and the payload of each. It is
 // recursive doubling by messages: in round i the members exchange what they know with the member at distance 2^i,
 // so it takes log2 n rounds. If n is no power of two, some members give what they have to a partner first, and get
 // the result from it at the end (Thakur, Rabenseifner, Gropp 2005).
 //
-// Where the members on a node have a Board, only one of them exchanges messages, for all of them: their speaker. So the
+// Where the members on a node have a Board, only one of them exchanges messages, for all of them: their leader. So the
 // rounds are of nodes, and a node has one message a round, however many members it has.
 //
-// A message is a header of headerWords, and a record for every member whose note the sender knows. Records are
+// A message is a header of headerWords, and a record for every member whose payload the sender knows. Records are
 // untrusted: their lengths are checked before they are read.
 
-// step is one round of a gathering as one member sees it.
+// step is one round of a doubling as one member sees it.
 type step struct {
 	peer        int32
 	sends       bool
 	receives    bool
-	known       int   // members whose notes it sends
-	news        int   // those whose notes it receives
+	known       int   // members whose payloads it sends
+	news        int   // those whose payloads it receives
 	in          int64 // the most bytes of the message that it receives
-	outAt, inAt int64 // where the messages lie in the block of a gathering
+	outAt, inAt int64 // where the messages lie in the block of a doubling
 }
 
-// layout finds the places of the messages of steps, for notes of up to room bytes. It returns the bytes of a block, which
-// begins with this member's own note.
+// layout finds the places of the messages of steps, for payloads of up to room bytes. It returns the bytes of a block, which
+// begins with this member's own payload.
 func layout(steps []step, room int64) (size int64) {
 	size = (room + 7) &^ 7
 	for i := range steps {
@@ -48,7 +48,7 @@ func layout(steps []step, room int64) (size int64) {
 	return size
 }
 
-// plan returns the steps of the speaker of node me, without their places. nodes are the members by node; the first of a
+// plan returns the steps of the leader of node me, without their places. nodes are the members by node; the first of a
 // node speaks for it.
 func plan(nodes [][]int, me int) (steps []step) {
 	whole := 1 << (bits.Len(uint(len(nodes))) - 1) // the nodes that take part in the rounds
@@ -57,12 +57,12 @@ func plan(nodes [][]int, me int) (steps []step) {
 	for _, members := range nodes {
 		all += len(members)
 	}
-	speaker := func(node int) int32 { return int32(nodes[node][0]) }
+	leader := func(node int) int32 { return int32(nodes[node][0]) }
 	if me < 2*extra && me%2 == 0 {
-		partner := speaker(me + 1)
+		partner := leader(me + 1)
 		return []step{{peer: partner, sends: true, known: here}, {peer: partner, receives: true, news: all - here}}
 	}
-	// A node of the rounds has a number there, and the nodes of a block of numbers have notes of these members.
+	// A node of the rounds has a number there, and the nodes of a block of numbers have payloads of these members.
 	number := me - extra
 	if me < 2*extra {
 		number = me / 2
@@ -73,7 +73,7 @@ func plan(nodes [][]int, me int) (steps []step) {
 		}
 		return v + extra
 	}
-	notes := func(from, to int) (members int) {
+	payloads := func(from, to int) (members int) {
 		for v := from; v < to; v++ {
 			if members += len(nodes[of(v)]); v < extra {
 				members += len(nodes[of(v)-1])
@@ -82,27 +82,27 @@ func plan(nodes [][]int, me int) (steps []step) {
 		return members
 	}
 	if me < 2*extra {
-		steps = append(steps, step{peer: speaker(me - 1), receives: true, news: len(nodes[me-1])})
+		steps = append(steps, step{peer: leader(me - 1), receives: true, news: len(nodes[me-1])})
 	}
 	for d := 1; d < whole; d *= 2 {
 		mine, theirs := number&^(d-1), number&^(d-1)^d
-		steps = append(steps, step{peer: speaker(of(number ^ d)), sends: true, receives: true,
-			known: notes(mine, mine+d), news: notes(theirs, theirs+d)})
+		steps = append(steps, step{peer: leader(of(number ^ d)), sends: true, receives: true,
+			known: payloads(mine, mine+d), news: payloads(theirs, theirs+d)})
 	}
 	if me < 2*extra {
-		steps = append(steps, step{peer: speaker(me - 1), sends: true, known: all - len(nodes[me-1])})
+		steps = append(steps, step{peer: leader(me - 1), sends: true, known: all - len(nodes[me-1])})
 	}
 	return steps
 }
 
-// seats says where the members of a group are, and what one of them does in a gathering.
+// seats says where the members of a group are, and what one of them does in a doubling.
 type seats struct {
 	node  []int  // of each member
 	here  int    // the node of this member
 	board *Board // of the members on this node; nil if this one is alone there
 	steps []step // none if another member speaks for the node
-	room  int64  // bytes of a note
-	size  int64  // bytes of the block of a gathering
+	room  int64  // bytes of a payload
+	size  int64  // bytes of the block of a doubling
 }
 
 // seatsOf returns the seats of member me of n.
@@ -121,17 +121,17 @@ func seatsOf(n, me int, nodes [][]int, board *Board) *seats {
 	return s
 }
 
-// The header of a message: the number and the kind of the gathering, the words, and the bytes of the records.
+// The header of a message: the number and the kind of the doubling, the words, and the bytes of the records.
 const (
 	headerWords = 3 + wireWords
 	headerBytes = 8 * headerWords
 )
 
-// recordBytes returns what the record of a note takes: member and length as 32-bit words, and the note.
-func recordBytes(note int64) int64 { return 8 + (note+7)&^7 }
+// recordBytes returns what the record of a payload takes: member and length as 32-bit words, and the payload.
+func recordBytes(payload int64) int64 { return 8 + (payload+7)&^7 }
 
-// gathering is one gathering of a member. Its messages lie in one block outside the Go heap.
-type gathering struct {
+// doubling is one doubling of a member. Its messages lie in one block outside the Go heap.
+type doubling struct {
 	*seats
 	end   transport.Endpoint
 	tag   int32
@@ -140,8 +140,8 @@ type gathering struct {
 
 	seq, kind uint64
 	words     [wireWords]uint64
-	notes     []Note // by member; those of the others are in the block, or on the board
-	had       []bool // whose notes are known
+	payloads  []Payload // by member; those of the others are in the block, or on the board
+	had       []bool    // whose payloads are known
 	known     int
 	at        int   // the step under way; len(steps): none
 	number    round // on the board
@@ -151,37 +151,37 @@ type gathering struct {
 	sending   transport.UnderWay
 }
 
-// newGathering makes a gathering of the members of end.
-func newGathering(end transport.Endpoint, tag int32, seats *seats) (*gathering, error) {
+// newDoubling makes a doubling of the members of end.
+func newDoubling(end transport.Endpoint, tag int32, seats *seats) (*doubling, error) {
 	n := end.Size()
-	g := &gathering{seats: seats, end: end, tag: tag, n: n, me: end.Rank(), at: len(seats.steps),
-		notes: make([]Note, n), had: make([]bool, n)}
+	g := &doubling{seats: seats, end: end, tag: tag, n: n, me: end.Rank(), at: len(seats.steps),
+		payloads: make([]Payload, n), had: make([]bool, n)}
 	g.sending.By = end
 	var err error
 	g.block, err = mem.Alloc(seats.size)
 	return g, err
 }
 
-// begin starts a gathering of words, and of a note, which is copied. It returns what poll returns.
-func (g *gathering) begin(seq, kind uint64, words *[wireWords]uint64, note Note) (over bool, err error) {
+// begin starts a doubling of words, and of a payload, which is copied. It returns what poll returns.
+func (g *doubling) begin(seq, kind uint64, words *[wireWords]uint64, payload Payload) (over bool, err error) {
 	g.seq, g.kind, g.words = seq, kind, *words
 	clear(g.had)
 	g.known = 0
 	if g.board != nil {
 		g.at = len(g.steps)
-		g.number, g.onBoard = g.board.put(seq, kind, words, note), true
+		g.number, g.onBoard = g.board.put(seq, kind, words, payload), true
 		return g.poll()
 	}
 	own := g.own()
-	note.write(own)
-	g.learn(g.me, Note{Data: own, Bytes: note.Bytes})
+	payload.write(own)
+	g.learn(g.me, Payload{Data: own, Bytes: payload.Bytes})
 	g.at = -1
 	return g.next()
 }
 
-// own returns where the note of this member lies: in the first message, if that has no other note, else at the beginning
+// own returns where the payload of this member lies: in the first message, if that has no other payload, else at the beginning
 // of the block.
-func (g *gathering) own() unsafe.Pointer {
+func (g *doubling) own() unsafe.Pointer {
 	if len(g.steps) > 0 && g.steps[0].sends && g.steps[0].known == 1 {
 		return unsafe.Add(g.block, g.steps[0].outAt+headerBytes+8)
 	}
@@ -189,24 +189,24 @@ func (g *gathering) own() unsafe.Pointer {
 }
 
 // combine takes in the words of other members.
-func (g *gathering) combine(words []uint64) {
+func (g *doubling) combine(words []uint64) {
 	for i := range g.words {
 		g.words[i] |= words[i]
 	}
 }
 
-// learn keeps the note of a member.
-func (g *gathering) learn(member int, note Note) {
-	g.notes[member], g.had[member] = note, true
+// learn keeps the payload of a member.
+func (g *doubling) learn(member int, payload Payload) {
+	g.payloads[member], g.had[member] = payload, true
 	g.known++
 }
 
 // next goes on to the next step, and over those that wait for nothing.
-func (g *gathering) next() (over bool, err error) {
+func (g *doubling) next() (over bool, err error) {
 	for {
 		if g.at++; g.at == len(g.steps) {
 			if g.known != g.n {
-				return false, &Damaged{g.me, "it lacks the notes of some members"}
+				return false, &Damaged{g.me, "it lacks the payloads of some members"}
 			}
 			if g.board != nil {
 				g.tellNode()
@@ -233,7 +233,7 @@ func (g *gathering) next() (over bool, err error) {
 }
 
 // firstPart returns how many bytes of a message go first. Up to twice Eager it goes in two parts: three gain nothing.
-func (g *gathering) firstPart(bytes int64) int64 {
+func (g *doubling) firstPart(bytes int64) int64 {
 	if most := g.end.Eager(); bytes > most && bytes <= 2*most {
 		return most
 	}
@@ -241,7 +241,7 @@ func (g *gathering) firstPart(bytes int64) int64 {
 }
 
 // receive receives up to bytes bytes more of the message of a step.
-func (g *gathering) receive(s *step, bytes int64) (err error) {
+func (g *doubling) receive(s *step, bytes int64) (err error) {
 	if g.receiving, err = g.end.Receive(unsafe.Add(g.block, s.inAt+g.got), bytes, s.peer, g.tag); err != nil {
 		g.receiving, g.at = nil, len(g.steps)
 	}
@@ -249,7 +249,7 @@ func (g *gathering) receive(s *step, bytes int64) (err error) {
 }
 
 // send sends what this member knows.
-func (g *gathering) send(s *step) error {
+func (g *doubling) send(s *step) error {
 	data := unsafe.Add(g.block, s.outAt)
 	bytes := g.write(data, g.node[s.peer])
 	first := g.firstPart(bytes)
@@ -261,16 +261,16 @@ func (g *gathering) send(s *step) error {
 }
 
 // write writes the message of what this member knows, and returns its length. The members of node but know their own
-// notes.
-func (g *gathering) write(to unsafe.Pointer, but int) int64 {
+// payloads.
+func (g *doubling) write(to unsafe.Pointer, but int) int64 {
 	bytes := int64(headerBytes)
-	for member, note := range g.notes {
+	for member, payload := range g.payloads {
 		if !g.had[member] || g.node[member] == but {
 			continue
 		}
-		*(*[2]uint32)(unsafe.Add(to, bytes)) = [2]uint32{uint32(member), uint32(note.Bytes)}
-		note.write(unsafe.Add(to, bytes+8))
-		bytes += recordBytes(note.Bytes)
+		*(*[2]uint32)(unsafe.Add(to, bytes)) = [2]uint32{uint32(member), uint32(payload.Bytes)}
+		payload.write(unsafe.Add(to, bytes+8))
+		bytes += recordBytes(payload.Bytes)
 	}
 	header := (*[headerWords]uint64)(to)
 	header[0], header[1], header[2] = g.seq, g.kind, uint64(bytes-headerBytes)
@@ -278,9 +278,9 @@ func (g *gathering) write(to unsafe.Pointer, but int) int64 {
 	return bytes
 }
 
-// poll takes the gathering further, and tells whether this member knows everything. Its messages may still be under
-// way then: see settled. After an error the gathering is given up.
-func (g *gathering) poll() (over bool, err error) {
+// poll takes the doubling further, and tells whether this member knows everything. Its messages may still be under
+// way then: see settled. After an error the doubling is given up.
+func (g *doubling) poll() (over bool, err error) {
 	if g.onBoard {
 		if over, err := g.look(); over || err != nil || g.onBoard {
 			return over, err
@@ -316,7 +316,7 @@ func (g *gathering) poll() (over bool, err error) {
 }
 
 // rest returns how many bytes the second part of a message has, of which the first one was received.
-func (g *gathering) rest(s *step) int64 {
+func (g *doubling) rest(s *step) int64 {
 	most := g.end.Eager()
 	if g.got != most || most == 0 {
 		return 0
@@ -329,7 +329,7 @@ func (g *gathering) rest(s *step) int64 {
 }
 
 // takeIn takes in what a member has told in bytes bytes. Each word is read once: on a board it may change.
-func (g *gathering) takeIn(from unsafe.Pointer, bytes int64, by int) error {
+func (g *doubling) takeIn(from unsafe.Pointer, bytes int64, by int) error {
 	if bytes < headerBytes {
 		return &Damaged{by, "its message is not of this collective"}
 	}
@@ -345,9 +345,9 @@ func (g *gathering) takeIn(from unsafe.Pointer, bytes int64, by int) error {
 		record := *(*[2]uint32)(unsafe.Add(from, at))
 		member, length := int(record[0]), int64(record[1])
 		if member >= g.n || g.had[member] || length > g.room || recordBytes(length) > bytes-at {
-			return &Damaged{by, "its message has a note that no member announces"}
+			return &Damaged{by, "its message has a payload that no member announces"}
 		}
-		g.learn(member, Note{Data: unsafe.Add(from, at+8), Bytes: length})
+		g.learn(member, Payload{Data: unsafe.Add(from, at+8), Bytes: length})
 		at += recordBytes(length)
 	}
 	return nil
@@ -361,8 +361,8 @@ type Damaged struct {
 
 func (d *Damaged) Error() string { return "arrive: " + d.Why }
 
-// giveUp gives the gathering up: what this member waits for comes no more.
-func (g *gathering) giveUp() {
+// giveUp gives the doubling up: what this member waits for comes no more.
+func (g *doubling) giveUp() {
 	g.at, g.onBoard = len(g.steps), false
 	if g.receiving != nil {
 		_ = g.end.Cancel(g.receiving)
@@ -370,14 +370,14 @@ func (g *gathering) giveUp() {
 }
 
 // push lets the transport send what it has held back. MPICH waits for the next call, which may come late.
-func (g *gathering) push() {
+func (g *doubling) push() {
 	if g.sending.Len() > 0 {
 		g.sending.Poll()
 	}
 }
 
-// settled tells whether no message of the gathering is under way. It tests them.
-func (g *gathering) settled() bool {
+// settled tells whether no message of the doubling is under way. It tests them.
+func (g *doubling) settled() bool {
 	if g.receiving != nil {
 		if g.at < len(g.steps) || !transport.Over(g.end, g.receiving) {
 			return false
@@ -392,7 +392,7 @@ func (g *gathering) settled() bool {
 	return g.sending.Len() == 0
 }
 
-func (g *gathering) free() {
+func (g *doubling) free() {
 	mem.Free(g.block)
 	g.block = nil
 }

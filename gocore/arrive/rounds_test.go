@@ -17,7 +17,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/transport"
 )
 
-// Each member gets the notes of all, of any length, in as many rounds as the number of nodes needs.
+// Each member gets the payloads of all, of any length, in as many rounds as the number of nodes needs.
 func TestNotesReachEveryMember(t *testing.T) {
 	groups := [][][]int{{{0, 1}, {2, 3}}, {{0, 2}, {1, 3}}, {{0, 1}, {2}}, {{0}, {1, 2}, {3, 4, 5}}, {{0, 5}, {1, 4}, {2, 3}}, {{0, 1, 2, 3}, {4}, {5}, {6, 7}, {8, 9}}}
 	for n := 1; n <= 17; n++ {
@@ -44,8 +44,8 @@ func TestNotesReachEveryMember(t *testing.T) {
 					for i := range mine {
 						mine[i] = byte(rank + i + int(seq))
 					}
-					state, _, err := w.Announce(seq, &Signature{7}, 0, Note{Data: block, Bytes: length(rank)}, 0)
-					clear(mine) // the note was copied
+					state, _, err := w.Announce(seq, &Signature{7}, 0, Payload{Data: block, Bytes: length(rank)}, 0)
+					clear(mine) // the payload was copied
 					for state == Pending && err == nil {
 						time.Sleep(time.Microsecond)
 						state, _, err = w.Poll(0)
@@ -54,13 +54,13 @@ func TestNotesReachEveryMember(t *testing.T) {
 						return err
 					}
 					for member := range n {
-						note, bytes := w.Note(seq, member)
+						payload, bytes := w.Payload(seq, member)
 						if !assert.Equal(t, length(member), bytes) {
 							return nil
 						}
-						for i, b := range unsafe.Slice((*byte)(note), bytes) {
+						for i, b := range unsafe.Slice((*byte)(payload), bytes) {
 							if b != byte(member+i+int(seq)) {
-								return fmt.Errorf("n %d, member %d: byte %d of the note of %d is %d", n, rank, i, member, b)
+								return fmt.Errorf("n %d, member %d: byte %d of the payload of %d is %d", n, rank, i, member, b)
 							}
 						}
 					}
@@ -143,13 +143,13 @@ func TestOneSpeaksForANode(t *testing.T) {
 }
 
 // What stands on a board and is of no member is an error that names the member.
-func TestAGatheringBelievesNoBoard(t *testing.T) {
+func TestADoublingBelievesNoBoard(t *testing.T) {
 	nodes := [][]int{{0, 1}, {2}}
 	for name, damage := range map[string]func(slot, told *[16]uint64){
-		"a number of no member":  func(slot, _ *[16]uint64) { slot[slotNumber] = 7 },
-		"another collective":     func(slot, _ *[16]uint64) { slot[slotNumber], slot[slotSeq], slot[slotKind] = 1, 2, 1 },
-		"another kind":           func(slot, _ *[16]uint64) { slot[slotNumber], slot[slotSeq], slot[slotKind] = 1, 1, 2 },
-		"a length beyond a note": func(slot, _ *[16]uint64) { copy(slot[:], []uint64{1, 1, 1, 1 << 40}) },
+		"a number of no member":     func(slot, _ *[16]uint64) { slot[slotNumber] = 7 },
+		"another collective":        func(slot, _ *[16]uint64) { slot[slotNumber], slot[slotSeq], slot[slotKind] = 1, 2, 1 },
+		"another kind":              func(slot, _ *[16]uint64) { slot[slotNumber], slot[slotSeq], slot[slotKind] = 1, 1, 2 },
+		"a length beyond a payload": func(slot, _ *[16]uint64) { copy(slot[:], []uint64{1, 1, 1, 1 << 40}) },
 		"a message too long": func(slot, told *[16]uint64) {
 			copy(slot[:], []uint64{1, 1, 1, 0})
 			copy(told[:], []uint64{1, 0, 0, 1 << 40})
@@ -167,12 +167,12 @@ func TestAGatheringBelievesNoBoard(t *testing.T) {
 				told := (*[16]uint64)(b.told(1))
 				damage((*[16]uint64)(b.slot(1-me, 1)), told)
 				if me == 0 && told[0] != 0 || me == 1 && name == "a number of no member" {
-					return // the speaker does not read what it tells, and the others do not wait for each other
+					return // the leader does not read what it tells, and the others do not wait for each other
 				}
 				if me == 1 && told[0] == 0 {
 					told[0] = 1 // so that the member looks at the slots
 				}
-				_, _, err = w.Announce(1, &Signature{1}, 0, Note{}, 0)
+				_, _, err = w.Announce(1, &Signature{1}, 0, Payload{}, 0)
 				var damaged *Damaged
 				if assert.ErrorAs(t, err, &damaged) {
 					assert.Equal(t, 1-me, damaged.Member)
@@ -183,7 +183,7 @@ func TestAGatheringBelievesNoBoard(t *testing.T) {
 }
 
 // What a damaged member sends is an error, whatever it is, and never more than was received is read.
-func TestAGatheringBelievesNoLength(t *testing.T) {
+func TestADoublingBelievesNoLength(t *testing.T) {
 	header := func(seq, kind, records uint64) []byte {
 		b := make([]byte, headerBytes)
 		for i, v := range []uint64{seq, kind, records} {
@@ -196,20 +196,20 @@ func TestAGatheringBelievesNoLength(t *testing.T) {
 		return append(binary.LittleEndian.AppendUint32(b, bytes), make([]byte, data)...)
 	}
 	for name, message := range map[string][]byte{
-		"nothing":                {},
-		"half a header":          header(1, 1, 0)[:40],
-		"another collective":     append(header(2, 1, 8), record(1, 0, 0)...),
-		"another kind":           append(header(1, 2, 8), record(1, 0, 0)...),
-		"fewer records":          append(header(1, 1, 16), record(1, 0, 0)...),
-		"no records":             header(1, 1, 0),
-		"half a record":          append(header(1, 1, 4), 1, 0, 0, 0),
-		"a member out of range":  append(header(1, 1, 8), record(2, 0, 0)...),
-		"a member of no int32":   append(header(1, 1, 8), record(1<<31, 0, 0)...),
-		"the receiver's note":    append(header(1, 1, 8), record(0, 0, 0)...),
-		"a length beyond it":     append(header(1, 1, 16), record(1, 9, 8)...),
-		"a length beyond a note": append(header(1, 1, 8), record(1, WireNote+1, 0)...),
-		"a length of 2^32 - 1":   append(header(1, 1, 8), record(1, 1<<32-1, 0)...),
-		"a note twice":           append(header(1, 1, 16), append(record(1, 0, 0), record(1, 0, 0)...)...),
+		"nothing":                   {},
+		"half a header":             header(1, 1, 0)[:40],
+		"another collective":        append(header(2, 1, 8), record(1, 0, 0)...),
+		"another kind":              append(header(1, 2, 8), record(1, 0, 0)...),
+		"fewer records":             append(header(1, 1, 16), record(1, 0, 0)...),
+		"no records":                header(1, 1, 0),
+		"half a record":             append(header(1, 1, 4), 1, 0, 0, 0),
+		"a member out of range":     append(header(1, 1, 8), record(2, 0, 0)...),
+		"a member of no int32":      append(header(1, 1, 8), record(1<<31, 0, 0)...),
+		"the receiver's payload":    append(header(1, 1, 8), record(0, 0, 0)...),
+		"a length beyond it":        append(header(1, 1, 16), record(1, 9, 8)...),
+		"a length beyond a payload": append(header(1, 1, 8), record(1, WirePayload+1, 0)...),
+		"a length of 2^32 - 1":      append(header(1, 1, 8), record(1, 1<<32-1, 0)...),
+		"a payload twice":           append(header(1, 1, 16), append(record(1, 0, 0), record(1, 0, 0)...)...),
 	} {
 		t.Run(name, func(t *testing.T) {
 			libs := mpifake.New(2)
@@ -221,7 +221,7 @@ func TestAGatheringBelievesNoLength(t *testing.T) {
 			copy(unsafe.Slice((*byte)(block), 1<<10), message)
 			_, err = mpifake.World(libs[1]).Send(block, int64(len(message)), 0, 2)
 			require.NoError(t, err)
-			state, _, err := w.Announce(1, &Signature{1}, 0, Note{}, 0)
+			state, _, err := w.Announce(1, &Signature{1}, 0, Payload{}, 0)
 			for state == Pending && err == nil {
 				state, _, err = w.Poll(0)
 			}

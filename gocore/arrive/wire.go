@@ -10,14 +10,14 @@ import (
 )
 
 // Wire is the arrival of a group that spans nodes, or whose members cannot share memory: messages among the members
-// (gathering), with a tag of their own.
+// (doubling), with a tag of their own.
 //
 // The members gather each word and its complement, combined by bitwise or. A bit that is set in both differs between
-// two members. They gather the notes in the same messages: the input of a small collective travels with its
-// announcement. If a word differs or a member has refused, which all members see in the same result, a second gathering
+// two members. They gather the payloads in the same messages: the input of a small collective travels with its
+// announcement. If a word differs or a member has refused, which all members see in the same result, a second doubling
 // of what each has announced follows. So the error can say which ranks called what.
 //
-// A gathering tells neither which members are late nor which will never come. Members ask each
+// A doubling tells neither which members are late nor which will never come. Members ask each
 // other by message (package group): Standing is the answer of this member, and Learn takes in the
 // answer of another one. A member that has announced a collective may withdraw from it later.
 type Wire struct {
@@ -31,12 +31,12 @@ type Wire struct {
 	gaveUp    *Withdrawal        // what this member answers; nil while it takes part in everything
 	withdrawn map[int]Withdrawal // members that take part no more, as far as this one has learnt; by the first of them
 
-	now     *gathering   // the one under way, or the last; its notes are valid
-	spare   []*gathering // those of which no message is under way
-	unsent  []*gathering // those whose messages have not all arrived
+	now     *doubling   // the one under way, or the last; its payloads are valid
+	spare   []*doubling // those of which no message is under way
+	unsent  []*doubling // those whose messages have not all arrived
 	entry   [entryWords]uint64
 	stage   stage
-	last    bool // a member has left: the gathering under way, or the one before, is the last
+	last    bool // a member has left: the doubling under way, or the one before, is the last
 	state   State
 	result  Result
 	entries []Entry
@@ -47,7 +47,7 @@ type stage int
 
 const (
 	idle          stage = iota
-	gatherWords         // the words that all members announce, and their notes
+	gatherWords         // the words that all members announce, and their payloads
 	gatherEntries       // what each member has announced
 )
 
@@ -64,20 +64,20 @@ const (
 	entryWords = 4
 )
 
-// WireNotes are the bytes that the notes of all members may have together, and WireNote those of one. Of two members
-// each gets only the other's note, as it would anyhow, so theirs may be longer: WirePair.
+// WirePayloads are the bytes that the payloads of all members may have together, and WirePayload those of one. Of two members
+// each gets only the other's payload, as it would anyhow, so theirs may be longer: WirePair.
 const (
-	WireNotes = 64 << 10
-	WireNote  = 32 << 10
-	WirePair  = 256 << 10
+	WirePayloads = 64 << 10
+	WirePayload  = 32 << 10
+	WirePair     = 256 << 10
 )
 
-// wireRoom returns the most bytes of a note in a group of n members: an entry always has room.
+// wireRoom returns the most bytes of a payload in a group of n members: an entry always has room.
 func wireRoom(n int) int64 {
 	if n == 2 {
 		return WirePair
 	}
-	return max(8*entryWords, min(WireNote, int64(WireNotes/n)&^7))
+	return max(8*entryWords, min(WirePayload, int64(WirePayloads/n)&^7))
 }
 
 // NewWire makes the arrival of the members of end. There must be no other messages with the tag. nodes are the members by
@@ -102,11 +102,11 @@ func OfOneEach(n int) [][]int {
 	return nodes
 }
 
-// another makes another gathering.
-func (w *Wire) another() (*gathering, error) { return newGathering(w.end, w.tag, w.seats) }
+// another makes another doubling.
+func (w *Wire) another() (*doubling, error) { return newDoubling(w.end, w.tag, w.seats) }
 
-// free returns a gathering of which no message is under way.
-func (w *Wire) free() (*gathering, error) {
+// free returns a doubling of which no message is under way.
+func (w *Wire) free() (*doubling, error) {
 	last := len(w.spare) - 1
 	if last < 0 {
 		return w.another()
@@ -116,17 +116,17 @@ func (w *Wire) free() (*gathering, error) {
 	return g, nil
 }
 
-// Room returns the most bytes of a note.
+// Room returns the most bytes of a payload.
 func (w *Wire) Room() int64 { return wireRoom(w.n) }
 
-// Announce starts the gathering.
-func (w *Wire) Announce(seq uint64, sig *Signature, flags Flags, note Note, _ int) (State, Result, error) {
-	return w.announce(seq, sig, flags, note)
+// Announce starts the doubling.
+func (w *Wire) Announce(seq uint64, sig *Signature, flags Flags, payload Payload, _ int) (State, Result, error) {
+	return w.announce(seq, sig, flags, payload)
 }
 
 // Leave announces, in the place of collective seq, the next one, that this member comes to no more, because
-// of reason. So no gathering of another member stays under way for ever, and each member that comes to seq
-// finds it closed. If a gathering of this member is under way, it is the last: the others are told if they
+// of reason. So no doubling of another member stays under way for ever, and each member that comes to seq
+// finds it closed. If a doubling of this member is under way, it is the last: the others are told if they
 // ask. The caller polls Settled afterwards. No member announces anything after a collective in which one left.
 func (w *Wire) Leave(seq uint64, reason status.Code) error {
 	w.GiveUp(seq, reason)
@@ -134,12 +134,12 @@ func (w *Wire) Leave(seq uint64, reason status.Code) error {
 		return nil
 	}
 	w.last = true
-	_, _, err := w.announce(seq, &Signature{uint64(reason)}, Left, Note{})
+	_, _, err := w.announce(seq, &Signature{uint64(reason)}, Left, Payload{})
 	return err
 }
 
-// announce starts the gathering of what this member announces.
-func (w *Wire) announce(seq uint64, sig *Signature, flags Flags, note Note) (State, Result, error) {
+// announce starts the doubling of what this member announces.
+func (w *Wire) announce(seq uint64, sig *Signature, flags Flags, payload Payload) (State, Result, error) {
 	var vec [wireWords]uint64
 	for i, v := range sig {
 		vec[2*i], vec[2*i+1] = v, ^v
@@ -148,11 +148,11 @@ func (w *Wire) announce(seq uint64, sig *Signature, flags Flags, note Note) (Sta
 	f := uint64(flags)
 	vec[wireWords-2], vec[wireWords-1] = f, ^f
 	w.entry[len(sig)] = f
-	return w.gather(gatherWords, seq, &vec, note)
+	return w.double(gatherWords, seq, &vec, payload)
 }
 
-// gather starts a gathering. What was not started is not announced.
-func (w *Wire) gather(what stage, seq uint64, vec *[wireWords]uint64, note Note) (State, Result, error) {
+// gather starts a doubling. What was not started is not announced.
+func (w *Wire) double(what stage, seq uint64, vec *[wireWords]uint64, payload Payload) (State, Result, error) {
 	w.state = Pending
 	w.putAside()
 	g, err := w.free()
@@ -160,7 +160,7 @@ func (w *Wire) gather(what stage, seq uint64, vec *[wireWords]uint64, note Note)
 		return Pending, Result{}, err
 	}
 	w.now = g
-	over, err := g.begin(seq, uint64(what), vec, note)
+	over, err := g.begin(seq, uint64(what), vec, payload)
 	if err != nil {
 		w.stage = idle
 		return Pending, Result{}, err
@@ -172,7 +172,7 @@ func (w *Wire) gather(what stage, seq uint64, vec *[wireWords]uint64, note Note)
 	return Pending, Result{}, nil
 }
 
-// putAside takes the last gathering, and those whose messages have arrived since, out of use.
+// putAside takes the last doubling, and those whose messages have arrived since, out of use.
 func (w *Wire) putAside() {
 	if w.now != nil {
 		w.unsent = append(w.unsent, w.now)
@@ -190,7 +190,7 @@ func (w *Wire) putAside() {
 	w.unsent = kept
 }
 
-// Poll takes the gathering further. It ignores spin, because every look is a test of a request. A
+// Poll takes the doubling further. It ignores spin, because every look is a test of a request. A
 // collective in which some member takes no part is closed, even if all have announced it: it could not end.
 func (w *Wire) Poll(int) (State, Result, error) {
 	if w.stage == idle {
@@ -220,7 +220,7 @@ func (w *Wire) gathered() (State, Result, error) {
 			w.state = Closed // all have left: nobody asks who
 			return w.state, w.result, nil
 		}
-		// All members see in the same result whether the second gathering follows. A member that knows already that the
+		// All members see in the same result whether the second doubling follows. A member that knows already that the
 		// collective is closed takes part too, or that of the others would never end.
 		if w.state == Agreed && w.result.Any&(Refused|Left) == 0 {
 			if w.closed() {
@@ -229,7 +229,7 @@ func (w *Wire) gathered() (State, Result, error) {
 			return w.state, w.result, nil
 		}
 		vec := w.now.words
-		return w.gather(gatherEntries, w.now.seq, &vec, Note{Data: unsafe.Pointer(&w.entry), Bytes: 8 * entryWords})
+		return w.double(gatherEntries, w.now.seq, &vec, Payload{Data: unsafe.Pointer(&w.entry), Bytes: 8 * entryWords})
 	}
 	w.takeEntries()
 	switch {
@@ -244,15 +244,15 @@ func (w *Wire) gathered() (State, Result, error) {
 	return w.state, w.result, nil
 }
 
-// takeEntries keeps what the members have announced. A note of another length stands for nothing.
+// takeEntries keeps what the members have announced. A payload of another length stands for nothing.
 func (w *Wire) takeEntries() {
 	if w.entries == nil {
 		w.entries = make([]Entry, w.n)
 	}
 	for i := range w.entries {
 		var e [entryWords]uint64
-		if note := w.now.notes[i]; note.Bytes == 8*entryWords {
-			e = *(*[entryWords]uint64)(note.Data)
+		if payload := w.now.payloads[i]; payload.Bytes == 8*entryWords {
+			e = *(*[entryWords]uint64)(payload.Data)
 		}
 		copy(w.entries[i].Signature[:], e[:])
 		w.entries[i].Flags = Flags(e[entryWords-1])
@@ -282,16 +282,16 @@ func (w *Wire) compare() {
 	}
 }
 
-// Note returns the note of member i for the collective that was announced last, at which all members have arrived. It
+// Payload returns the payload of member i for the collective that was announced last, at which all members have arrived. It
 // stays valid until the next one is announced.
-func (w *Wire) Note(_ uint64, i int) (note unsafe.Pointer, bytes int64) {
-	return w.now.notes[i].Data, w.now.notes[i].Bytes
+func (w *Wire) Payload(_ uint64, i int) (payload unsafe.Pointer, bytes int64) {
+	return w.now.payloads[i].Data, w.now.payloads[i].Bytes
 }
 
 // Entries returns what each member has announced.
 func (w *Wire) Entries() []Entry { return w.entries }
 
-// Missing returns known = false: a gathering does not tell which members are late.
+// Missing returns known = false: a doubling does not tell which members are late.
 func (w *Wire) Missing() ([]int, bool) { return nil, false }
 
 // GiveUp records that this member takes no part in seq and in all later collectives, for members that
@@ -373,7 +373,7 @@ func (w *Wire) Closers(seq uint64) map[int]status.Code {
 // closed tells whether some member takes no part in the current collective.
 func (w *Wire) closed() bool { return len(w.Closers(w.announced.Load())) > 0 }
 
-// Settled tests the messages that are under way. A gathering that was given up ends when the other members have come.
+// Settled tests the messages that are under way. A doubling that was given up ends when the other members have come.
 func (w *Wire) Settled() bool {
 	if w.stage != idle {
 		_, _, _ = w.Poll(0)

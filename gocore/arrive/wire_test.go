@@ -13,7 +13,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// The same script as for lines: agreement, differences in every word, refusals.
+// The same script as for control slots: agreement, differences in every word, refusals.
 func TestWireAgreesWithLines(t *testing.T) {
 	for _, nodes := range [][][]int{OfOneEach(1), OfOneEach(2), OfOneEach(3), OfOneEach(5), {{0, 1}, {2, 3}}, {{0, 4}, {1}, {2, 3}}} {
 		t.Run(fmt.Sprint(nodes), func(t *testing.T) {
@@ -41,7 +41,7 @@ func TestWireIsPendingUntilAllHaveCome(t *testing.T) {
 	}
 	sig := Signature{1, 2, 3}
 	for seq := uint64(1); seq < 4; seq++ {
-		state, _, err := ws[0].Announce(seq, &sig, Sync, Note{}, 0)
+		state, _, err := ws[0].Announce(seq, &sig, Sync, Payload{}, 0)
 		require.NoError(t, err)
 		for range 3 {
 			assert.Equal(t, Pending, state)
@@ -49,7 +49,7 @@ func TestWireIsPendingUntilAllHaveCome(t *testing.T) {
 			require.NoError(t, err)
 		}
 		_, known := ws[0].Missing()
-		assert.False(t, known, "a gathering does not tell which members are late")
+		assert.False(t, known, "a doubling does not tell which members are late")
 		assert.True(t, ws[0].GiveUp(seq+1, status.Timeout))
 		assert.Empty(t, ws[0].Closers(seq))
 		state, res, err := arrive(ws[1], seq, sig, Sync|Others)
@@ -64,7 +64,7 @@ func TestWireIsPendingUntilAllHaveCome(t *testing.T) {
 		}
 	}
 	// MPI may still write to the memory of a comparison that is under way.
-	_, _, err := ws[0].Announce(4, &sig, 0, Note{}, 0)
+	_, _, err := ws[0].Announce(4, &sig, 0, Payload{}, 0)
 	require.NoError(t, err)
 	assert.NoError(t, ws[0].Close())
 	state, _, err := arrive(ws[1], 4, sig, 0)
@@ -85,8 +85,8 @@ func TestWireReportsErrorsOfMPI(t *testing.T) {
 			require.NoError(t, err)
 			ws = append(ws, w)
 		}
-		_, _, first := ws[0].Announce(1, &Signature{1}, Refused, Note{}, 0)
-		_, _, _ = ws[1].Announce(1, &Signature{1}, 0, Note{}, 0)
+		_, _, first := ws[0].Announce(1, &Signature{1}, Refused, Payload{}, 0)
+		_, _, _ = ws[1].Announce(1, &Signature{1}, 0, Payload{}, 0)
 		for end := time.Now().Add(20 * time.Second); first == nil && time.Now().Before(end); {
 			_, _, first = ws[0].Poll(0)
 			_, _, _ = ws[1].Poll(0)
@@ -123,14 +123,14 @@ func TestAMemberLeavesAWire(t *testing.T) {
 	for name, sig := range map[string]Signature{"another signature": {1, 2, 3}, "the same signature": {uint64(status.PeerLeft)}} {
 		t.Run(name, func(t *testing.T) {
 			ws := wires(t, 3)
-			_, _, err := ws[0].Announce(1, &sig, 0, Note{}, 0)
+			_, _, err := ws[0].Announce(1, &sig, 0, Payload{}, 0)
 			require.NoError(t, err)
 			require.NoError(t, ws[1].Leave(1, status.PeerLeft))
 			require.NoError(t, ws[1].Leave(1, status.PeerLeft), "once is enough")
 			state, _, err := ws[0].Poll(0)
 			require.NoError(t, err)
 			assert.Equal(t, Pending, state, "member 2 has announced nothing")
-			_, _, err = ws[2].Announce(1, &sig, Refused, Note{}, 0)
+			_, _, err = ws[2].Announce(1, &sig, Refused, Payload{}, 0)
 			require.NoError(t, err)
 			settle(t, ws)
 			for _, i := range []int{0, 2} {
@@ -163,7 +163,7 @@ func TestAllMembersLeaveAWire(t *testing.T) {
 func TestAMemberLeavesAWireThatItGaveUp(t *testing.T) {
 	ws := wires(t, 2)
 	sig := Signature{1, 2, 3}
-	_, _, err := ws[0].Announce(1, &sig, 0, Note{}, 0)
+	_, _, err := ws[0].Announce(1, &sig, 0, Payload{}, 0)
 	require.NoError(t, err)
 	assert.True(t, ws[0].GiveUp(1, status.Timeout))
 	require.NoError(t, ws[0].Leave(2, status.PeerLeft))

@@ -1,4 +1,4 @@
-/* The words that ranks share in memory are read and written by these functions alone: in lines.c,
+/* The words that ranks share in memory are read and written by these functions alone: in slots.c,
  * coll/shm/chunks.c, coll/bounce/rounds.c, transport/memory, and by windows. x86-64 hides a missing
  * order, because its plain loads and stores have it; aarch64 does not. So
  * tests/wheels/test_order.py looks at the instructions of each of these functions on aarch64, and

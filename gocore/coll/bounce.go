@@ -248,7 +248,7 @@ func bounceWins(s *Sig) bool {
 	if s.Trait().Send.PerRank() {
 		elements *= int64(s.Size)
 	}
-	return s.Trait().Prefix || s.Agreed&Even == 0 || elements*int64(s.DType.Size()) > arrive.NoteRoom(s.Size)
+	return s.Trait().Prefix || s.Agreed&Even == 0 || elements*int64(s.DType.Size()) > arrive.PayloadRoom(s.Size)
 }
 
 // stepsAtOnce is how many steps a poll does, some 100 us.

@@ -10,9 +10,9 @@ import (
 // all others: who gets something copies it from where it lies. It uses the blocks of bounce, which say where that is
 // (package bounce).
 
-// lent serves every such collective whose lengths all ranks know by what they have announced. Bytes moved: each rank copies what it
+// copiedByCMA serves every such collective whose lengths all ranks know by what they have announced. Bytes moved: each rank copies what it
 // gets.
-var lent = Algorithm{Name: "cma", Memory: hostMemory, Enabled: func(s *Sig) bool {
+var copiedByCMA = Algorithm{Name: "cma", Memory: hostMemory, Enabled: func(s *Sig) bool {
 	return byCMA(s) && !unevenPairs(s)
 }, wins: bounceWins, polls: always, rounds: func(a *Args, p *Program) error {
 	return a.beginRounds(p, true)
@@ -21,27 +21,27 @@ var lent = Algorithm{Name: "cma", Memory: hostMemory, Enabled: func(s *Sig) bool
 	return nil
 }}
 
-// allToAllUnevenLent is allToAllUnevenBounce, but for how the shares go.
-var allToAllUnevenLent = Algorithm{Name: "cma", Memory: hostMemory, Enabled: byCMA, wins: bounceWins, polls: always, scratch: (*Args).pairsScratch, build: func(a *Args, p *Program) error {
+// allToAllUnevenByCMA is allToAllUnevenBounce, but for how the shares go.
+var allToAllUnevenByCMA = Algorithm{Name: "cma", Memory: hostMemory, Enabled: byCMA, wins: bounceWins, polls: always, scratch: (*Args).pairsScratch, build: func(a *Args, p *Program) error {
 	return a.addUnevenPairs(p, true)
 }}
 
-func byCMA(s *Sig) bool { return byBounce(s) && s.Agreed&Lends != 0 }
+func byCMA(s *Sig) bool { return byBounce(s) && s.Agreed&ForCMA != 0 }
 
 // The lengths in bytes of a row from which on cma is faster than bounce (docs/adr/0056-cma.md). Where all ranks want the same rows, that is so between two
 // ranks only: among more, each row is copied once into the slots, where a cache has it for all others.
 const (
-	leastLent   = 256 << 10
+	leastByCMA  = 256 << 10
 	leastForAll = 1 << 20 // of an all_gather
 )
 
-// MayLend tells whether this rank announces Lends with a call, for which it announces ForBounce and flags. Where the lengths of shares
+// MayUseCMA tells whether this rank announces ForCMA with a call, for which it announces ForBounce and flags. Where the lengths of shares
 // differ, members may have different answers.
-func MayLend(a *Args, flags arrive.Flags) bool {
+func MayUseCMA(a *Args, flags arrive.Flags) bool {
 	if !a.Bounce.reads.Load() || flags&(Piecewise|Device) != 0 || !hasAlgorithm("cma", a.Code) {
 		return false
 	}
-	least, few := int64(leastLent), true
+	least, few := int64(leastByCMA), true
 	if a.Code == op.AllGather {
 		least, few = leastForAll, a.Size == 2
 	}

@@ -15,7 +15,7 @@ import (
 
 // scattering begins a scatter of rows of so many bytes, from rank 0, on two ranks. row is what rank 1 is to get.
 func scattering(t *testing.T, w *fakeWorld, row Part) (calls []*rankCall) {
-	calls = w.calls(Args{Sig: Sig{Code: op.Scatter, DType: op.UInt8, Local: true, Count: row.Count, Agreed: Even | ForBounce | Lends}})
+	calls = w.calls(Args{Sig: Sig{Code: op.Scatter, DType: op.UInt8, Local: true, Count: row.Count, Agreed: Even | ForBounce | ForCMA}})
 	for rank, s := range calls {
 		own := s.tensor(make([]byte, row.Count))
 		s.args.Recv = []Part{own.Part}
@@ -24,7 +24,7 @@ func scattering(t *testing.T, w *fakeWorld, row Part) (calls []*rankCall) {
 		}
 		t.Cleanup(own.free)
 		var p Program
-		require.NoError(t, lent.Begin(&s.args, &p))
+		require.NoError(t, copiedByCMA.Begin(&s.args, &p))
 	}
 	return calls
 }
@@ -105,15 +105,15 @@ func TestMayLend(t *testing.T) {
 		flags arrive.Flags
 		want  bool
 	}{
-		{"long rows", w, op.AllToAll, whole(3 * leastLent), result(3 * leastLent), 0, true},
-		{"short rows", w, op.AllToAll, whole(3*leastLent - 3), result(3*leastLent - 3), 0, false},
-		{"one long row is sent", w, op.AllToAll, []Part{part(x, 0, 1), part(x, 1, leastLent), part(x, long, 0)}, []Part{part(y, 0, 1), part(y, 1, 1), part(y, 2, 1)}, 0, true},
-		{"one long row comes", w, op.AllToAll, []Part{part(x, 0, 1), part(x, 1, 1), part(x, 2, 1)}, []Part{part(y, 0, 1), part(y, 1, 1), part(y, 2, leastLent)}, 0, true},
-		{"rows overlap", w, op.AllToAll, whole(3 * leastLent), whole(3 * leastLent), 0, false},
-		{"with gaps", w, op.AllToAll, whole(3 * leastLent), result(3 * leastLent), Piecewise, false},
-		{"on a device", w, op.AllToAll, whole(3 * leastLent), result(3 * leastLent), Device, false},
-		{"the root's rows", w, op.Scatter, whole(3 * leastLent), result(leastLent), 0, true},
-		{"short rows of the root", w, op.Scatter, whole(3*leastLent - 3), result(leastLent - 1), 0, false},
+		{"long rows", w, op.AllToAll, whole(3 * leastByCMA), result(3 * leastByCMA), 0, true},
+		{"short rows", w, op.AllToAll, whole(3*leastByCMA - 3), result(3*leastByCMA - 3), 0, false},
+		{"one long row is sent", w, op.AllToAll, []Part{part(x, 0, 1), part(x, 1, leastByCMA), part(x, long, 0)}, []Part{part(y, 0, 1), part(y, 1, 1), part(y, 2, 1)}, 0, true},
+		{"one long row comes", w, op.AllToAll, []Part{part(x, 0, 1), part(x, 1, 1), part(x, 2, 1)}, []Part{part(y, 0, 1), part(y, 1, 1), part(y, 2, leastByCMA)}, 0, true},
+		{"rows overlap", w, op.AllToAll, whole(3 * leastByCMA), whole(3 * leastByCMA), 0, false},
+		{"with gaps", w, op.AllToAll, whole(3 * leastByCMA), result(3 * leastByCMA), Piecewise, false},
+		{"on a device", w, op.AllToAll, whole(3 * leastByCMA), result(3 * leastByCMA), Device, false},
+		{"the root's rows", w, op.Scatter, whole(3 * leastByCMA), result(leastByCMA), 0, true},
+		{"short rows of the root", w, op.Scatter, whole(3*leastByCMA - 3), result(leastByCMA - 1), 0, false},
 		{"an all_gather of three", w, op.AllGather, whole(long), result(3 * long), 0, false},
 		{"an all_gather of two", pair, op.AllGather, whole(long), result(2 * long), 0, true},
 		{"a short all_gather of two", pair, op.AllGather, whole(long - 1), result(2*long - 2), 0, false},
@@ -122,15 +122,15 @@ func TestMayLend(t *testing.T) {
 	} {
 		s := c.world.calls(Args{Sig: Sig{Code: c.code, DType: op.UInt8, Reduce: op.Sum, Local: true}})[0]
 		s.args.Send, s.args.Recv = c.send, c.recv
-		assert.Equal(t, c.want, MayLend(&s.args, c.flags), c.what)
+		assert.Equal(t, c.want, MayUseCMA(&s.args, c.flags), c.what)
 		s.args.Bounce = &Bounce{}
-		assert.False(t, MayLend(&s.args, c.flags), "%s, where this rank may not read", c.what)
+		assert.False(t, MayUseCMA(&s.args, c.flags), "%s, where this rank may not read", c.what)
 	}
 	forced, err := ParseForced("all_gather:cma")
 	require.NoError(t, err)
 	s := w.calls(Args{Sig: Sig{Code: op.AllGather, DType: op.UInt8, Local: true, Forced: forced}})[0]
 	s.args.Send, s.args.Recv = whole(1), result(3)
-	assert.True(t, MayLend(&s.args, 0), "it is forced")
+	assert.True(t, MayUseCMA(&s.args, 0), "it is forced")
 	s.args.Send, s.args.Recv = whole(0), result(0)
-	assert.False(t, MayLend(&s.args, 0), "there is nothing")
+	assert.False(t, MayUseCMA(&s.args, 0), "there is nothing")
 }

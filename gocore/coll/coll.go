@@ -78,14 +78,14 @@ const (
 	ForLevels // this member has what it needs to work in levels
 	ForBounce // this member has a block for bounce, and has told where
 
-	Lends // the other members may read this member's tensors in its memory, and it can read theirs
+	ForCMA // the other members may read this member's tensors in its memory, and it can read theirs
 
 	Piecewise // some tensors of this member in host memory are not contiguous, and too long to be copied as a whole
 )
 
 // ofTensors are the flags that say where a member's tensors lie. They hold for the call that was announced, not for one
 // inside it.
-const ofTensors = Inline | Mapped | Lends
+const ofTensors = Inline | Mapped | ForCMA
 
 // inside returns what is agreed on for an operation that is carried out as a part of this one.
 func (s *Sig) inside(c op.Code) Sig {
@@ -113,22 +113,22 @@ type Args struct {
 	Neighbours *Neighbours
 	// DeviceArgs is set if some rank has tensors in device memory.
 	DeviceArgs *DeviceArgs
-	// Notes has what the members have announced beside their signatures, for the collective with the number Seq. It
+	// Payloads has what the members have announced beside their signatures, for the collective with the number Seq. It
 	// is nil in a group of one.
-	Notes Notes
-	Seq   uint64
+	Payloads Payloads
+	Seq      uint64
 	// Node is set if all ranks share a node and its memory, Levels if Rails is not 0.
 	Node   *Node
 	Levels *Levels
 	Bounce *Bounce // nil if the members do not share memory
 }
 
-// Notes are the notes of an arrival.
-type Notes interface {
-	// Note returns the note of a member for collective seq, at which all members have arrived, and its length. It is
+// Payloads are the payloads of an arrival.
+type Payloads interface {
+	// Payload returns the payload of a member for collective seq, at which all members have arrived, and its length. It is
 	// valid until this member's next collective.
-	Note(seq uint64, member int) (note unsafe.Pointer, bytes int64)
-	// Room returns the most bytes of a note.
+	Payload(seq uint64, member int) (payload unsafe.Pointer, bytes int64)
+	// Room returns the most bytes of a payload.
 	Room() int64
 }
 

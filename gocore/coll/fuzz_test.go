@@ -99,31 +99,31 @@ func FuzzNote(f *testing.F) {
 				defer x.free()
 			}
 		}
-		told = told[:min(len(told), int(arrive.NoteRoom(2)))]
+		told = told[:min(len(told), int(arrive.PayloadRoom(2)))]
 		block, err := mem.Alloc(int64(max(8, len(told))))
 		require.NoError(t, err)
 		defer mem.Free(block)
 		copy(unsafe.Slice((*byte)(block), len(told)), told)
 		for r, c := range calls {
 			c.args.Node, c.args.Seq = node.ranks[r], node.seq
-			note := arrive.Note{Data: block, Bytes: int64(len(told))}
+			payload := arrive.Payload{Data: block, Bytes: int64(len(told))}
 			if r == 0 {
 				alg := &mapped
 				if short {
 					alg = &inline
 				}
-				mine, free, err := noteOf(alg, c)
+				mine, free, err := payloadOf(alg, c)
 				if err != nil {
 					return // no call of this kind is inline
 				}
 				defer free()
-				note = mine
+				payload = mine
 			}
-			_, _, err := c.args.Node.Lines.Announce(node.seq, &arrive.Signature{1}, c.args.Agreed, note, 0)
+			_, _, err := c.args.Node.Slots.Announce(node.seq, &arrive.Signature{1}, c.args.Agreed, payload, 0)
 			require.NoError(t, err)
 		}
 		a := &calls[0].args
-		a.Notes = a.Node.Lines
+		a.Payloads = a.Node.Slots
 		check := func(err error) {
 			var bad *NotAsAgreed
 			if errors.As(err, &bad) {

@@ -223,7 +223,7 @@ func (r *inParts) phase() Phase {
 	if part := r.part(r.sent); r.over == nil && part != nil && part.ready && part.wire != nil {
 		return part.wire.phase()
 	}
-	return Phase{OnNode, r.a.Levels.Here, -1}
+	return Phase{OnNode, r.a.Levels.LocalRank, -1}
 }
 
 // startOnNode begins a collective of the members on this node.

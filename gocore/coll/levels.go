@@ -13,13 +13,13 @@ import (
 // Levels is what a group over nodes needs to work in levels: its members on this node share memory, and each of the
 // first ones is the end of a rail to the other nodes.
 type Levels struct {
-	mu    sync.Mutex
-	Here  int            // this rank among the members on its node
-	Many  int            // how many these are
-	Rail  []int          // the members that exchange the slice of this rank, one of each node, in the order of the nodes; nil: none
-	Nodes [][]int        // the members by node
-	Stage unsafe.Pointer // nil before a collective first needs them: see Ready
-	Part  unsafe.Pointer
+	mu        sync.Mutex
+	LocalRank int            // this rank among the members on its node
+	LocalSize int            // how many these are
+	Rail      []int          // the members that exchange the slice of this rank, one of each node, in the order of the nodes; nil: none
+	Nodes     [][]int        // the members by node
+	Stage     unsafe.Pointer // nil before a collective first needs them: see Ready
+	Part      unsafe.Pointer
 	// Failed tells the members on this node that the collective of the whole group has failed.
 	Failed func(err error)
 	// Start begins a collective of the members on this node, and returns what tells whether it is over.
@@ -72,7 +72,7 @@ func (l *Levels) Ready(a *Args) bool {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.Stage != nil || l.Many == 1 && (a.Code == op.AllReduce || a.Code == op.AllReduceCoalesced || a.Code == op.Broadcast) {
+	if l.Stage != nil || l.LocalSize == 1 && (a.Code == op.AllReduce || a.Code == op.AllReduceCoalesced || a.Code == op.Broadcast) {
 		return true
 	}
 	own, err := heap.OfProcess()
@@ -132,7 +132,7 @@ var allReduceLevels = Algorithm{Name: "levels", Memory: hostMemory, Enabled: inL
 		from := int64(part) * step
 		n := min(step, input.Count-from)
 		in, out := Part{Data: a.at(input.Data, from), Count: n}, Part{Data: a.at(a.Recv[0].Data, from), Count: n}
-		if a.Levels.Many == 1 {
+		if a.Levels.LocalSize == 1 {
 			return a.aloneInLevels(in, out, unsafe.Add(sums, int64(place)*step*partialBytes), rooms, place)
 		}
 		return a.reducedInLevels(in, out, rooms, place)
@@ -151,7 +151,7 @@ func (a *Args) railsScratch() int64 {
 // ownSumScratch returns the memory for the sum of a node that has this rank alone. Only sums of 16-bit floats need it:
 // others lie in the result.
 func (a *Args) ownSumScratch() int64 {
-	if a.Levels.Many > 1 || !reduce.Is16(a.DType) {
+	if a.Levels.LocalSize > 1 || !reduce.Is16(a.DType) {
 		return 0
 	}
 	return pad(partsAtOnce * a.levelStep(1) * partialBytes)
@@ -209,7 +209,7 @@ var reduceScatterLevels = Algorithm{Name: "levels", Memory: hostMemory, Enabled:
 		return err
 	}
 	l := a.Levels
-	step := a.levelStep(max(len(l.Nodes), l.Many)) // there is a sum for each node, and a stage for the parts for one node
+	step := a.levelStep(max(len(l.Nodes), l.LocalSize)) // there is a sum for each node, and a stage for the parts for one node
 	a.addInParts(p, parts(a.Count, step), func(part, place int) *levelPart {
 		from := int64(part) * step
 		n := min(step, a.Count-from)
@@ -238,7 +238,7 @@ var allGatherLevels = Algorithm{Name: "levels", Memory: hostMemory, Enabled: onE
 		return err
 	}
 	l, results := a.Levels, a.perRank(a.Recv)
-	step := a.levelStep(max(len(l.Nodes), l.Many))
+	step := a.levelStep(max(len(l.Nodes), l.LocalSize))
 	a.addInParts(p, parts(a.Count, step), func(part, place int) *levelPart {
 		from := int64(part) * step
 		n := min(step, a.Count-from)
@@ -274,13 +274,13 @@ func chosen(a *Args, parts []Part, members []int, from, n int64) []Part {
 
 // rails cuts what a node has of a part: a slice for each rail, and nothing for the other ranks of this node.
 func (a *Args) rails(count int64) []slice {
-	return append(a.cut(count, a.Rails), make([]slice, max(0, a.Levels.Many-a.Rails))...)
+	return append(a.cut(count, a.Rails), make([]slice, max(0, a.Levels.LocalSize-a.Rails))...)
 }
 
 // sumPlaces returns where the sum of this node's slice goes, and then the result of that slice.
 func (a *Args) sumPlaces(count int64, place int) (sum, own Part) {
 	stage, memory := a.Levels.place(place)
-	sum = Part{Data: memory, Count: a.rails(count)[a.Levels.Here].count}
+	sum = Part{Data: memory, Count: a.rails(count)[a.Levels.LocalRank].count}
 	own = sum
 	if reduce.Is16(a.DType) {
 		own.Data = unsafe.Add(stage, levelBytes/4) // behind what such a part needs there
@@ -365,7 +365,7 @@ func (a *Args) onRail(rooms unsafe.Pointer, place int, give []Part, own Part, ge
 // newRail returns an exchange with this rank's counterparts. Nothing is summed up if give is nil.
 func (a *Args) newRail(place int, f reduce.Fold, room unsafe.Pointer, give []Part, own Part, get []Part) *pieces {
 	x := a.newPieces(a.Levels.Rail, f, a.sumElem(), room, give, own, get)
-	x.rail, x.tags = a.Levels.Here, int32(place)*tagsOfPieces
+	x.rail, x.tags = a.Levels.LocalRank, int32(place)*tagsOfPieces
 	return x
 }
 

@@ -63,17 +63,17 @@ func (a *Args) broadcastInLevels(data Part, place int) *levelPart {
 	node, root, here := a.rootsNode()
 	of := a.rails(data.Count)
 	whole, own := data, data // of a rank that is alone on its node
-	if l.Many > 1 {
+	if l.LocalSize > 1 {
 		stage, memory := l.place(place)
 		whole = a.inStage(stage, []Part{data})[0]
-		own = Part{Data: memory, Count: of[l.Here].count}
+		own = Part{Data: memory, Count: of[l.LocalRank].count}
 	}
 	if here {
-		own = a.views(whole, of)[l.Here]
+		own = a.views(whole, of)[l.LocalRank]
 	}
 	back := func() { a.copyParts([]Part{data}, []Part{whole}) }
 	switch {
-	case l.Many == 1:
+	case l.LocalSize == 1:
 	case here:
 		phase := nodePhase{code: op.Broadcast, root: root, recvs: []Part{whole}, finish: back}
 		if a.Rank == a.Root {
@@ -104,7 +104,7 @@ func (a *Args) reducedToRoot(in, out Part, rooms unsafe.Pointer, place int) *lev
 	node, _, here := a.rootsNode()
 	stage, _ := l.place(place)
 	sum, own := a.sumPlaces(in.Count, place)
-	if l.Many == 1 {
+	if l.LocalSize == 1 {
 		made.before = []nodePhase{{prepare: func() error { return a.widen(sum, in) }}}
 		if here {
 			own = out
@@ -112,7 +112,7 @@ func (a *Args) reducedToRoot(in, out Part, rooms unsafe.Pointer, place int) *lev
 	} else {
 		made.before = []nodePhase{a.sumOnNode(in, sum, place)}
 	}
-	if here && l.Many > 1 {
+	if here && l.LocalSize > 1 {
 		whole := Part{Data: stage, Count: in.Count}
 		phase := nodePhase{code: op.AllGather, sends: []Part{own}}
 		if a.Rank == a.Root {

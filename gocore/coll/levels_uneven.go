@@ -114,8 +114,8 @@ func (a *Args) scatteredUnevenly(given []Part, from, step int64, rooms unsafe.Po
 		if k == home {
 			here = n
 		}
-		sums[k] = Part{Data: left.take(of[l.Here].count * a.sumElem()), Count: of[l.Here].count}
-		if l.Many == 1 {
+		sums[k] = Part{Data: left.take(of[l.LocalRank].count * a.sumElem()), Count: of[l.LocalRank].count}
+		if l.LocalSize == 1 {
 			made.before = append(made.before, nodePhase{prepare: func() error { return a.widenAll(sums[k], inputs) }})
 			continue
 		}
@@ -127,7 +127,7 @@ func (a *Args) scatteredUnevenly(given []Part, from, step int64, rooms unsafe.Po
 			return nil
 		}})
 	}
-	if l.Many == 1 {
+	if l.LocalSize == 1 {
 		mine, _ := a.across(a.Recv, from, here)
 		made.wire = a.onRail(rooms, place, sums, mine[0], nil)
 		return made
@@ -188,7 +188,7 @@ func (a *Args) gatheredUnevenly(share Part, results []Part, from, step int64, pl
 	whole := Part{Data: staged.take(here * a.elem()), Count: here} // what the ranks of this node have
 	mine, _ := a.overlapOf(share, begin, from, here)
 	first := nodePhase{finish: func() { a.spread(pieces, whole) }}
-	if l.Many == 1 {
+	if l.LocalSize == 1 {
 		first.prepare = func() error {
 			a.copyElements(whole.Data, mine.Data, mine.Count)
 			return nil
@@ -208,11 +208,11 @@ func (a *Args) gatheredUnevenly(share Part, results []Part, from, step int64, pl
 		to, n := a.across(shares, from, step)
 		of := a.rails(n)
 		if k == home {
-			got[k] = a.views(whole, of)[l.Here]
+			got[k] = a.views(whole, of)[l.LocalRank]
 			continue
 		}
-		got[k] = Part{Data: left.take(of[l.Here].count * a.elem()), Count: of[l.Here].count}
-		if l.Many == 1 {
+		got[k] = Part{Data: left.take(of[l.LocalRank].count * a.elem()), Count: of[l.LocalRank].count}
+		if l.LocalSize == 1 {
 			made.behind = append(made.behind, nodePhase{finish: func() { a.spread(to, got[k]) }})
 			continue
 		}

@@ -13,7 +13,7 @@ import (
 // may have it in common.
 //
 // What a rank gives is packed in a block: an index, then the bytes for each neighbour in the order of Out. The block
-// lies in the note, or in the rank's heap, or goes over the wire in a message for each neighbour. The neighbours unpack
+// lies in the payload, or in the rank's heap, or goes over the wire in a message for each neighbour. The neighbours unpack
 // it into their tensors. A rank whose tensor lies in its heap may lend it instead: the neighbours copy out of it, and the
 // rank does not return before they have.
 type Neighbours struct {
@@ -53,11 +53,11 @@ type Copy struct {
 	Boxes    []mem.Box
 }
 
-// The note of such a call is a neighbourNote, and behind it the block if that lies in the note.
-type neighbourNote struct {
+// The payload of such a call is a neighbourPayload, and behind it the block if that lies in the payload.
+type neighbourPayload struct {
 	inner [4]int64
 	bytes int64         // of the block; 0: it lies neither here nor in the heap
-	place heap.Location // of a block in the heap; generation 0: it is in the note
+	place heap.Location // of a block in the heap; generation 0: it is in the payload
 	// Of a tensor that is lent: where it lies, and its first element there. Behind the index of the block are its shape
 	// and strides. Generation 0: none is.
 	lent      heap.Location
@@ -75,9 +75,9 @@ type swapEntry struct {
 }
 
 const (
-	neighbourNoteBytes = int64(unsafe.Sizeof(neighbourNote{}))
-	blockHeadBytes     = int64(unsafe.Sizeof(blockHead{}))
-	swapEntryBytes     = int64(unsafe.Sizeof(swapEntry{}))
+	neighbourPayloadBytes = int64(unsafe.Sizeof(neighbourPayload{}))
+	blockHeadBytes        = int64(unsafe.Sizeof(blockHead{}))
+	swapEntryBytes        = int64(unsafe.Sizeof(swapEntry{}))
 )
 
 // indexBytes returns the length of the index of a block.
@@ -138,7 +138,7 @@ var blocks = Algorithm{Name: "blocks", Memory: hostMemory, Enabled: func(s *Sig)
 	return s.Size == 1 || s.Agreed&Inline != 0
 }, atOnce: func(a *Args) error {
 	if a.Node != nil {
-		defer a.Node.Lines.Finish(a.Seq) // the neighbours may use their blocks again, and what they have lent
+		defer a.Node.Slots.Finish(a.Seq) // the neighbours may use their blocks again, and what they have lent
 	}
 	if err := a.fit(); err != nil {
 		return err
@@ -198,17 +198,17 @@ func (a *Args) borrow(b toldBlock, r int) error {
 // fit compares the inner lengths of all members. All get the same error.
 func (a *Args) fit() error {
 	n := a.Neighbours
-	if n.Fit == nil || a.Size == 1 || a.Notes.Room() < neighbourNoteBytes {
+	if n.Fit == nil || a.Size == 1 || a.Payloads.Room() < neighbourPayloadBytes {
 		return nil
 	}
 	damaged := -1
 	err := n.Fit(func(r int) *[4]int64 {
-		note, bytes := a.Notes.Note(a.Seq, r)
-		if bytes < neighbourNoteBytes {
+		payload, bytes := a.Payloads.Payload(a.Seq, r)
+		if bytes < neighbourPayloadBytes {
 			damaged = r
 			return &n.Inner
 		}
-		return &(*neighbourNote)(note).inner
+		return &(*neighbourPayload)(payload).inner
 	})
 	if damaged >= 0 {
 		return a.notAsAgreed(damaged)
@@ -258,23 +258,23 @@ func with(swaps []Swap, rank int) (n int) {
 type toldBlock struct {
 	data    unsafe.Pointer
 	bytes   int64
-	entries int64          // of its index, as comparePair has read
-	lent    *neighbourNote // the note, if the rank lends its tensor
+	entries int64             // of its index, as comparePair has read
+	lent    *neighbourPayload // the payload, if the rank lends its tensor
 }
 
 // blockOf returns the block of another rank.
 func (a *Args) blockOf(r int) (b toldBlock, err error) {
-	note, bytes := a.Notes.Note(a.Seq, r)
-	if bytes < neighbourNoteBytes {
+	payload, bytes := a.Payloads.Payload(a.Seq, r)
+	if bytes < neighbourPayloadBytes {
 		return b, a.notAsAgreed(r)
 	}
-	told := (*neighbourNote)(note)
+	told := (*neighbourPayload)(payload)
 	b.bytes = atomic.LoadInt64(&told.bytes)
 	if place := placeOf(&told.place); place.Generation != 0 && a.Node != nil {
 		b.data, err = a.Node.Reach(r, place, b.bytes)
 	} else {
-		b.data = unsafe.Add(note, neighbourNoteBytes)
-		if b.bytes > bytes-neighbourNoteBytes {
+		b.data = unsafe.Add(payload, neighbourPayloadBytes)
+		if b.bytes > bytes-neighbourPayloadBytes {
 			return b, a.notAsAgreed(r)
 		}
 		if placeOf(&told.lent).Generation != 0 && a.Node != nil {

@@ -56,16 +56,16 @@ type swapMessage struct {
 }
 
 // compare lists the messages. It leaves out neighbours that expect something else, as these leave out this rank, if the
-// notes have room for what they expect.
+// payloads have room for what they expect.
 func (x *swapMessages) compare() error {
 	a, n := x.a, x.a.Neighbours
 	x.gives, x.gets = messagesOf(n.Out, x.out), messagesOf(n.In, x.in)
-	if neighbourNoteBytes+n.indexBytes() > a.Notes.Room() {
+	if neighbourPayloadBytes+n.indexBytes() > a.Payloads.Room() {
 		return nil // this rank has not told its own
 	}
 	return a.eachNeighbour(func(r int, out, in []Swap) error {
-		note, bytes := a.Notes.Note(a.Seq, r)
-		if bytes < neighbourNoteBytes || (*neighbourNote)(note).bytes == 0 {
+		payload, bytes := a.Payloads.Payload(a.Seq, r)
+		if bytes < neighbourPayloadBytes || (*neighbourPayload)(payload).bytes == 0 {
 			return nil
 		}
 		b, err := a.blockOf(r)

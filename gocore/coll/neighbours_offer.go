@@ -93,13 +93,13 @@ func (b *Blocks) Free() bool {
 
 // blockOffer is what a member tells its neighbours.
 type blockOffer struct {
-	told  neighbourNote
-	whole bool           // the note has the block, or its place
-	lent  bool           // the note has the index, and says where the tensor is
-	block heapBlock      // in the heap, if from is set
-	from  *Blocks        // where it comes from
-	note  unsafe.Pointer // a note with a block, in a group on one node
-	bytes int64          // of the note
+	told    neighbourPayload
+	whole   bool           // the payload has the block, or its place
+	lent    bool           // the payload has the index, and says where the tensor is
+	block   heapBlock      // in the heap, if from is set
+	from    *Blocks        // where it comes from
+	payload unsafe.Pointer // a payload with a block, in a group on one node
+	bytes   int64          // of the payload
 }
 
 // lend finds out whether this rank's tensor can be lent, and tells where it is.
@@ -124,60 +124,60 @@ func (o *Offer) Lent() bool { return o.swaps != nil && o.swaps.lent }
 // rank can wait for its neighbours at the end.
 func (o *Offer) MakeBlock(a *Args, flags arrive.Flags, from *Blocks, mayLend bool) (arrive.Flags, error) {
 	n := a.Neighbours
-	o.swaps = &blockOffer{told: neighbourNote{inner: n.Inner}}
+	o.swaps = &blockOffer{told: neighbourPayload{inner: n.Inner}}
 	s := o.swaps
-	inNote, room := neighbourNoteBytes+n.blockBytes(), a.Notes.Room()
+	inPayload, room := neighbourPayloadBytes+n.blockBytes(), a.Payloads.Room()
 	var err error
-	if from != nil && inNote > room && mayLend && n.Lend != nil && n.Lend.Worth && neighbourNoteBytes+n.lentBytes() <= room {
+	if from != nil && inPayload > room && mayLend && n.Lend != nil && n.Lend.Worth && neighbourPayloadBytes+n.lentBytes() <= room {
 		s.lent = s.lend(a)
 	}
-	if from != nil && inNote > room && !s.lent {
+	if from != nil && inPayload > room && !s.lent {
 		if s.block, err = from.take(n.blockBytes()); err == nil {
 			s.from, s.told.place = from, s.block.place
 		} // else the heap has no room, and all take messages
 	}
 	switch {
 	case s.lent:
-		s.bytes, s.told.bytes = neighbourNoteBytes+n.lentBytes(), n.lentBytes()
+		s.bytes, s.told.bytes = neighbourPayloadBytes+n.lentBytes(), n.lentBytes()
 	case s.from != nil:
-		s.bytes, s.told.bytes = neighbourNoteBytes, n.blockBytes()
-	case inNote <= room:
-		s.bytes, s.told.bytes = inNote, n.blockBytes()
-	case neighbourNoteBytes+n.indexBytes() <= room:
-		s.bytes, s.told.bytes = neighbourNoteBytes+n.indexBytes(), n.indexBytes()
-	case neighbourNoteBytes <= room:
-		s.bytes = neighbourNoteBytes
+		s.bytes, s.told.bytes = neighbourPayloadBytes, n.blockBytes()
+	case inPayload <= room:
+		s.bytes, s.told.bytes = inPayload, n.blockBytes()
+	case neighbourPayloadBytes+n.indexBytes() <= room:
+		s.bytes, s.told.bytes = neighbourPayloadBytes+n.indexBytes(), n.indexBytes()
+	case neighbourPayloadBytes <= room:
+		s.bytes = neighbourPayloadBytes
 	}
-	if s.bytes > neighbourNoteBytes && a.Node != nil {
-		if s.note, err = mem.Alloc(s.bytes); err != nil {
+	if s.bytes > neighbourPayloadBytes && a.Node != nil {
+		if s.payload, err = mem.Alloc(s.bytes); err != nil {
 			return flags, err
 		}
 	}
-	if s.whole = s.from != nil || s.bytes == inNote; s.whole || s.lent {
+	if s.whole = s.from != nil || s.bytes == inPayload; s.whole || s.lent {
 		flags |= Inline
 	}
 	return flags, nil
 }
 
-// tell makes the note.
-func (s *blockOffer) tell(a *Args) arrive.Note {
+// tell makes the payload.
+func (s *blockOffer) tell(a *Args) arrive.Payload {
 	if s.from != nil {
 		a.Neighbours.fill(a, s.block.data)
 	}
 	switch {
-	case s.bytes <= neighbourNoteBytes:
-		return arrive.Note{Data: unsafe.Pointer(&s.told), Bytes: s.bytes}
-	case s.note == nil: // a wire takes what it sends
-		return arrive.Note{Bytes: s.bytes, Fill: func(to unsafe.Pointer) { s.write(a, to) }}
+	case s.bytes <= neighbourPayloadBytes:
+		return arrive.Payload{Data: unsafe.Pointer(&s.told), Bytes: s.bytes}
+	case s.payload == nil: // a wire takes what it sends
+		return arrive.Payload{Bytes: s.bytes, Fill: func(to unsafe.Pointer) { s.write(a, to) }}
 	}
-	s.write(a, s.note)
-	return arrive.Note{Data: s.note, Bytes: s.bytes}
+	s.write(a, s.payload)
+	return arrive.Payload{Data: s.payload, Bytes: s.bytes}
 }
 
-// write writes a note with a block, or with its index alone.
-func (s *blockOffer) write(a *Args, note unsafe.Pointer) {
-	*(*neighbourNote)(note) = s.told
-	block := unsafe.Add(note, neighbourNoteBytes)
+// write writes a payload with a block, or with its index alone.
+func (s *blockOffer) write(a *Args, payload unsafe.Pointer) {
+	*(*neighbourPayload)(payload) = s.told
+	block := unsafe.Add(payload, neighbourPayloadBytes)
 	switch {
 	case s.lent:
 		a.Neighbours.index(a, block)
@@ -193,7 +193,7 @@ func (s *blockOffer) free(seq uint64) {
 	if s.from != nil {
 		s.from.give(s.block, seq)
 	}
-	if s.note != nil {
-		mem.Free(s.note)
+	if s.payload != nil {
+		mem.Free(s.payload)
 	}
 }

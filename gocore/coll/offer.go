@@ -8,17 +8,17 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mem"
 )
 
-// Offer is what a member tells in the note of its announcement, so that all members may choose
+// Offer is what a member tells in the payload of its announcement, so that all members may choose
 // an algorithm that needs no MPI: its input, if that is short, or where its tensors are in this rank's heap. The zero
 // value tells nothing.
 type Offer struct {
-	bytes  int64          // of the input, if it lies in the note
+	bytes  int64          // of the input, if it lies in the payload
 	block  unsafe.Pointer // where an input of several parts is put together; nil for one part
 	places Places
 	swaps  *blockOffer // of a call with neighbours
 }
 
-// Make finds out what the note can hold, allocates what Note needs, and returns flags with the flag for it. copied says
+// Make finds out what the payload can hold, allocates what Payload needs, and returns flags with the flag for it. copied says
 // that some tensor is copied to contiguous memory. Free must follow.
 func (o *Offer) Make(a *Args, flags arrive.Flags, copied bool) (arrive.Flags, error) {
 	parts, bytes, ok := Payload(a, flags)
@@ -51,22 +51,22 @@ func (o *Offer) Lasts() bool {
 	return o.block == nil && o.swaps == nil && o.places.block == nil && o.places.index == nil
 }
 
-// CarriesInput tells whether the note has the input itself.
+// CarriesInput tells whether the payload has the input itself.
 func (o *Offer) CarriesInput() bool { return o.bytes > 0 || o.swaps != nil }
 
-// Note returns the note. It is called when the call is announced, because it reads the input.
-func (o *Offer) Note(a *Args) arrive.Note {
+// Payload returns the payload. It is called when the call is announced, because it reads the input.
+func (o *Offer) Payload(a *Args) arrive.Payload {
 	switch {
 	case o.swaps != nil:
 		return o.swaps.tell(a)
 	case o.places.bytes > 0:
-		return o.places.Note()
+		return o.places.Payload()
 	case o.bytes == 0:
-		return arrive.Note{}
+		return arrive.Payload{}
 	}
 	parts := Input(a)
 	if o.block == nil {
-		return arrive.Note{Data: parts[0].Data, Bytes: o.bytes}
+		return arrive.Payload{Data: parts[0].Data, Bytes: o.bytes}
 	}
 	to := o.block
 	for i := range parts {
@@ -74,7 +74,7 @@ func (o *Offer) Note(a *Args) arrive.Note {
 		mem.Copy(to, parts[i].Data, n)
 		to = unsafe.Add(to, n)
 	}
-	return arrive.Note{Data: o.block, Bytes: o.bytes}
+	return arrive.Payload{Data: o.block, Bytes: o.bytes}
 }
 
 // Free gives back what Make has allocated. The operation is over for this rank, or was not announced. The offer tells

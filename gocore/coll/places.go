@@ -37,7 +37,7 @@ const (
 	inPlace    = -1
 	headBytes  = int64(unsafe.Sizeof(rangesHead{}))
 	rangeBytes = int64(unsafe.Sizeof(heapRange{}))
-	// indexBytes is the length of a note that has the place of an index. No list has that length.
+	// indexBytes is the length of a payload that has the place of an index. No list has that length.
 	indexBytes = headBytes + int64(unsafe.Sizeof(heap.Location{}))
 )
 
@@ -98,7 +98,7 @@ func (p *Places) tellMore(a *Args, list []heapRange, own *heap.Heap) bool {
 	var err error
 	var to unsafe.Pointer
 	switch {
-	case p.bytes <= arrive.NoteRoom(a.Size):
+	case p.bytes <= arrive.PayloadRoom(a.Size):
 		if p.block, err = mem.Alloc(p.bytes); err != nil {
 			return false
 		}
@@ -121,12 +121,12 @@ func (p *Places) tellMore(a *Args, list []heapRange, own *heap.Heap) bool {
 	return true
 }
 
-// Note returns what this rank tells in its slot. It points into p.
-func (p *Places) Note() arrive.Note {
+// Payload returns what this rank tells in its slot. It points into p.
+func (p *Places) Payload() arrive.Payload {
 	if p.block != nil {
-		return arrive.Note{Data: p.block, Bytes: p.bytes}
+		return arrive.Payload{Data: p.block, Bytes: p.bytes}
 	}
-	return arrive.Note{Data: unsafe.Pointer(&p.told), Bytes: p.bytes}
+	return arrive.Payload{Data: unsafe.Pointer(&p.told), Bytes: p.bytes}
 }
 
 // Free gives back the memory of a list. The operation is over for this rank, or was not announced.
@@ -195,7 +195,7 @@ func (a *Args) disjoint(parts []Part) bool {
 	return inOrder(sorted)
 }
 
-// told is what another rank has told of its tensors. The ranges of a note lie in shared memory. What they
+// told is what another rank has told of its tensors. The ranges of a payload lie in shared memory. What they
 // say comes from another process, so nothing there is trusted.
 type told struct {
 	in, out []heapRange
@@ -215,8 +215,8 @@ func placeOf(l *heap.Location) heap.Location {
 
 // Bystander prepares the operation of a call whose tensors this rank cannot work in (shm.NewBystander).
 func (a *Args) Bystander() (*shm.Op, error) {
-	c := shm.Collective{Seq: a.Seq, Rank: a.Rank, Size: a.Size, YieldEvery: a.Node.Lines.Yields()}
-	c.Words, c.Chunks = a.Node.Lines.Chunks(a.Seq)
+	c := shm.Collective{Seq: a.Seq, Rank: a.Rank, Size: a.Size, YieldEvery: a.Node.Slots.Yields()}
+	c.Words, c.Chunks = a.Node.Slots.Chunks(a.Seq)
 	return shm.NewBystander(&c)
 }
 
@@ -236,16 +236,16 @@ func (a *Args) sharedOp() (*shm.Op, error) {
 			continue
 		}
 		var ok bool
-		if all[r], ok = a.readNote(r); !ok {
+		if all[r], ok = a.readPayload(r); !ok {
 			return nil, a.notAsAgreed(r)
 		}
 		parts += len(all[r].in) + len(all[r].out)
 		blind = blind || all[r].blind
 	}
-	lines := a.Node.Lines
+	slots := a.Node.Slots
 	c := shm.Collective{Seq: a.Seq, Code: a.Code, DType: a.DType, Reduce: a.Reduce, Scale: a.Scale, Count: a.Count,
-		Rank: a.Rank, Size: a.Size, Root: a.Root, Parts: parts, YieldEvery: lines.Yields()}
-	c.Words, c.Chunks = lines.Chunks(a.Seq)
+		Rank: a.Rank, Size: a.Size, Root: a.Root, Parts: parts, YieldEvery: slots.Yields()}
+	c.Words, c.Chunks = slots.Chunks(a.Seq)
 	if a.Partial {
 		c.Out = op.Float32
 	}
@@ -293,15 +293,15 @@ func (a *Args) sharedOp() (*shm.Op, error) {
 	return o, nil
 }
 
-// readNote returns what another rank has told. ok is false if its slot cannot hold the tensors of such
+// readPayload returns what another rank has told. ok is false if its slot cannot hold the tensors of such
 // a call.
-func (a *Args) readNote(r int) (s told, ok bool) {
+func (a *Args) readPayload(r int) (s told, ok bool) {
 	t := a.Trait()
-	note, bytes := a.Node.Lines.Note(a.Seq, r)
+	payload, bytes := a.Node.Slots.Payload(a.Seq, r)
 	if bytes < headBytes {
 		return s, false
 	}
-	sides := atomic.LoadUint64((*uint64)(note)) // read once: another process may change it
+	sides := atomic.LoadUint64((*uint64)(payload)) // read once: another process may change it
 	head := *(*rangesHead)(unsafe.Pointer(&sides))
 	gives, gets := t.Gives.Includes(a.Root, r), t.WritesRecv(a.Root, r)
 	same := head.in == inPlace && gives && gets && t.Shares == op.NoShares
@@ -312,7 +312,7 @@ func (a *Args) readNote(r int) (s told, ok bool) {
 		return s, false
 	}
 	n := int64(head.in) + int64(head.out)
-	list := unsafe.Add(note, headBytes)
+	list := unsafe.Add(payload, headBytes)
 	var both []heapRange
 	switch {
 	case bytes == headBytes+n*rangeBytes:

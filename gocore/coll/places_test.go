@@ -235,7 +235,7 @@ func TestListsOnANode(t *testing.T) {
 
 // A list that is too long for the slot lies in the heap. The memory is given back.
 func TestAnIndexInTheHeap(t *testing.T) {
-	const most = (noteRoom - int(headBytes)) / int(rangeBytes)
+	const most = (payloadRoom - int(headBytes)) / int(rangeBytes)
 	for _, n := range []int{most - 1, most, most + 1, 5 * most} {
 		w := newWorld(2)
 		rng := rand.New(rand.NewSource(int64(n)))
@@ -253,7 +253,7 @@ func TestAnIndexInTheHeap(t *testing.T) {
 				places, ok := Place(&s.args, heapOf(r))
 				require.True(t, ok)
 				assert.Equal(t, n > most, places.index != nil, "%d tensors", n)
-				assert.Equal(t, n > most, places.Note().Bytes == indexBytes)
+				assert.Equal(t, n > most, places.Payload().Bytes == indexBytes)
 				places.Free()
 			}
 			return calls
@@ -308,7 +308,7 @@ func TestMappedAllToAllOfLengthsThatDoNotMatch(t *testing.T) {
 	lengthsThatDoNotMatch(t, &mapped, true)
 }
 
-// What the notes of other ranks say is checked before it is used: a list that does not fit the call
+// What the payloads of other ranks say is checked before it is used: a list that does not fit the call
 // names the rank that told it, and one of memory that is not there leaves the work to the others.
 func TestPlacesOfOthersAreChecked(t *testing.T) {
 	type list struct {
@@ -349,9 +349,9 @@ func TestPlacesOfOthersAreChecked(t *testing.T) {
 			places, ok := Place(&s.args, s.heap)
 			require.True(t, ok)
 			told := &list{rangesHead: places.told.rangesHead, places: [4]heapRange{places.told.few[0], places.told.few[1]}}
-			note := arrive.Note{Data: unsafe.Pointer(told), Bytes: bytes}
+			payload := arrive.Payload{Data: unsafe.Pointer(told), Bytes: bytes}
 			if r == 1 {
-				note.Bytes = c.bytes
+				payload.Bytes = c.bytes
 				if c.bytes == indexBytes {
 					x := newTensorIn(s.heap, op.UInt8, make([]byte, 2*rangeBytes)) // all zero: it was freed
 					defer x.free()
@@ -360,7 +360,7 @@ func TestPlacesOfOthersAreChecked(t *testing.T) {
 				}
 				c.spoil(told)
 			}
-			_, _, err := s.args.Node.Lines.Announce(node.seq, &arrive.Signature{1}, s.args.Agreed, note, 0)
+			_, _, err := s.args.Node.Slots.Announce(node.seq, &arrive.Signature{1}, s.args.Agreed, payload, 0)
 			require.NoError(t, err)
 			for _, x := range s.tensors {
 				defer x.free()
@@ -401,7 +401,7 @@ func TestAnIndexThatIsGone(t *testing.T) {
 		var ok bool
 		places[r], ok = Place(&s.args, s.heap)
 		require.True(t, ok)
-		_, _, err := s.args.Node.Lines.Announce(node.seq, &arrive.Signature{1}, s.args.Agreed, places[r].Note(), 0)
+		_, _, err := s.args.Node.Slots.Announce(node.seq, &arrive.Signature{1}, s.args.Agreed, places[r].Payload(), 0)
 		require.NoError(t, err)
 	}
 	o, err := mapped.shared(&calls[0].args)

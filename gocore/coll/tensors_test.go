@@ -126,7 +126,7 @@ func (w *fakeWorld) levels(rank int) *Levels {
 		}
 		w.stages = append(w.stages, stage)
 	}
-	l := &Levels{Many: 1, Rail: transport.EveryRank(len(w.libs)), Stage: w.stages[rank], Part: unsafe.Add(w.stages[rank], levelBytes)}
+	l := &Levels{LocalSize: 1, Rail: transport.EveryRank(len(w.libs)), Stage: w.stages[rank], Part: unsafe.Add(w.stages[rank], levelBytes)}
 	for i := range w.libs {
 		l.Nodes = append(l.Nodes, []int{i})
 	}
@@ -176,7 +176,7 @@ func (w *fakeWorld) calls(like Args) []*rankCall {
 	for i, lib := range w.libs {
 		a := like
 		a.Lib, a.Comm, a.Wire, a.Rank, a.Size = lib, lib.World(), mpifake.World(lib), i, len(w.libs)
-		a.Notes = fakeNotes(a.Size)
+		a.Payloads = fakePayloads(a.Size)
 		a.Levels, a.Bounce = w.levels(i), w.bounce(i)
 		out[i] = &rankCall{args: a}
 		if w.inHeap {

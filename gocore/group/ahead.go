@@ -20,17 +20,17 @@ func (g *Group) announceAhead() {
 		if t.ahead {
 			continue
 		}
-		if !t.mayBeAhead(g.queue[:i]) || !g.node.Lines.MayAnnounce(g.seq+1) {
+		if !t.mayBeAhead(g.queue[:i]) || !g.node.Slots.MayAnnounce(g.seq+1) {
 			return
 		}
-		note, err := t.collective.note()
+		payload, err := t.collective.payload()
 		if err != nil {
 			return // it fails in its turn
 		}
 		g.seq++
 		t.collective.args.Seq, t.ahead = g.seq, true
 		t.collective.trace.Begun(g.seq)
-		g.node.Lines.AnnounceAhead(g.seq, &t.collective.sig, t.flags(), note)
+		g.node.Slots.AnnounceAhead(g.seq, &t.collective.sig, t.flags(), payload)
 	}
 }
 
@@ -80,7 +80,7 @@ func (t *task) isAfter(u *task) bool {
 // if it was done in mapped memory too, or if all members have finished with it.
 func (c *collective) mayWork() bool {
 	before := c.args.Seq - 1
-	return c.args.Any&arrive.Ahead == 0 || c.g.mapped == before || c.g.node.Lines.Finished(before)
+	return c.args.Any&arrive.Ahead == 0 || c.g.mapped == before || c.g.node.Slots.Finished(before)
 }
 
 // withdraw ends t, whose turn does not come, with err. If t was announced ahead, this member tells the
@@ -92,7 +92,7 @@ func (t *task) withdraw(err error) {
 	if t.ahead {
 		reason := g.cause(err)
 		if !g.arrival.GiveUp(seq, reason) {
-			g.node.Lines.Stop(seq, reason)
+			g.node.Slots.Stop(seq, reason)
 			if t.leaveShared(err) {
 				return
 			}
@@ -105,7 +105,7 @@ func (t *task) withdraw(err error) {
 // leaveShared leaves the work of t in mapped memory, if that is how the other members carry t out.
 func (t *task) leaveShared(err error) bool {
 	g := t.g
-	state, res := g.node.Lines.Look(t.collective.args.Seq)
+	state, res := g.node.Slots.Look(t.collective.args.Seq)
 	if t.refused || !t.collective.agreed(state, res) { // choose would look at the arrival, which another thread may own
 		return false
 	}

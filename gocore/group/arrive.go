@@ -13,10 +13,10 @@ import (
 // arrivalSpin is how many pauses a synchronous arrival spins before it waits adaptively: some 20 us.
 const arrivalSpin = 2000
 
-// arrive announces c with note and waits for the other members. It fails only because of the deadline,
+// arrive announces c with payload and waits for the other members. It fails only because of the deadline,
 // an interrupt, or a member that has left; each of these breaks the group for all members. If the
 // last member arrived at that very moment, there is no failure and the collective runs.
-func (c *collective) arrive(note arrive.Note) (arrive.State, arrive.Result, error) {
+func (c *collective) arrive(payload arrive.Payload) (arrive.State, arrive.Result, error) {
 	g := c.g
 	c.beginTurn()
 	spin := arrivalSpin
@@ -27,7 +27,7 @@ func (c *collective) arrive(note arrive.Note) (arrive.State, arrive.Result, erro
 	if !g.Env.Survives {
 		flags |= arrive.Sync
 	}
-	state, res, err := c.announce(flags, note, spin)
+	state, res, err := c.announce(flags, payload, spin)
 	if state == arrive.Closed {
 		return state, res, c.closedError()
 	}
@@ -79,12 +79,12 @@ func (c *collective) arrive(note arrive.Note) (arrive.State, arrive.Result, erro
 
 // announce announces c, whose turn it is, and waits for a moment. What a prepared call has to do is then done, if all
 // members have come.
-func (c *collective) announce(flags arrive.Flags, note arrive.Note, spin int) (state arrive.State, res arrive.Result, err error) {
+func (c *collective) announce(flags arrive.Flags, payload arrive.Payload, spin int) (state arrive.State, res arrive.Result, err error) {
 	g := c.g
 	if c.atArrival == nil {
-		return g.arrival.Announce(g.turn, &c.sig, flags, note, spin)
+		return g.arrival.Announce(g.turn, &c.sig, flags, payload, spin)
 	}
-	c.summed, state, res = g.node.Lines.AnnounceAndSum(g.turn, &c.sig, flags, note, spin, &c.atArrival.Sum, unsafe.Pointer(&c.atArrival.Fold))
+	c.summed, state, res = g.node.Slots.AnnounceAndSum(g.turn, &c.sig, flags, payload, spin, &c.atArrival.Sum, unsafe.Pointer(&c.atArrival.Fold))
 	return state, res, nil
 }
 
@@ -99,30 +99,30 @@ func (c *collective) cameAfterAll() (arrive.State, arrive.Result, error) {
 	if err != nil || isHere(state) || g.node == nil {
 		return state, res, err
 	}
-	g.node.Lines.Stop(g.turn, status.GroupBroken)
+	g.node.Slots.Stop(g.turn, status.GroupBroken)
 	if state == arrive.Closed {
 		return state, res, c.closedError()
 	}
 	return state, res, c.rubbishError()
 }
 
-// note returns the note of c's announcement. It is called when c is announced, because it reads the input.
-func (c *collective) note() (arrive.Note, error) {
+// payload returns the payload of c's announcement. It is called when c is announced, because it reads the input.
+func (c *collective) payload() (arrive.Payload, error) {
 	if c.offer.CarriesInput() {
 		if err := c.pack(); err != nil {
-			return arrive.Note{}, err
+			return arrive.Payload{}, err
 		}
 	}
-	return c.offer.Note(&c.args), nil
+	return c.offer.Payload(&c.args), nil
 }
 
 // announce announces t, unless t was announced ahead. If t cannot say what belongs to its announcement, it is
 // refused.
 func (t *task) announce() error {
-	var note arrive.Note
+	var payload arrive.Payload
 	if !t.ahead {
 		var err error
-		if note, err = t.collective.note(); err != nil {
+		if payload, err = t.collective.payload(); err != nil {
 			t.refuseInstead(err)
 		}
 	}
@@ -132,7 +132,7 @@ func (t *task) announce() error {
 	if t.ahead {
 		return nil
 	}
-	_, _, err := t.g.arrival.Announce(t.g.turn, &t.collective.sig, t.flags(), note, 0)
+	_, _, err := t.g.arrival.Announce(t.g.turn, &t.collective.sig, t.flags(), payload, 0)
 	return err
 }
 
@@ -170,7 +170,7 @@ func (t *task) pollArrival() bool {
 			return false
 		}
 		if t.refused && g.local && g.Ending() != nil {
-			t.over(nil) // the announcement stays in the lines: a member that comes later sees the refusal
+			t.over(nil) // the announcement stays in the control slots: a member that comes later sees the refusal
 			return true
 		}
 		if !g.arrival.GiveUp(g.turn, status.CodeOf(err)) {

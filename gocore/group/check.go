@@ -23,7 +23,7 @@ func (c *collective) check(d *op.Desc, t *op.Trait) error {
 	a := &c.args
 	a.MPI, a.Rank, a.Size = g.mpi, g.Rank, g.Size
 	a.Code, a.Reduce, a.Scale, a.Root = d.Code, d.ReduceOp, d.Scale, int(d.Root)
-	a.Local, a.Node, a.Notes, a.Forced = g.local, g.node, g.notes, g.forced
+	a.Local, a.Node, a.Payloads, a.Forced = g.local, g.node, g.payloads, g.forced
 	a.Nodes, a.Rails, a.Levels, a.Bounce = g.nodes, g.rails, g.levels, g.bounce
 	a.NoMPI = g.Size > 1 && g.mpi.Lib == nil
 	c.timeout = d.Timeout(g.Timeout(), work.Longest)
@@ -82,7 +82,7 @@ func (c *collective) check(d *op.Desc, t *op.Trait) error {
 	if g.levels != nil && g.levels.Ready(a) {
 		c.flags |= coll.ForLevels
 	}
-	if g.notes != nil && !c.inPieces {
+	if g.payloads != nil && !c.inPieces {
 		if c.flags, err = c.offer.Make(a, c.flags, len(c.staged) > 0); err != nil {
 			return err
 		}
@@ -103,8 +103,8 @@ func (c *collective) takeBlock() error {
 	switch {
 	case err == nil:
 		c.flags |= coll.ForBounce
-		if coll.MayLend(a, c.flags) {
-			c.flags |= coll.Lends
+		if coll.MayUseCMA(a, c.flags) {
+			c.flags |= coll.ForCMA
 		}
 	case a.NoMPI:
 		return status.New(status.CodeOf(err), "%s: this rank has no memory through which its tensors would go to the others, and there is no MPI: %v", a.Code, err)

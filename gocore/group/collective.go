@@ -40,7 +40,7 @@ type request struct {
 	inPieces    bool             // host tensors that are not contiguous are copied in pieces instead
 	stream      cuda.Stream      // the stream on which tensors in device memory are produced and used
 	mappable    bool             // other processes can map all tensors in device memory
-	offer       coll.Offer       // what the call tells in its note
+	offer       coll.Offer       // what the call tells in its payload
 	scratch     int64            // bytes that reserve takes
 	atArrival   *coll.AtArrival  // of a prepared call: what is done at once if all have come; or nil
 	summed      bool             // that was done: the result is there
@@ -132,16 +132,16 @@ func (c *collective) carryOut() (done bool, lingering *work.Handle, err error) {
 	if idle, err := c.g.begin(c.args.Code); !idle {
 		return err != nil, nil, err
 	}
-	note, err := c.note()
+	payload, err := c.payload()
 	if err != nil {
 		lingering, err = c.refuseInTurn()
 		return true, lingering, err
 	}
 	if c.g.wire != nil {
-		lingering, err = c.carryOutByWire(note)
+		lingering, err = c.carryOutByWire(payload)
 		return true, lingering, err
 	}
-	state, res, err := c.arrive(note)
+	state, res, err := c.arrive(payload)
 	if err != nil {
 		return true, nil, c.finish(err)
 	}
@@ -170,7 +170,7 @@ func (c *collective) carryOut() (done bool, lingering *work.Handle, err error) {
 }
 
 // A synchronous call looks wireLooks times by itself whether all members have come by wire: some 50 us, and once more for
-// bytesOfLook bytes that it sends, because a long note takes its time on the wire. After the first
+// bytesOfLook bytes that it sends, because a long payload takes its time on the wire. After the first
 // wireSpins, which take as long as a message to another node and back, it yields the core between two looks. The rank for
 // which it waits may need that core, also where there seems to be a core for each rank: two containers, or a rank and
 // the threads of another program.
@@ -184,13 +184,13 @@ const (
 // carryOutByWire announces c on this thread, and looks for a moment whether all members have come. A collective whose
 // input travels in the announcement is over then. Every other one becomes a task, which can be given up at any time:
 // what waits on the wire may wait for long.
-func (c *collective) carryOutByWire(note arrive.Note) (lingering *work.Handle, err error) {
+func (c *collective) carryOutByWire(payload arrive.Payload) (lingering *work.Handle, err error) {
 	g := c.g
 	c.beginTurn()
-	state, res, err := g.arrival.Announce(g.turn, &c.sig, c.flags, note, 0)
+	state, res, err := g.arrival.Announce(g.turn, &c.sig, c.flags, payload, 0)
 	g.Env.Engine.CalledMPI()
 	if c.flags&coll.Inline != 0 {
-		for looks := int64(0); looks < wireLooks+note.Bytes/bytesOfLook && state == arrive.Pending && err == nil; looks++ {
+		for looks := int64(0); looks < wireLooks+payload.Bytes/bytesOfLook && state == arrive.Pending && err == nil; looks++ {
 			if looks >= wireSpins || g.Env.Node.Crowded() {
 				work.Yield()
 			}
@@ -214,7 +214,7 @@ func (c *collective) carryOutByWire(note arrive.Note) (lingering *work.Handle, e
 	return lingering, err
 }
 
-// refuseInTurn makes c a task, which finds that it has no note and refuses. The group is busy with c.
+// refuseInTurn makes c a task, which finds that it has no payload and refuses. The group is busy with c.
 func (c *collective) refuseInTurn() (lingering *work.Handle, err error) {
 	c.record(0)
 	t := c.newTask()

@@ -124,17 +124,17 @@ func (g *Group) carriers(comm transport.Comm) (own, side transport.Comm, err err
 // arriveOver makes the arrival. It is collective over comm.
 func (g *Group) arriveOver(comm transport.Comm) error {
 	if g.Env.Topo.OneNode(g.Ranks) {
-		lines, _, err := g.Env.Node.MakeLines(comm, transport.EveryRank(g.Size), coll.BounceWords(g.Size))
+		slots, _, err := g.Env.Node.MakeControlSlots(comm, transport.EveryRank(g.Size), coll.BounceWords(g.Size))
 		if err != nil {
 			return err
 		}
-		if lines != nil {
-			g.local, g.arrival, g.notes = true, lines, lines
-			g.node = &coll.Node{Lines: lines, Reach: g.Reach, Read: g.Read}
+		if slots != nil {
+			g.local, g.arrival, g.payloads = true, slots, slots
+			g.node = &coll.Node{Slots: slots, Reach: g.Reach, Read: g.Read}
 			if shared, _ := g.Env.Node.Heaps(); shared {
-				g.blocks = &coll.Blocks{Finished: lines.ReadNoMore}
-				g.bounce = &coll.Bounce{Rank: g.Rank, Size: g.Size, Crowded: g.Env.Node.Crowded(), YieldEvery: lines.Yields(), Told: lines.Behind(), Heap: heap.OfProcess, Hold: g.Acquire,
-					GivenUp: func(seq uint64) bool { return len(lines.Closers(seq)) > 0 }, Gone: lines.Gone}
+				g.blocks = &coll.Blocks{Finished: slots.ReadNoMore}
+				g.bounce = &coll.Bounce{Rank: g.Rank, Size: g.Size, Crowded: g.Env.Node.Crowded(), YieldEvery: slots.Yields(), Told: slots.Behind(), Heap: heap.OfProcess, Hold: g.Acquire,
+					GivenUp: func(seq uint64) bool { return len(slots.Closers(seq)) > 0 }, Gone: slots.Gone}
 				g.lends = !g.Env.Node.Crowded() // there a second wait costs more than a copy
 			}
 			return nil
@@ -153,7 +153,7 @@ func (g *Group) arriveOver(comm transport.Comm) error {
 	if g.wire, err = arrive.NewWire(comm, coll.ArrivalTag, nodes, board); err != nil {
 		return err
 	}
-	g.arrival, g.notes = g.wire, g.wire
+	g.arrival, g.payloads = g.wire, g.wire
 	return nil
 }
 

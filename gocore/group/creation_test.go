@@ -138,16 +138,16 @@ func TestAMemberThatGivesUpWhileTheOthersHaveMadeIt(t *testing.T) {
 			}
 			return e.Engine.Wait(done, time.Now().Add(20*time.Second), nil)
 		})
-		lines, _, err := e.Node.MakeLines(comm, both, 0)
+		slots, _, err := e.Node.MakeControlSlots(comm, both, 0)
 		if comm.Rank() == 1 {
 			assert.Equal(t, status.Timeout, status.CodeOf(err))
 			return
 		}
 		assert.NoError(t, err)
-		for late := time.Now().Add(20 * time.Second); len(lines.Closers(1)) == 0 && time.Now().Before(late); {
+		for late := time.Now().Add(20 * time.Second); len(slots.Closers(1)) == 0 && time.Now().Before(late); {
 			time.Sleep(time.Millisecond)
 		}
-		assert.Equal(t, map[int]status.Code{1: status.Timeout}, lines.Closers(1))
+		assert.Equal(t, map[int]status.Code{1: status.Timeout}, slots.Closers(1))
 	})
 }
 

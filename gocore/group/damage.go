@@ -14,7 +14,7 @@ import (
 // follow (docs/security.md says what is checked where).
 
 // rubbishError is the error that an arrival has found rubbish in the slot of a member.
-func (c *collective) rubbishError() error { return c.rubbishIn(c.g.node.Lines.Rubbish()) }
+func (c *collective) rubbishError() error { return c.rubbishIn(c.g.node.Slots.Rubbish()) }
 
 func (c *collective) rubbishIn(member int) error {
 	rank := c.g.Ranks[member]
@@ -45,7 +45,7 @@ func (c *collective) blamed(closers []int) error {
 		return nil
 	}
 	for _, i := range closers {
-		if member, ok := g.node.Lines.Blamed(i); ok {
+		if member, ok := g.node.Slots.Blamed(i); ok {
 			return c.rubbishIn(member)
 		}
 	}
@@ -105,7 +105,7 @@ func breaks(err error) bool { return err != nil && status.CodeOf(err) != status.
 // chunks that no member has claimed. If some are claimed, it returns an operation that is over when they are
 // done; otherwise nil.
 func (c *collective) standAside(err error) *shm.Op {
-	c.g.node.Lines.Explain(status.CodeOf(err))
+	c.g.node.Slots.Explain(status.CodeOf(err))
 	o, failed := c.args.Bystander()
 	if failed != nil {
 		return nil

@@ -92,8 +92,8 @@ func TestAMessageThatNobodyReceivesIsDroppedAndReported(t *testing.T) {
 			return
 		}
 		ranks(t, n, nodes, func(t *testing.T, e *world.Env, g *Group) {
-			var lines []string
-			e.Reports.Write = func(line string) { lines = append(lines, line) }
+			var slots []string
+			e.Reports.Write = func(line string) { slots = append(slots, line) }
 			if g.Rank == 0 {
 				for range 2 {
 					d := desc(op.Send, []op.Buf{floats(make([]float32, 1<<20)...)}, nil)
@@ -105,10 +105,10 @@ func TestAMessageThatNobodyReceivesIsDroppedAndReported(t *testing.T) {
 			assert.True(t, leaves(t, e))
 			assert.True(t, e.Departure.Settled(), "MPI has no request any more")
 			if g.Rank != 0 {
-				assert.Empty(t, lines)
-			} else if assert.Len(t, lines, 1) {
-				assert.Contains(t, lines[0], "rank 0 has ended with 2 message(s) that no rank has received")
-				assert.Contains(t, lines[0], "send of 4194304 bytes to rank 1")
+				assert.Empty(t, slots)
+			} else if assert.Len(t, slots, 1) {
+				assert.Contains(t, slots[0], "rank 0 has ended with 2 message(s) that no rank has received")
+				assert.Contains(t, slots[0], "send of 4194304 bytes to rank 1")
 			}
 		})
 	})

@@ -141,7 +141,7 @@ func (t *task) discard() {
 func (t *task) abandon(err error) {
 	t.stage = lingering
 	if t.shared != nil {
-		t.g.node.Lines.Explain(t.g.cause(err))
+		t.g.node.Slots.Explain(t.g.cause(err))
 		t.shared.Leave()
 	} else {
 		t.g.resign(t.collective.args.Seq, err)

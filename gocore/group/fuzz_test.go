@@ -26,10 +26,10 @@ import (
 var named = []status.Code{status.OK, status.Timeout, status.Mismatch, status.Refused, status.PeerLeft, status.PeerDied, status.GroupBroken,
 	status.MPI, status.NoMemory, status.Truncate, status.Cuda, status.Unsupported}
 
-// linesOf returns the memory of the lines of a group.
+// linesOf returns the memory of the control slots of a group.
 func linesOf(g *Group) []byte {
-	words, n := g.node.Lines.Chunks(0) // the first of the words that end the lines
-	size := arrive.LinesSize(g.Size)
+	words, n := g.node.Slots.Chunks(0) // the first of the words that end the control slots
+	size := arrive.ControlSlotsSize(g.Size)
 	begin := unsafe.Add(words, -(size - int64(8*n*arrive.Slots)))
 	return unsafe.Slice((*byte)(begin), size)
 }
@@ -60,21 +60,21 @@ func end(t *testing.T, e *world.Env) (settled bool) {
 	return settled
 }
 
-// scribble writes an 8-byte value where an input says: into the block of rank 1 in the lines, anywhere in
-// the lines, or into the chunk words.
-func scribble(lines []byte, chunks int, where byte, at uint16, value uint64) {
-	own := int(arrive.LinesSize(2)-int64(8*chunks*arrive.Slots)) / 2 // a block and notes are as long as the other's
+// scribble writes an 8-byte value where an input says: into the block of rank 1 in the control slots, anywhere in
+// the control slots, or into the chunk words.
+func scribble(slots []byte, chunks int, where byte, at uint16, value uint64) {
+	own := int(arrive.ControlSlotsSize(2)-int64(8*chunks*arrive.Slots)) / 2 // a block and payloads are as long as the other's
 	const block = (arrive.Slots + 2) * 64
 	offset := 0
 	switch where % 3 {
 	case 0:
 		offset = block + 8*int(at)%block
 	case 1:
-		offset = 8 * int(at) % (len(lines) - 8)
+		offset = 8 * int(at) % (len(slots) - 8)
 	case 2:
 		offset = 2*own + 8*(int(at)%(chunks*arrive.Slots))
 	}
-	atomic.StoreUint64((*uint64)(unsafe.Pointer(&lines[offset])), value)
+	atomic.StoreUint64((*uint64)(unsafe.Pointer(&slots[offset])), value)
 }
 
 // FuzzDamagedRank has two ranks that make the same collectives, one after another. Between them rank 1 writes
@@ -90,7 +90,7 @@ func FuzzDamagedRank(f *testing.F) {
 		f.Add(slices.Concat(good, good, good))
 		f.Add(slices.Concat(good, step(kind, 0, 8*3, 1<<40)))                  // the number of a slot
 		f.Add(slices.Concat(good, step(kind, 0, 8*2+4, ^uint64(0))))           // flags, length and mark
-		f.Add(slices.Concat(good, step(kind, 0, 8*2+5, 1<<40)))                // a note
+		f.Add(slices.Concat(good, step(kind, 0, 8*2+5, 1<<40)))                // a payload
 		f.Add(slices.Concat(good, step(kind, 2, 256*2+1, 3<<20|1<<4|1), good)) // a chunk that rank 1 works on
 		f.Add(slices.Concat(good, step(kind, 2, 256*2+2, ^uint64(0)), good))
 		f.Add(slices.Concat(good, step(kind, 0, 8*arrive.Slots, ^uint64(0)), good)) // how far it has come
@@ -117,13 +117,13 @@ func FuzzDamagedRank(f *testing.F) {
 				if err != nil || g.node == nil {
 					return
 				}
-				lines := linesOf(g)
-				_, chunks := g.node.Lines.Chunks(0)
+				slots := linesOf(g)
+				_, chunks := g.node.Slots.Chunks(0)
 				var handles []*work.Handle
 				for rest := input; len(rest) >= stepBytes; rest = rest[stepBytes:] {
 					spoil := func() {
 						if g.Rank == 1 && rest[1] != 255 {
-							scribble(lines, chunks, rest[1], binary.LittleEndian.Uint16(rest[2:]), binary.LittleEndian.Uint64(rest[4:]))
+							scribble(slots, chunks, rest[1], binary.LittleEndian.Uint16(rest[2:]), binary.LittleEndian.Uint64(rest[4:]))
 						}
 					}
 					var d *op.Desc

@@ -33,16 +33,16 @@ type Group struct {
 	mpi      coll.MPI       // what the algorithms of coll that call MPI need of it
 	messages *messages.Messages
 	arrival  arrive.Arrival
-	wire     *arrive.Wire // equal to arrival if that is by wire, else nil
-	notes    coll.Notes   // of the arrival; nil in a group of one
-	node     *coll.Node   // set if the group is local and has several members
-	forced   coll.Forced  // algorithms that are preferred to the registry's order
-	patterns patterns     // of the exchanges with neighbours
-	blocks   *coll.Blocks // for these, if the members share memory; else nil
-	bounce   *coll.Bounce // for tensors in ordinary memory, if the members share memory; else nil
-	lends    bool         // tensors of halos that lie in the heap, if the members share memory
-	inquiry  inquiry      // which members have come to the current collective; used with a wire
-	timeout  atomic.Int64 // of an operation that has no timeout of its own, in nanoseconds
+	wire     *arrive.Wire  // equal to arrival if that is by wire, else nil
+	payloads coll.Payloads // of the arrival; nil in a group of one
+	node     *coll.Node    // set if the group is local and has several members
+	forced   coll.Forced   // algorithms that are preferred to the registry's order
+	patterns patterns      // of the exchanges with neighbours
+	blocks   *coll.Blocks  // for these, if the members share memory; else nil
+	bounce   *coll.Bounce  // for tensors in ordinary memory, if the members share memory; else nil
+	lends    bool          // tensors of halos that lie in the heap, if the members share memory
+	inquiry  inquiry       // which members have come to the current collective; used with a wire
+	timeout  atomic.Int64  // of an operation that has no timeout of its own, in nanoseconds
 
 	mu        sync.Mutex
 	busy      bool // a collective is under way, inline or as a task; the queue waits for it
@@ -92,7 +92,7 @@ func (g *Group) Served() []coll.Served {
 	if g.wire == nil {
 		return nil
 	}
-	return coll.TheServed(coll.Sig{Size: g.Size, Nodes: g.nodes, Rails: g.rails, Forced: g.forced}, g.notes.Room())
+	return coll.AlgorithmsBySize(coll.Sig{Size: g.Size, Nodes: g.nodes, Rails: g.rails, Forced: g.forced}, g.payloads.Room())
 }
 
 // Usable returns why the group cannot carry out an operation, nil if it can. The error names the operation.

@@ -95,7 +95,7 @@ func submit(g *Group, d *op.Desc) (work.Result, error) {
 	return r, err
 }
 
-// topologies are the distributions of ranks in these tests: on one node they arrive by shared lines
+// topologies are the distributions of ranks in these tests: on one node they arrive by control slots
 // and run inline; on two they arrive over MPI and run as tasks.
 var topologies = map[string]func(n int) []int{
 	"one node": func(n int) []int { return make([]int, n) },

@@ -16,7 +16,7 @@ import (
 
 // A synchronous halo exchange on one node does not pack a tensor that lies in this process's heap: it lends it. The
 // neighbours copy out of it, one copy instead of two, and this member waits until they have. Each member decides this for
-// itself: its note says what it does. A tensor whose parts are scattered is packed, because another processor would fetch
+// itself: its payload says what it does. A tensor whose parts are scattered is packed, because another processor would fetch
 // a cache line for each element.
 
 const (
@@ -151,13 +151,13 @@ func (c *collective) isRead() bool {
 // reads tells whether a member may still read the tensor of c.
 func (c *collective) reads(i int) bool {
 	g := c.g
-	return i != g.Rank && !g.node.Lines.HasFinished(i, c.args.Seq) && !g.node.Lines.Left(i) && !g.Env.Roster.Died(g.Ranks[i])
+	return i != g.Rank && !g.node.Slots.HasFinished(i, c.args.Seq) && !g.node.Slots.Left(i) && !g.Env.Roster.Died(g.Ranks[i])
 }
 
 // haveRead says that this member reads nothing any more that others have lent for c, or will not begin. It is the turn of c.
 func (c *collective) haveRead() {
 	if g := c.g; c.args.Neighbours != nil && g.node != nil && c.args.Seq != 0 && c.args.Seq == g.turn {
-		g.node.Lines.Finish(c.args.Seq)
+		g.node.Slots.Finish(c.args.Seq)
 	}
 }
 
@@ -166,7 +166,7 @@ func (c *collective) haveRead() {
 func (c *collective) runLent(alg *coll.Algorithm) (over bool, lingering *work.Handle, err error) {
 	computed := alg.Compute(&c.args)
 	for range readLooks {
-		if c.g.node.Lines.Finished(c.args.Seq) {
+		if c.g.node.Slots.Finished(c.args.Seq) {
 			return false, nil, computed
 		}
 	}

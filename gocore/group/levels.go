@@ -23,21 +23,21 @@ func (g *Group) makeLevels(comm transport.Comm) (*arrive.Board, error) {
 		return nil, nil
 	}
 	here := nodes[slices.IndexFunc(nodes, func(members []int) bool { return slices.Contains(members, g.Rank) })]
-	lines, _, err := g.Env.Node.MakeLines(comm, here, arrive.BoardSize(len(here), g.Size))
+	slots, _, err := g.Env.Node.MakeControlSlots(comm, here, arrive.BoardSize(len(here), g.Size))
 	if err != nil {
 		return nil, err
 	}
-	l := &coll.Levels{Here: slices.Index(here, g.Rank), Many: len(here), Nodes: nodes}
+	l := &coll.Levels{LocalRank: slices.Index(here, g.Rank), LocalSize: len(here), Nodes: nodes}
 	can := []int64{1}
-	if shared, _ := g.Env.Node.Heaps(); l.Many > 1 && (lines == nil || !shared) {
+	if shared, _ := g.Env.Node.Heaps(); l.LocalSize > 1 && (slots == nil || !shared) {
 		can[0] = 0
 	}
 	if err := comm.Min(can); err != nil {
 		return nil, err
 	}
 	if can[0] == 0 {
-		if lines != nil {
-			_ = lines.Close()
+		if slots != nil {
+			_ = slots.Close()
 		}
 		return nil, nil
 	}
@@ -45,23 +45,23 @@ func (g *Group) makeLevels(comm transport.Comm) (*arrive.Board, error) {
 	for _, members := range nodes {
 		g.rails = min(g.rails, len(members))
 	}
-	if l.Here < g.rails {
+	if l.LocalRank < g.rails {
 		for _, members := range nodes {
-			l.Rail = append(l.Rail, members[l.Here])
+			l.Rail = append(l.Rail, members[l.LocalRank])
 		}
 	}
 	g.levels = l
-	if lines == nil {
+	if slots == nil {
 		return nil, nil
 	}
-	h := &Group{Members: world.Members{Env: g.Env, Rank: l.Here, Size: len(here), Ranks: g.World(here)}, ID: g.ID, key: g.key, mpi: coll.On(g.Env.Base, nil),
-		local: true, arrival: lines, notes: lines, silent: true}
-	h.node = &coll.Node{Lines: lines, Reach: h.Reach, Read: h.Read}
+	h := &Group{Members: world.Members{Env: g.Env, Rank: l.LocalRank, Size: len(here), Ranks: g.World(here)}, ID: g.ID, key: g.key, mpi: coll.On(g.Env.Base, nil),
+		local: true, arrival: slots, payloads: slots, silent: true}
+	h.node = &coll.Node{Slots: slots, Reach: h.Reach, Read: h.Read}
 	h.inquiry.g = h
 	h.timeout.Store(int64(work.Longest)) // the collective of the whole group has the deadline
 	g.here = h
 	l.Start, l.Failed = g.startHere, g.failHere
-	return arrive.NewBoard(lines.Behind(), here, g.Rank, g.Size), nil
+	return arrive.NewBoard(slots.Behind(), here, g.Rank, g.Size), nil
 }
 
 // startHere begins a collective of the members on this node. It is over when nobody on this node works on it any more.

@@ -113,7 +113,7 @@ func (c *collective) awaitChunks(o *shm.Op) (shm.State, error) {
 	case g.Ending() != nil:
 		err = g.EndingError(world.Describe(c.sig))
 	}
-	g.node.Lines.Explain(status.CodeOf(err))
+	g.node.Slots.Explain(status.CodeOf(err))
 	_ = g.Env.Engine.Wait(func() bool {
 		state = o.Close()
 		return state == shm.Done || state == shm.Closed
@@ -140,7 +140,7 @@ func (c *collective) chunksError(o *shm.Op, state shm.State) error {
 		closers, lost, late := map[int]status.Code{}, false, false
 		dead := g.Dead()
 		for i := range g.Ranks {
-			if why := g.node.Lines.Why(i); why != 0 && i != g.Rank {
+			if why := g.node.Slots.Why(i); why != 0 && i != g.Rank {
 				closers[i] = why
 				lost, late = lost || why == status.PeerDied, late || why == status.Timeout
 			}
@@ -185,7 +185,7 @@ func (c *collective) lostError(o *shm.Op) error {
 		if worker == g.Rank || !g.Env.Roster.Died(g.Ranks[worker]) {
 			return nil
 		}
-		o.Bury(worker)
+		o.FailPeer(worker)
 		return c.lost([]int{worker})
 	}
 	if (o.IsBlind() || !c.mayWork()) && g.AnyDied() {

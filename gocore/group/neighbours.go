@@ -151,7 +151,7 @@ func (c *collective) checkNeighbours(d *op.Desc, sends, recvs []op.Buf) error {
 		return err
 	}
 	c.flags |= coll.Even
-	if g.notes == nil {
+	if g.payloads == nil {
 		return nil
 	}
 	c.flags, err = c.offer.MakeBlock(a, c.flags, g.blocks, g.lends && !c.async)

@@ -62,7 +62,7 @@ func (c *collective) mayBeKept() bool {
 	if len(c.staged) > 0 || c.shadow != nil || c.args.DeviceArgs != nil || c.g.wire != nil {
 		return false
 	}
-	return c.g.notes == nil || c.flags&(coll.Inline|coll.Mapped) != 0 && c.offer.Lasts()
+	return c.g.payloads == nil || c.flags&(coll.Inline|coll.Mapped) != 0 && c.offer.Lasts()
 }
 
 // Submit is Group.Submit for the prepared operation. d is as it was for Prepare, except that the buffers may lie

@@ -9,12 +9,12 @@ import (
 )
 
 // A member that frees a group may be ahead of the others, which still copy what it gave to the last collective out of memory of
-// this process. That memory, and the lines in which they say that they are done, remain. They are given back when a group is
+// this process. That memory, and the control slots in which they say that they are done, remain. They are given back when a group is
 // made or freed later: mostly all members come to that after they have freed this one.
 
 // remains is what a group on one node had, and other members may still read.
 type remains struct {
-	lines  *arrive.Lines
+	slots  *arrive.ControlSlots
 	blocks *coll.Blocks
 	bounce *coll.Bounce
 }
@@ -25,7 +25,7 @@ func (r *remains) free() bool {
 	if !blocks || !bounce {
 		return false
 	}
-	_ = r.lines.Close() // it fails only for memory that is not mapped
+	_ = r.slots.Close() // it fails only for memory that is not mapped
 	return true
 }
 
@@ -55,8 +55,8 @@ func (g *Group) freeArrival() error {
 	if g.node == nil {
 		return g.arrival.Close()
 	}
-	g.node.Lines.Go()
-	remaining.add(&remains{g.node.Lines, g.blocks, g.bounce})
+	g.node.Slots.Go()
+	remaining.add(&remains{g.node.Slots, g.blocks, g.bounce})
 	remaining.free()
 	return nil
 }

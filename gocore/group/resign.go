@@ -3,7 +3,7 @@ package group
 import "github.com/paddlempi/paddlempi/gocore/status"
 
 // A member that cannot go on with a collective breaks the group. The other members must learn it, and
-// that this member was the first. On one node they see it in the lines. Across nodes this member
+// that this member was the first. On one node they see it in the control slots. Across nodes this member
 // answers questions, and does so before it is asked, because its process may end next.
 
 // resign says that this member takes no part in collective seq because of err, whether all members have
@@ -14,7 +14,7 @@ func (g *Group) resign(seq uint64, err error) {
 		g.wire.GiveUp(seq, g.cause(err))
 	case g.node == nil || len(g.arrival.Closers(seq)) > 0:
 	case !g.arrival.GiveUp(seq, g.cause(err)):
-		g.node.Lines.Stop(seq, g.cause(err))
+		g.node.Slots.Stop(seq, g.cause(err))
 	}
 }
 

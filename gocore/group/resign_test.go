@@ -313,7 +313,7 @@ func TestARankThatCannotAnnounceTellsTheOthers(t *testing.T) {
 	for name, c := range map[string]struct {
 		fn  mpi.Fn
 		nth int64
-	}{"the first message": {mpi.FnSend, 1}, "the first receive": {mpi.FnRecv, 1}, "a message of the second gathering": {mpi.FnSend, 2}, "a receive of it": {mpi.FnRecv, 2}} {
+	}{"the first message": {mpi.FnSend, 1}, "the first receive": {mpi.FnRecv, 1}, "a message of the second doubling": {mpi.FnSend, 2}, "a receive of it": {mpi.FnRecv, 2}} {
 		t.Run(name, func(t *testing.T) {
 			var calls atomic.Int64
 			calls.Store(-1 << 32)

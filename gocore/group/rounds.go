@@ -12,7 +12,7 @@ import (
 )
 
 // This file carries out collectives whose tensors go through blocks that all members map (package bounce), on the thread of
-// their caller. Nobody works in the tensors of another member. So a member that gives up ends its call at once, and says in the lines
+// their caller. Nobody works in the tensors of another member. So a member that gives up ends its call at once, and says in the control slots
 // that it takes no part; the others see that within a look.
 
 const (

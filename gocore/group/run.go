@@ -51,7 +51,7 @@ func (c *collective) runTask(alg *coll.Algorithm) (lingering *work.Handle, err e
 // steps, so an error here breaks the group.
 func (c *collective) build(alg *coll.Algorithm) error {
 	switch {
-	case c.form != coll.AtOnce: // that reads the notes, for which they were packed
+	case c.form != coll.AtOnce: // that reads the payloads, for which they were packed
 		if err := c.pack(); err != nil {
 			return err
 		}

@@ -15,7 +15,7 @@ import (
 // heard collects the reports of all ranks.
 type heard struct {
 	mu    sync.Mutex
-	lines []string
+	slots []string
 }
 
 func (h *heard) listen(e *world.Env) {
@@ -23,14 +23,14 @@ func (h *heard) listen(e *world.Env) {
 	e.Reports.Write = func(line string) {
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		h.lines = append(h.lines, line)
+		h.slots = append(h.slots, line)
 	}
 }
 
 func (h *heard) all() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return append([]string(nil), h.lines...)
+	return append([]string(nil), h.slots...)
 }
 
 // await waits until something was reported.
@@ -95,11 +95,11 @@ func TestLongWaitsAreReported(t *testing.T) {
 			"s in monitored_barrier(ranks=[0 1 2]): rank 2 has not called it: its last operation was "},
 	} {
 		t.Run(name, func(t *testing.T) {
-			lines := waitsFor(t, []int{0, 0, 0}, c.wait)
-			if assert.Len(t, lines, 1) {
-				assert.Contains(t, lines[0], c.says)
-				assert.Contains(t, lines[0], "paddlempi: rank ")
-				assert.Equal(t, 1, strings.Count(lines[0], "\n"))
+			slots := waitsFor(t, []int{0, 0, 0}, c.wait)
+			if assert.Len(t, slots, 1) {
+				assert.Contains(t, slots[0], c.says)
+				assert.Contains(t, slots[0], "paddlempi: rank ")
+				assert.Equal(t, 1, strings.Count(slots[0], "\n"))
 			}
 		})
 	}
@@ -141,9 +141,9 @@ func TestLongWaitsForMessagesAreReported(t *testing.T) {
 					assert.NoError(t, err)
 				}
 			})
-			lines := h.all()
-			if assert.Len(t, lines, 1) {
-				assert.Contains(t, lines[0], c.says)
+			slots := h.all()
+			if assert.Len(t, slots, 1) {
+				assert.Contains(t, slots[0], c.says)
 			}
 		})
 	}
@@ -188,13 +188,13 @@ func TestReportsAreOffIfTheUserWantsSo(t *testing.T) {
 func TestLongWaitsAcrossNodesAreReported(t *testing.T) {
 	for name, nodes := range map[string][]int{"another node": {0, 0, 1, 2}, "the same node": {0, 1, 0, 1}} {
 		t.Run(name, func(t *testing.T) {
-			lines := waitsFor(t, nodes, func(_ *testing.T, _ *world.Env, g *Group) error {
+			slots := waitsFor(t, nodes, func(_ *testing.T, _ *world.Env, g *Group) error {
 				_, err := submit(g, allReduce(floats(1, 2)))
 				return err
 			})
 			// Before the news of the first report is there, a rank of another node may report, too.
-			if assert.NotEmpty(t, lines) && assert.Less(t, len(lines), 3) {
-				assert.Regexp(t, `s in all_reduce\(float32\[2\], SUM\), number 2 on the group of ranks \[0 1 2 3\]: rank 3 on host \S+ has not come: its last operation was all_reduce\(float32\[1\], SUM\), number 1 on the same group, which ended \d`, lines[0])
+			if assert.NotEmpty(t, slots) && assert.Less(t, len(slots), 3) {
+				assert.Regexp(t, `s in all_reduce\(float32\[2\], SUM\), number 2 on the group of ranks \[0 1 2 3\]: rank 3 on host \S+ has not come: its last operation was all_reduce\(float32\[1\], SUM\), number 1 on the same group, which ended \d`, slots[0])
 			}
 		})
 	}
@@ -203,11 +203,11 @@ func TestLongWaitsAcrossNodesAreReported(t *testing.T) {
 // Without connections to other nodes the ranks there are named, and nothing is known of them.
 func TestLongWaitsWithoutConnections(t *testing.T) {
 	t.Setenv("PADDLEMPI_DEAD_AFTER", "0")
-	lines := waitsFor(t, []int{0, 1}, func(_ *testing.T, _ *world.Env, g *Group) error {
+	slots := waitsFor(t, []int{0, 1}, func(_ *testing.T, _ *world.Env, g *Group) error {
 		_, err := submit(g, allReduce(floats(1)))
 		return err
 	})
-	if assert.Len(t, lines, 1) {
-		assert.Contains(t, lines[0], "number 2 on the group of ranks [0 1]: rank 1 has not come: what it does is not known here (PADDLEMPI_DEAD_AFTER is 0 on rank 1). `py")
+	if assert.Len(t, slots, 1) {
+		assert.Contains(t, slots[0], "number 2 on the group of ranks [0 1]: rank 1 has not come: what it does is not known here (PADDLEMPI_DEAD_AFTER is 0 on rank 1). `py")
 	}
 }

@@ -59,7 +59,7 @@ func (c *collective) newTask() *task {
 // begin announces t, unless t was announced ahead. It is the turn of t.
 func (t *task) begin() {
 	if t.ahead {
-		t.g.node.Lines.Turn(t.g.turn)
+		t.g.node.Slots.Turn(t.g.turn)
 	}
 	t.awaitOthers(t.announce())
 }

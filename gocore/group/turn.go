@@ -129,7 +129,7 @@ func (g *Group) Expire(now time.Time) {
 		}
 		what := fmt.Sprintf("%s timed out after %v: its turn did not come, because an operation before it is still under way",
 			t.collective.of(), t.collective.timeout)
-		if t.ahead && !g.node.Lines.Refuse(t.collective.args.Seq) {
+		if t.ahead && !g.node.Slots.Refuse(t.collective.args.Seq) {
 			why = status.New(status.Timeout, "%s; all other members have come to it, so the group is broken", what)
 			late = slices.Clone(g.queue[i:])
 			g.queue = g.queue[:i]

@@ -62,24 +62,24 @@ func (m *message) overdue() {
 
 // bury ends the requests of a transfer with a rank that has died, if the transport does not do so itself.
 func (m *message) bury(tr *transfer) bool {
-	b, ok := m.comm.(transport.Burier)
+	b, ok := m.comm.(transport.PeerFailer)
 	if !ok || tr.buried || tr.peer < 0 || tr.request == nil || len(m.g.Env.Roster.Dead(m.g.Ranks[tr.peer:tr.peer+1])) == 0 {
 		return false
 	}
 	tr.buried = true
-	b.Bury(int(tr.peer))
+	b.FailPeer(int(tr.peer))
 	return true
 }
 
 // buryAny does so for all members that have died. A receive from any rank that has taken no message goes on.
 func (m *message) buryAny() {
-	b, ok := m.comm.(transport.Burier)
+	b, ok := m.comm.(transport.PeerFailer)
 	if !ok {
 		return
 	}
 	for member, r := range m.g.Ranks {
 		if member != m.g.Rank && m.g.Env.Roster.Died(r) {
-			b.Bury(member)
+			b.FailPeer(member)
 		}
 	}
 }

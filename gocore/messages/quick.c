@@ -84,33 +84,33 @@ static int mine(const pq_group *p) {
  * that is as long, and Go takes some microseconds more for such a message, after which the other
  * side waits longer for the next one. But who waits here takes no other message further. */
 static int patience(const pq_group *p, const pq_message *m, int pauses) {
-	return pauses == 0 || sw_read32(&p->office->moves) ? pauses
-													   : pauses + (int)(m->bytes / BYTES_A_PAUSE);
+	return pauses == 0 || sw_read32(&p->endpoint->moves) ? pauses
+														 : pauses + (int)(m->bytes / BYTES_A_PAUSE);
 }
 
 /* send sends a message to the member m->peer. */
 static int send(pq_group *p, const pq_message *m, int pauses) {
 	const int32_t to = p->members[m->peer];
 	pauses = patience(p, m, pauses);
-	for (int i = 1; i <= pauses && !pm_asked(p->office, to, p->context, m->tag, (uint64_t)m->bytes);
-		 i++)
+	for (int i = 1;
+		 i <= pauses && !pm_asked(p->endpoint, to, p->context, m->tag, (uint64_t)m->bytes); i++)
 		pmpi_linger(i, YIELD_EVERY);
-	if (!pm_lock(p->office))
+	if (!pm_lock(p->endpoint))
 		return 1;
 	const int rc = __atomic_load_n(&p->held, __ATOMIC_RELAXED) != 0 ||
-				   pm_send(p->office, to, p->context, m->tag, m->data, (uint64_t)m->bytes, 1);
-	pm_unlock(p->office);
+				   pm_send(p->endpoint, to, p->context, m->tag, m->data, (uint64_t)m->bytes, 1);
+	pm_unlock(p->endpoint);
 	return rc;
 }
 
 /* await waits until something has come from a rank, and tells whether it has. */
 static int await(pq_group *p, int32_t from, const pq_message *m, int pauses) {
-	uint32_t *waits = p->office->pairs[from].in.waits;
+	uint32_t *waits = p->endpoint->pairs[from].in.waits;
 	int come = 0;
 	pauses = patience(p, m, pauses);
 	if (m->bytes > PM_EAGER)
 		sw_write32(waits, pm_sought(p->context, m->tag));
-	for (int i = 1; !(come = pm_come(p->office, from)) && i <= pauses; i++) {
+	for (int i = 1; !(come = pm_come(p->endpoint, from)) && i <= pauses; i++) {
 		if (!mine(p))
 			break;
 		pmpi_linger(i, YIELD_EVERY);
@@ -123,13 +123,13 @@ static int await(pq_group *p, int32_t from, const pq_message *m, int pauses) {
 /* receive receives a message from the member m->peer. */
 static int receive(pq_group *p, const pq_message *m, int pauses) {
 	const int32_t from = p->members[m->peer];
-	if (!pm_come(p->office, from) && (pauses == 0 || !await(p, from, m, pauses)))
+	if (!pm_come(p->endpoint, from) && (pauses == 0 || !await(p, from, m, pauses)))
 		return 1;
-	if (!pm_lock(p->office))
+	if (!pm_lock(p->endpoint))
 		return 1;
-	const int rc = !mine(p) || pm_receive(p->office, from, p->context, m->tag, m->data,
+	const int rc = !mine(p) || pm_receive(p->endpoint, from, p->context, m->tag, m->data,
 										  (uint64_t)m->bytes, pauses);
-	pm_unlock(p->office);
+	pm_unlock(p->endpoint);
 	return rc;
 }
 

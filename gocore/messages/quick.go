@@ -18,7 +18,7 @@ func (g *Messages) openQuick() {
 		return
 	}
 	of := quick.Quick()
-	if of.Office == nil {
+	if of.Endpoint == nil {
 		return
 	}
 	p := C.pq_open(C.int64_t(g.id), C.int32_t(g.Size))
@@ -32,7 +32,7 @@ func (g *Messages) openQuick() {
 	if g.Env.Node.Crowded() {
 		p.crowded = 1
 	}
-	p.office, p.context, p.busy = (*C.pm_office)(of.Office), C.uint64_t(of.Context), (*C.uint32_t)(of.Busy)
+	p.endpoint, p.context, p.busy = (*C.pm_endpoint)(of.Endpoint), C.uint64_t(of.Context), (*C.uint32_t)(of.Busy)
 	next, lost, list, counter := g.Env.Recorder.Shared()
 	p.trace = C.tr_ring{next: (*C.uint64_t)(next), lost: (*C.uint64_t)(lost), list: (*C.tr_entry)(list)}
 	if counter {

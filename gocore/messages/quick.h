@@ -32,9 +32,9 @@ typedef struct pq_group {
 	uint32_t held;   /* messages of the group that wait for something before they begin */
 	int32_t crowded; /* the node has fewer cores than ranks: none is kept by pauses */
 	int32_t rank, size, room, most_tag;
-	int32_t *members;     /* rank of the office, by member */
+	int32_t *members;     /* rank of the endpoint, by member */
 	const uint32_t *busy; /* its context has receives that wait, or messages that nobody received */
-	pm_office *office;
+	pm_endpoint *endpoint;
 	uint64_t context;
 	tr_ring trace;
 } pq_group;

@@ -68,10 +68,10 @@ type Quick interface {
 
 // QuickState is what C code has to know for that. It is outside the Go heap, but for Members, and stays until the Comm is freed.
 type QuickState struct {
-	Office  unsafe.Pointer // pm_office of memory/rings.h; nil: there is none
-	Context uint64
-	Busy    *uint32 // not 0 while receives wait, or messages that nobody has received
-	Members []int   // rank of the office, by rank
+	Endpoint unsafe.Pointer // pm_endpoint of memory/rings.h; nil: there is none
+	Context  uint64
+	Busy     *uint32 // not 0 while receives wait, or messages that nobody has received
+	Members  []int   // rank of the endpoint, by rank
 }
 
 // Bounder is an Endpoint that keeps messages which nobody has received.
@@ -80,10 +80,10 @@ type Bounder interface {
 	Bound()
 }
 
-// Burier is an Endpoint that does not see by itself that a rank has died.
-type Burier interface {
-	// Bury ends the requests with a rank that has died, with an error: nobody reads or writes their memory any more.
-	Bury(rank int)
+// PeerFailer is an Endpoint that does not see by itself that a rank has died.
+type PeerFailer interface {
+	// FailPeer ends the requests with a rank that has died, with an error: nobody reads or writes their memory any more.
+	FailPeer(rank int)
 }
 
 // Requests looks after requests.

@@ -39,7 +39,7 @@ type departureStage int
 
 const (
 	staying    departureStage = iota // this rank has not left
-	gathering                        // in the barrier
+	inBarrier                        // in the barrier
 	settling                         // waiting for the end of its own requests
 	agreeing                         // telling each other whether MPI can be finalized
 	departed                         // all ranks have left, and have agreed; EndTogether has one more barrier here
@@ -107,7 +107,7 @@ func (d *Departure) begin() error {
 	if d.stuck {
 		words[0] = 0
 	}
-	return d.nextStage(gathering, transport.Barrier)
+	return d.nextStage(inBarrier, transport.Barrier)
 }
 
 // nextStage starts the round of a stage.
@@ -141,7 +141,7 @@ func (d *Departure) AllDeparted() bool {
 		g.Settled()
 	}
 	switch d.stage {
-	case gathering:
+	case inBarrier:
 		if !d.stageOver() {
 			return false
 		}

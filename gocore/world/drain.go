@@ -13,7 +13,7 @@ import (
 //  1. It takes no more calls.
 //  2. Operations under way get time to end.
 //  3. The other operations are given up, and their callers are told.
-//  4. The communicators and the shared lines are freed if nothing is left that uses them. Otherwise
+//  4. The communicators and the control slots are freed if nothing is left that uses them. Otherwise
 //     they are never freed.
 
 const (

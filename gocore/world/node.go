@@ -16,14 +16,14 @@ import (
 type Node struct {
 	base     transport.Comm
 	topo     *topo.Topology
-	ranks    []int              // world ranks on this node
-	presence *arrive.Lines      // shows which of them have left; nil if they cannot share memory
-	way      way                // how they came to share memory
-	views    map[int]*heap.View // heaps of the other ones, by world rank; nil if they cannot be shared
-	adopts   bool               // they can open each other's files through /proc
-	noHeaps  string             // why views is nil; "" if this rank is alone on its node
-	crowded  bool               // there are more ranks than cores
-	local    *memory.Comm       // connects the ranks of this node; nil if they cannot share memory, and where base needs none
+	ranks    []int                // world ranks on this node
+	presence *arrive.ControlSlots // shows which of them have left; nil if they cannot share memory
+	way      way                  // how they came to share memory
+	views    map[int]*heap.View   // heaps of the other ones, by world rank; nil if they cannot be shared
+	adopts   bool                 // they can open each other's files through /proc
+	noHeaps  string               // why views is nil; "" if this rank is alone on its node
+	crowded  bool                 // there are more ranks than cores
+	local    *memory.Comm         // connects the ranks of this node; nil if they cannot share memory, and where base needs none
 }
 
 // newNode opens what the ranks of each node share. direct says that this rank may give messages of device memory to base.
@@ -31,7 +31,7 @@ type Node struct {
 func newNode(base transport.Comm, t *topo.Topology, direct bool) (*Node, error) {
 	n := &Node{base: base, topo: t, ranks: t.Peers(), crowded: t.Crowded()}
 	var err error
-	if n.presence, n.way, err = n.MakeLines(base, n.ranks, 0); err != nil {
+	if n.presence, n.way, err = n.MakeControlSlots(base, n.ranks, 0); err != nil {
 		return n, err
 	}
 	if err := n.shareHeaps(); err != nil {

@@ -11,7 +11,7 @@ from typing import Any
 SLOTS = 32
 _SLOT_BYTES = 64
 _BLOCK_BYTES = (SLOTS + 2) * _SLOT_BYTES
-"""The layout of ``gocore/arrive/lines.h``: slots, then a line of how far the member has come, then
+"""The layout of ``gocore/arrive/slots.h``: slots, then a line of how far the member has come, then
 a line of whether it takes part."""
 
 

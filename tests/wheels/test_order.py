@@ -128,7 +128,7 @@ def test_a_weaker_order_is_found(tmp_path: Path, name: str, cpu: str) -> None:
 # Files of words that processes share. What is left there has no order, is of one process only, or
 # changes the elements of a window, whose order is that of the kernels in combine.c.
 SHARING = {
-    "arrive/lines.c": set(),
+    "arrive/slots.c": set(),
     "coll/shm/chunks.c": set(),
     "coll/bounce/cma.c": {""},
     "coll/bounce/counters.h": set(),
@@ -153,10 +153,10 @@ def test_no_order_is_asked_for_elsewhere(name: str) -> None:
 # Go's side: functions that read or write a word of memory that ranks share, or the word of a
 # request that another thread ends, and how.
 GO = {
-    "arrive.(*gathering).hear": {"LDAR"},
-    "arrive.(*gathering).listen": {"LDAR"},
+    "arrive.(*doubling).hear": {"LDAR"},
+    "arrive.(*doubling).listen": {"LDAR"},
     "arrive.(*Board).put": {"STLR"},
-    "arrive.(*gathering).tellNode": {"STLR"},
+    "arrive.(*doubling).tellNode": {"STLR"},
     "heap.(*Heap).enter": {"STLR"},
     "heap.(*View).entry": {"LDAR"},
     "messages.(*long).moveLane": {"LDARW"},
@@ -167,11 +167,11 @@ GO = {
     "trace.Mark.lock": {"LDAR"},
     "transport.Over": {"LDARW"},
     "transport.(*UnderWay).Reap": {"LDARW"},
-    "transport/memory.(*office).writeQueue": {"STLRW"},
-    "transport/memory.(*office).Poll": {"LDARW"},
+    "transport/memory.(*endpoint).writeQueue": {"STLRW"},
+    "transport/memory.(*endpoint).Poll": {"LDARW"},
     "transport/memory.(*round).step": {"LDARW"},
-    "transport/memory.(*office).collect": {"LDAR", "STLR"},
-    "transport/memory.(*office).progress": {"LDAR"},
+    "transport/memory.(*endpoint).collect": {"LDAR", "STLR"},
+    "transport/memory.(*endpoint).progress": {"LDAR"},
 }
 
 

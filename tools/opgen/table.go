@@ -154,7 +154,7 @@ var operations = []operation{
 		Needs: "send; recv, either one buffer of n x count elements, or n buffers, where buffer i has rank i's count",
 		Same:  "dtype, counts of the n parts",
 		Algorithms: []string{
-			"single", "inline", "mapped", "lent", "bounced", "singleOnDevice", "allGatherIPC", "allGatherDirect", "staged",
+			"single", "inline", "mapped", "copiedByCMA", "bounced", "singleOnDevice", "allGatherIPC", "allGatherDirect", "staged",
 			"allGatherSlices", "allGatherLevels", "allGatherLevelsUneven", "allGatherMPI", "allGatherUnevenMPI",
 		},
 	},
@@ -178,7 +178,7 @@ var operations = []operation{
 		Needs: "recv; on the root also send, either one buffer of n x count elements or n buffers",
 		Same:  "dtype, count, root",
 		Algorithms: []string{
-			"single", "inline", "mapped", "lent", "bounced", "singleOnDevice", "scatterIPC", "scatterDirect", "staged",
+			"single", "inline", "mapped", "copiedByCMA", "bounced", "singleOnDevice", "scatterIPC", "scatterDirect", "staged",
 			"scatterMPI",
 		},
 	},
@@ -203,7 +203,7 @@ var operations = []operation{
 		Needs: "send and recv, each either one buffer of n equal parts or n buffers; the part that rank i sends to rank j has the count that j receives from i",
 		Same:  "dtype",
 		Algorithms: []string{
-			"single", "inline", "mapped", "lent", "allToAllUnevenLent", "bounced", "allToAllUnevenBounce", "singleOnDevice", "allToAllIPC", "allToAllEvenDirect",
+			"single", "inline", "mapped", "copiedByCMA", "allToAllUnevenByCMA", "bounced", "allToAllUnevenBounce", "singleOnDevice", "allToAllIPC", "allToAllEvenDirect",
 			"allToAllUnevenDirect", "staged", "allToAllEvenMPI", "allToAllUnevenMPI",
 		},
 	},

@@ -279,7 +279,7 @@ int sm_closer(const sm_op *op, int *from) {
 	return -1;
 }
 
-int sm_bury(sm_op *op, int rank) {
+int sm_fail_peer(sm_op *op, int rank) {
 	int found = 0;
 	for (int i = 0; i < op->chunks; i++)
 		for (int state = CLAIMED; state <= LEFT; state += LEFT - CLAIMED) {

@@ -115,8 +115,8 @@ int sm_worker(const sm_op *op);
  * chunk. It returns -1 if there is none. Begin with -1 in *from. It is one of the n ranks. */
 int sm_closer(const sm_op *op, int *from);
 
-/* sm_bury gives up the chunks that a dead rank has claimed: nobody will end them. The operation is
- * closed by it. Returns how many there were. */
-int sm_bury(sm_op *op, int rank);
+/* sm_fail_peer gives up the chunks that a dead rank has claimed: nobody will end them. The
+ * operation is closed by it. Returns how many there were. */
+int sm_fail_peer(sm_op *op, int rank);
 
 #endif

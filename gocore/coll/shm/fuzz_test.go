@@ -46,7 +46,7 @@ func FuzzWords(f *testing.F) {
 			case 6:
 				o.Leave()
 			case 7:
-				o.Bury(2)
+				o.FailPeer(2)
 			}
 			assert.True(t, o.Worker() >= -1 && o.Worker() < size)
 			for _, r := range o.Closers() {
@@ -57,8 +57,8 @@ func FuzzWords(f *testing.F) {
 		for me, o := range ops[:2] {
 			for range 3 {
 				o.Work(All)
-				o.Bury(2)
-				o.Bury(1 - me) // it works on no chunk now, so a claim in its name is rubbish
+				o.FailPeer(2)
+				o.FailPeer(1 - me) // it works on no chunk now, so a claim in its name is rubbish
 			}
 			state := o.State(0)
 			require.Contains(t, []State{Done, Closed}, state)

@@ -7,15 +7,15 @@ import (
 	"github.com/paddlempi/paddlempi/tools/explorer"
 )
 
-// This file is the protocol of arrive/lines.c and chunks.c, told to an explorer that knows release
+// This file is the protocol of arrive/slots.c and chunks.c, told to an explorer that knows release
 // and acquire. It goes through all executions of a few ranks, chunks and collectives. A rank's
-// tensor and note are plain memory, so whoever touches them too early is a data race.
+// tensor and payload are plain memory, so whoever touches them too early is a data race.
 //
 // What is shown, in every execution:
 //   - A rank that sees its collective done reads the result in its tensor, made once, of the inputs
 //     of this very collective. It may then write the tensor.
 //   - A rank whose call has failed may write its tensor: no rank reads or writes it any more.
-//   - The notes that a rank reads belong to the collective.
+//   - The payloads that a rank reads belong to the collective.
 //   - No collective is done for one rank and given up for another.
 //   - A rank that finds a collective closed knows who has closed it. Nobody seems to have closed one at
 //     which all have come.
@@ -126,7 +126,7 @@ func (p *protocol) atomics() int {
 }
 
 // Plain locations. Every outstanding collective of a rank has a tensor of its own.
-func (p *protocol) note(r, seq int) int { return r*p.slots + p.slot(seq) }
+func (p *protocol) payload(r, seq int) int { return r*p.slots + p.slot(seq) }
 func (p *protocol) tensor(r, c, seq int) int {
 	return p.ranks*p.slots + (seq%p.ahead*p.ranks+r)*p.chunks + c
 }
@@ -268,7 +268,7 @@ func (m member) announce(seq int) {
 	for c := range m.chunks {
 		m.Write(m.tensor(m.me, c, seq), input(seq, m.me))
 	}
-	m.Write(m.note(m.me, seq), seq)
+	m.Write(m.payload(m.me, seq), seq)
 	if m.refuses != 0 {
 		m.Store(m.lateAt(m.me, seq), 0, explorer.Relaxed)
 	}
@@ -391,8 +391,8 @@ func (m member) complete(seq int) (end int) {
 		}
 	}
 	for r := range m.ranks {
-		if got := m.Read(m.note(r, seq)); got != seq {
-			m.Fail("rank %d: the note of rank %d in collective %d is of %d", m.me, r, seq, got)
+		if got := m.Read(m.payload(r, seq)); got != seq {
+			m.Fail("rank %d: the payload of rank %d in collective %d is of %d", m.me, r, seq, got)
 		}
 	}
 	m.look(seq, false)
@@ -582,7 +582,7 @@ func (m member) leave(seq int) (was bool) {
 	return was
 }
 
-// bury is sm_bury for the ranks that are dead.
+// bury is sm_fail_peer for the ranks that are dead.
 func (m member) bury(seq int) {
 	for r := range m.ranks {
 		if r == m.me || !has(m.dies, r) && !m.buriesLiving || has(m.dies, r) && m.Load(m.deadAt(r), explorer.Acquire) == 0 {
@@ -625,11 +625,11 @@ func (p *protocol) explore() (int, error) {
 }
 
 // check looks at how the calls have ended.
-func (p *protocol) check(notes [][]int, blocked []int) error {
+func (p *protocol) check(payloads [][]int, blocked []int) error {
 	ends := map[int][]int{} // by collective
 	failed := p.dies != 0
 	for r := range p.ranks {
-		for _, n := range notes[r] {
+		for _, n := range payloads[r] {
 			ends[n/10] = append(ends[n/10], n%10)
 			failed = failed || n%10 == wasClosed || n%10 == neverBegan
 		}

@@ -38,12 +38,12 @@ func compiler(t *testing.T) string {
 // sanitizer has the flags of a program under ThreadSanitizer.
 const sanitizer = "-O1 -g -fsanitize=thread"
 
-// harness compiles testdata/ranks.c with lines.c and chunks.c. replace changes a copy of the two: a
+// harness compiles testdata/ranks.c with slots.c and chunks.c. replace changes a copy of the two: a
 // file, what it has, and what it has then. cc may have arguments.
 func harness(t *testing.T, cc, flags string, replace ...string) string {
 	t.Helper()
 	dir := t.TempDir()
-	for _, file := range []string{"arrive/lines.c", "arrive/lines.h", "arrive/kill.h", "arrive/words.h", "coll/shm/chunks.c", "coll/shm/chunks.h", "coll/shm/testdata/ranks.c", "reduce/fold.h", "work/yield.h"} {
+	for _, file := range []string{"arrive/slots.c", "arrive/slots.h", "arrive/kill.h", "arrive/words.h", "coll/shm/chunks.c", "coll/shm/chunks.h", "coll/shm/testdata/ranks.c", "reduce/fold.h", "work/yield.h"} {
 		text, err := os.ReadFile(filepath.Join("..", "..", file))
 		require.NoError(t, err)
 		to := filepath.Join(dir, file)
@@ -58,7 +58,7 @@ func harness(t *testing.T, cc, flags string, replace ...string) string {
 	}
 	program := filepath.Join(dir, "ranks")
 	out, err := exec.Command("sh", "-c", cc+` -std=c11 -pthread "$@" `+flags, "sh", filepath.Join(dir, "coll/shm/testdata/ranks.c"),
-		filepath.Join(dir, "coll/shm/chunks.c"), filepath.Join(dir, "arrive/lines.c"), "-o", program).CombinedOutput()
+		filepath.Join(dir, "coll/shm/chunks.c"), filepath.Join(dir, "arrive/slots.c"), "-o", program).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	return program
 }
@@ -119,9 +119,9 @@ func TestThreadSanitizerFindsWeakOrders(t *testing.T) {
 	}
 	cc := compiler(t)
 	for name, replace := range map[string][]string{
-		"the announcement": {"lines.c", "sw_publish64(&s->seq, &old, here)", "__atomic_compare_exchange_n(&s->seq, &old, here, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED)"},
-		"finished":         {"lines.c", "sw_write64(&m[me].finished, seq - 1)", "__atomic_store_n(&m[me].finished, seq - 1, __ATOMIC_RELAXED)"},
-		"who looks at it":  {"lines.c", "return seq < PA_SLOTS || pa_finished(m, n, seq - PA_SLOTS + 1);", "(void)m, (void)n, (void)seq; return 1;"},
+		"the announcement": {"slots.c", "sw_publish64(&s->seq, &old, here)", "__atomic_compare_exchange_n(&s->seq, &old, here, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED)"},
+		"finished":         {"slots.c", "sw_write64(&m[me].finished, seq - 1)", "__atomic_store_n(&m[me].finished, seq - 1, __ATOMIC_RELAXED)"},
+		"who looks at it":  {"slots.c", "return seq < PA_SLOTS || pa_finished(m, n, seq - PA_SLOTS + 1);", "(void)m, (void)n, (void)seq; return 1;"},
 		"done":             {"chunks.c", "sw_publish64(&op->words[chunk], &mine, done)", "__atomic_compare_exchange_n(&op->words[chunk], &mine, done, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED)"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -276,8 +276,8 @@ func (o *Op) Closers() []int {
 	}
 }
 
-// Bury closes the chunks that a dead rank had claimed, and returns how many.
-func (o *Op) Bury(rank int) int { return int(C.sm_bury(o.c, C.int(rank))) }
+// FailPeer closes the chunks that a dead rank had claimed, and returns how many.
+func (o *Op) FailPeer(rank int) int { return int(C.sm_fail_peer(o.c, C.int(rank))) }
 
 // Damaged tells whether a word of some chunk held what no rank writes there. The operation is closed then.
 func (o *Op) Damaged() bool { return o.c.damaged != 0 }

@@ -22,7 +22,7 @@ func (c *Comm) Bound() { c.bounded = true }
 
 // bounds shows to the other ranks whether this process keeps so much that no message of the application may come. Those of this core
 // come all the same, which somebody may wait for.
-func (o *office) bounds() {
+func (o *endpoint) bounds() {
 	if o.kept < mostKept && o.fulls == 0 {
 		return
 	}
@@ -40,14 +40,14 @@ func (o *office) bounds() {
 }
 
 // wants tells whether a call of this process waits for what comes from a rank: for a message, the rest of one, or an answer.
-func (o *office) wants(from int) bool {
+func (o *endpoint) wants(from int) bool {
 	in := &o.in[from]
 	return in.waiting+o.waiting > 0 || in.open.r != nil || len(in.longs) > 0 || len(o.asked) > 0 ||
 		time.Since(in.probed) < probeLasts || time.Since(o.probed) < probeLasts
 }
 
 // probes notes that a probe has found no message from a member, or from any.
-func (o *office) probes(c *Comm, from int32) {
+func (o *endpoint) probes(c *Comm, from int32) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.kept < mostKept {

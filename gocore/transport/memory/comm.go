@@ -21,9 +21,9 @@ const maxTag = math.MaxInt32
 
 // Comm implements transport.Comm. Its ranks are processes of one node.
 type Comm struct {
-	o       *office
+	o       *endpoint
 	context uint64
-	members []int // rank of the office, by rank
+	members []int // rank of the endpoint, by rank
 	rank    int
 	made    atomic.Uint64 // how many Comms were made of this one by Dup
 	rounds  *Comm         // carries the rounds, which no receive from any tag may meet; nil there
@@ -51,7 +51,7 @@ func New(shared []byte, rank, size int, release func()) (*Comm, error) {
 	if size < 1 || rank < 0 || rank >= size || int64(len(shared)) < Bytes(size) {
 		return nil, status.New(status.Argument, "a world in memory: rank %d of %d ranks in %d bytes", rank, size, len(shared))
 	}
-	o, err := newOffice(shared, rank, size)
+	o, err := newEndpoint(shared, rank, size)
 	if err != nil {
 		return nil, err
 	}
@@ -59,8 +59,8 @@ func New(shared []byte, rank, size int, release func()) (*Comm, error) {
 	return o.comm(1, transport.EveryRank(size)), nil
 }
 
-// comm returns the Comm of some ranks of the office.
-func (o *office) comm(number uint64, members []int) *Comm {
+// comm returns the Comm of some ranks of the endpoint.
+func (o *endpoint) comm(number uint64, members []int) *Comm {
 	c := o.part(number, members)
 	c.rounds = o.part(c.child(0), members)
 	o.mu.Lock()
@@ -70,7 +70,7 @@ func (o *office) comm(number uint64, members []int) *Comm {
 }
 
 // part returns a Comm without rounds.
-func (o *office) part(number uint64, members []int) *Comm {
+func (o *endpoint) part(number uint64, members []int) *Comm {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	delete(o.freed.numbers, number)
@@ -179,7 +179,7 @@ func (c *Comm) Send(data unsafe.Pointer, bytes int64, to, tag int32) (*transport
 }
 
 // sendHere sends a message to this process itself. The caller holds mu.
-func (o *office) sendHere(s *sending, p *packet) error {
+func (o *endpoint) sendHere(s *sending, p *packet) error {
 	c := o.context(p.context)
 	m := &message{Status: transport.Status{Source: c.places[o.rank], Tag: p.tag, Bytes: p.bytes}, context: p.context, peer: o.rank, local: s}
 	if r := o.match(c, m); r != nil {
@@ -306,7 +306,7 @@ func (c *Comm) Cancel(r *transport.Request) error {
 }
 
 // giveUp ends a receive. The caller holds mu.
-func (o *office) giveUp(in *context, r *transport.Request) {
+func (o *endpoint) giveUp(in *context, r *transport.Request) {
 	for i, w := range in.waiting {
 		if w.r == r {
 			o.waitNoMore(in, i)
@@ -321,8 +321,8 @@ func (o *office) giveUp(in *context, r *transport.Request) {
 	}
 }
 
-// Bury implements transport.Burier. What had come from that rank can still be received.
-func (c *Comm) Bury(rank int) {
+// FailPeer implements transport.PeerFailer. What had come from that rank can still be received.
+func (c *Comm) FailPeer(rank int) {
 	o := c.o
 	o.mu.Lock()
 	defer o.mu.Unlock()

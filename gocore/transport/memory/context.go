@@ -15,13 +15,13 @@ type context struct {
 	number  uint64
 	waiting []*receiving
 	came    []*message
-	members []int // rank of the office, by member
+	members []int // rank of the endpoint, by member
 	places  map[int]int32
 	busy    *uint32 // see changed; nil: nobody wants to know
 }
 
 // context returns that of a number, which it makes if there is none.
-func (o *office) context(number uint64) *context {
+func (o *endpoint) context(number uint64) *context {
 	c := o.contexts[number]
 	if c == nil {
 		c = &context{number: number}
@@ -31,7 +31,7 @@ func (o *office) context(number uint64) *context {
 }
 
 // forget ends what belongs to a Comm that is freed. Nobody looks at the requests of its receives any more.
-func (o *office) forget(number uint64) {
+func (o *endpoint) forget(number uint64) {
 	c := o.contexts[number]
 	if c == nil {
 		return
@@ -76,7 +76,7 @@ func (f *freed) add(number uint64) {
 }
 
 // match removes the receive that takes a message; nil: none does.
-func (o *office) match(c *context, m *message) *receiving {
+func (o *endpoint) match(c *context, m *message) *receiving {
 	for i, r := range c.waiting {
 		if (r.from == transport.AnySource || r.from == m.Source) && (r.tag == transport.AnyTag || r.tag == m.Tag) {
 			o.waitNoMore(c, i)
@@ -87,14 +87,14 @@ func (o *office) match(c *context, m *message) *receiving {
 }
 
 // wait lets a receive wait for its message.
-func (o *office) wait(c *context, r *receiving) {
+func (o *endpoint) wait(c *context, r *receiving) {
 	c.waiting = append(c.waiting, r)
 	o.waits(c, r.from, 1)
 	c.changed()
 }
 
 // waitNoMore takes a receive out of those that wait.
-func (o *office) waitNoMore(c *context, at int) {
+func (o *endpoint) waitNoMore(c *context, at int) {
 	r := c.waiting[at]
 	c.waiting = without(c.waiting, at)
 	o.waits(c, r.from, -1)
@@ -103,7 +103,7 @@ func (o *office) waitNoMore(c *context, at int) {
 
 // waits counts receives that wait for a message from a member, or from any. It shows the member which long message it need not ask
 // for. A context without members is that of a Comm that was freed.
-func (o *office) waits(c *context, from int32, by int) {
+func (o *endpoint) waits(c *context, from int32, by int) {
 	if c.members == nil {
 		return
 	}

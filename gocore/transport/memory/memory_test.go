@@ -504,8 +504,8 @@ func TestBury(t *testing.T) {
 	add(ranks[0].Receive(into, 1<<20, 1, 0))
 	other, err := ranks[0].Receive(into, 8, 2, 0)
 	require.NoError(t, err)
-	ranks[0].Bury(1)
-	ranks[0].Bury(1)
+	ranks[0].FailPeer(1)
+	ranks[0].FailPeer(1)
 	add(ranks[0].Send(long, 8, 1, 0))
 	add(ranks[0].Receive(into, 8, 1, 1))
 	finish(t, ranks[0], list...)
@@ -520,7 +520,7 @@ func TestBury(t *testing.T) {
 	assert.NoError(t, ranks[0].Err(in))
 	assert.Equal(t, b, got)
 	finish(t, ranks[1], came)
-	ranks[2].Bury(2) // itself
+	ranks[2].FailPeer(2) // itself
 	assert.Zero(t, ranks[2].o.in[2].broken)
 }
 
@@ -535,7 +535,7 @@ func TestBuryReadsAll(t *testing.T) {
 	}
 	ranks[0].o.kept += mostKept
 	ranks[0].o.Poll(nil)
-	ranks[0].Bury(1)
+	ranks[0].FailPeer(1)
 	ranks[0].o.kept -= mostKept
 	for tag := range int32(3) {
 		q, got := room(t, 8)
@@ -566,7 +566,7 @@ func TestAnotherProcessIsNotRead(t *testing.T) {
 	require.NoError(t, err)
 	ranks[1].o.Poll(nil)
 	assert.Equal(t, mayNot, in.reads)
-	ranks[1].Bury(0)
+	ranks[1].FailPeer(0)
 	finish(t, ranks[1], r)
 	assert.Equal(t, status.ProcFailed, status.CodeOf(ranks[1].Err(r)))
 }

@@ -156,7 +156,7 @@ func (r *ring) claim(number uint64, bytes int64, most uint64) (from, n int64) {
 
 // sendWhole writes a message of up to mostWhole bytes to a rank, if there is room, nothing has to go before it, and it need not
 // be asked for.
-func (o *office) sendWhole(to int, p *packet, data unsafe.Pointer, bounded bool) bool {
+func (o *endpoint) sendWhole(to int, p *packet, data unsafe.Pointer, bounded bool) bool {
 	limit := C.int(0)
 	if bounded {
 		limit = 1
@@ -170,7 +170,7 @@ func soughtBy(c *context, r *receiving) uint32 {
 }
 
 // put writes a packet to a rank, shows it, and rings the bell. There is room for it.
-func (o *office) put(to int, p *packet, payload []byte) {
+func (o *endpoint) put(to int, p *packet, payload []byte) {
 	head := C.pm_packet{kind: C.uint32_t(p.kind), tag: C.int32_t(p.tag), context: C.uint64_t(p.context), bytes: C.int64_t(p.bytes),
 		number: C.uint64_t(p.number), answer: C.uint64_t(p.answer)}
 	C.pm_write(o.c(), C.int32_t(to), &head, unsafe.Pointer(unsafe.SliceData(payload)), C.uint64_t(len(payload)))

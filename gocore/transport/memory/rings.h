@@ -2,7 +2,7 @@
  * is, packet.go what lies in it, stream.go how long messages move. Go decides what is written;
  * short messages are sent and received without it, too (gocore/messages/quick.h).
  *
- * The words of a pm_office belong to this process. They are touched by whoever holds its lock. C
+ * The words of a pm_endpoint belong to this process. They are touched by whoever holds its lock. C
  * never waits for that: Go holds it while long messages move. */
 #ifndef PADDLEMPI_MEMORY_RINGS_H
 #define PADDLEMPI_MEMORY_RINGS_H
@@ -42,12 +42,12 @@ typedef struct pm_pair {
 	uint32_t broken; /* it has died, or is damaged */
 } pm_pair;
 
-typedef struct pm_office {
+typedef struct pm_endpoint {
 	uint32_t lock;
 	uint32_t moves; /* messages are under way that only calls of Go take further */
 	char *bells;    /* NULL in a small world */
 	pm_pair pairs[];
-} pm_office;
+} pm_endpoint;
 
 /* The head of a packet; packet of packet.go. */
 typedef struct pm_packet {
@@ -61,11 +61,11 @@ typedef struct pm_packet {
 _Static_assert(sizeof(pm_packet) == PM_HEAD, "a packet's head has no gaps");
 
 /* pm_lock takes the lock if nobody has it, and tells whether it did. */
-static inline int pm_lock(pm_office *o) {
+static inline int pm_lock(pm_endpoint *o) {
 	return sw_lock32(&o->lock, 1);
 }
 
-static inline void pm_unlock(pm_office *o) {
+static inline void pm_unlock(pm_endpoint *o) {
 	sw_write32(&o->lock, 0);
 }
 
@@ -102,7 +102,7 @@ static inline int pm_fits(pm_end *e, uint64_t n) {
 }
 
 /* pm_write writes a packet to a rank and shows it. There is room for it. */
-static inline void pm_write(pm_office *o, int32_t to, const pm_packet *head, const void *payload,
+static inline void pm_write(pm_endpoint *o, int32_t to, const pm_packet *head, const void *payload,
 							uint64_t n) {
 	pm_end *e = &o->pairs[to].out;
 	pm_packet h = *head;
@@ -122,7 +122,7 @@ static inline void pm_write(pm_office *o, int32_t to, const pm_packet *head, con
 }
 
 /* pm_come tells whether something has come from a rank. It needs no lock. */
-static inline int pm_come(const pm_office *o, int32_t from) {
+static inline int pm_come(const pm_endpoint *o, int32_t from) {
 	const pm_end *e = &o->pairs[from].in;
 	return sw_read64(e->head) != __atomic_load_n(&e->mine, __ATOMIC_RELAXED);
 }
@@ -176,7 +176,7 @@ static inline uint32_t pm_sought(uint64_t context, int32_t tag) {
 
 /* pm_asked tells whether a message of n bytes may be sent: nobody has to wait for a short one. A
  * longer one would be in the way, and perhaps be copied once more. */
-static inline int pm_asked(const pm_office *o, int32_t to, uint64_t context, int32_t tag,
+static inline int pm_asked(const pm_endpoint *o, int32_t to, uint64_t context, int32_t tag,
 						   uint64_t n) {
 	return n <= PM_EAGER || sw_read32(o->pairs[to].out.waits) == pm_sought(context, tag);
 }
@@ -184,8 +184,8 @@ static inline int pm_asked(const pm_office *o, int32_t to, uint64_t context, int
 /* pm_send writes a message of n bytes, PM_MOST at most; bounded says that it is the application's.
  * The caller has the lock. Returns 0, or 1 with nothing done if it has to wait for room, the pair
  * is broken, or it may not be sent yet. */
-static inline int pm_send(pm_office *o, int32_t to, uint64_t context, int32_t tag, const void *data,
-						  uint64_t n, int bounded) {
+static inline int pm_send(pm_endpoint *o, int32_t to, uint64_t context, int32_t tag,
+						  const void *data, uint64_t n, int bounded) {
 	pm_pair *p = &o->pairs[to];
 	const uint64_t rest = n % PM_PIECE, pieces = n / PM_PIECE;
 	if (p->queued || p->broken || (bounded && sw_read32(p->out.full)) ||
@@ -206,8 +206,8 @@ static inline int pm_send(pm_office *o, int32_t to, uint64_t context, int32_t ta
 /* pm_receive takes a message of exactly n bytes, PM_MOST at most, if that is what comes next from a
  * rank. The caller has the lock. It pauses so many times for each piece after the first one.
  * Returns 0, or 1 with nothing done. */
-static inline int pm_receive(pm_office *o, int32_t from, uint64_t context, int32_t tag, void *data,
-							 uint64_t n, int pauses) {
+static inline int pm_receive(pm_endpoint *o, int32_t from, uint64_t context, int32_t tag,
+							 void *data, uint64_t n, int pauses) {
 	pm_end *e = &o->pairs[from].in;
 	uint64_t takes = 0, in_bulk = 0, got = 0, there = 0;
 	do {
@@ -259,7 +259,7 @@ static inline int64_t pm_claim(uint64_t *claims, uint64_t number, int64_t bytes,
 
 /* pm_stream writes packets of most pieces of a long message, while there is room, or some comes
  * while it pauses. Returns 0; 1 if all pieces are claimed; -1 if the receiver's words cannot be. */
-static inline int pm_stream(pm_office *o, int32_t to, uint64_t *claims, uint64_t number,
+static inline int pm_stream(pm_endpoint *o, int32_t to, uint64_t *claims, uint64_t number,
 							const char *data, int64_t bytes, uint64_t most, int pauses) {
 	for (int paused = 0;;) {
 		const int fits = pm_fits(&o->pairs[to].out, most * PM_PIECE);
@@ -284,7 +284,7 @@ static inline int pm_stream(pm_office *o, int32_t to, uint64_t *claims, uint64_t
 
 /* pm_drain takes packets of a long message, of which left bytes are to come, while they come, or
  * one comes while it pauses. Returns how many bytes it took. It leaves what is no such packet. */
-static inline int64_t pm_drain(pm_office *o, int32_t from, uint64_t number, char *data,
+static inline int64_t pm_drain(pm_endpoint *o, int32_t from, uint64_t number, char *data,
 							   int64_t bytes, int64_t left, int unread, int pauses) {
 	pm_end *e = &o->pairs[from].in;
 	int64_t got = 0;

@@ -73,7 +73,7 @@ func (c *Comm) Start(what transport.Round, mine, all unsafe.Pointer, words int) 
 	return r, nil
 }
 
-// step ends the round if all messages of it are done. The caller holds the office's mu.
+// step ends the round if all messages of it are done. The caller holds the endpoint's mu.
 func (w *round) step() bool {
 	for len(w.under) > 0 {
 		last := w.under[len(w.under)-1]

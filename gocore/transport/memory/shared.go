@@ -15,7 +15,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// What an office shares with C code of this process, which sends and receives short messages by itself (rings.h). It lies
+// What an endpoint shares with C code of this process, which sends and receives short messages by itself (rings.h). It lies
 // outside the Go heap.
 
 // ringEnd is one end of a ring.
@@ -47,20 +47,20 @@ type pair struct {
 }
 
 var (
-	_ [unsafe.Sizeof(C.pm_end{})]byte    = [unsafe.Sizeof(ringEnd{})]byte{}
-	_ [unsafe.Sizeof(C.pm_pair{})]byte   = [unsafe.Sizeof(pair{})]byte{}
-	_ [unsafe.Sizeof(C.pm_office{})]byte = [unsafe.Sizeof(shared{})]byte{}
+	_ [unsafe.Sizeof(C.pm_end{})]byte      = [unsafe.Sizeof(ringEnd{})]byte{}
+	_ [unsafe.Sizeof(C.pm_pair{})]byte     = [unsafe.Sizeof(pair{})]byte{}
+	_ [unsafe.Sizeof(C.pm_endpoint{})]byte = [unsafe.Sizeof(shared{})]byte{}
 )
 
-// shared is the beginning of what an office shares. The pairs follow, by rank.
+// shared is the beginning of what an endpoint shares. The pairs follow, by rank.
 type shared struct {
 	lock  uint32
 	moves uint32 // see showMoves
 	bells unsafe.Pointer
 }
 
-// share makes what an office shares. It is freed with the office.
-func (o *office) share() error {
+// share makes what an endpoint shares. It is freed with the endpoint.
+func (o *endpoint) share() error {
 	bytes := unsafe.Sizeof(shared{}) + uintptr(o.size)*unsafe.Sizeof(pair{})
 	block, err := mem.Alloc(int64(bytes))
 	if err != nil {
@@ -125,13 +125,13 @@ func (c *Comm) Quick() transport.QuickState {
 		runtime.AddCleanup(in, mem.Free, block)
 		in.changed()
 	}
-	return transport.QuickState{Office: unsafe.Pointer(o.shared), Context: c.context, Busy: in.busy, Members: c.members}
+	return transport.QuickState{Endpoint: unsafe.Pointer(o.shared), Context: c.context, Busy: in.busy, Members: c.members}
 }
 
-func (o *office) c() *C.pm_office { return (*C.pm_office)(unsafe.Pointer(o.shared)) }
+func (o *endpoint) c() *C.pm_endpoint { return (*C.pm_endpoint)(unsafe.Pointer(o.shared)) }
 
 // showMoves shows to C whether messages are under way that only calls of Go take further. Then C does not wait for long.
-func (o *office) showMoves(queued bool) {
+func (o *endpoint) showMoves(queued bool) {
 	moves := uint32(0)
 	if queued || o.longs > 0 || o.streams > 0 || len(o.asked) > 0 {
 		moves = 1

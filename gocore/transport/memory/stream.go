@@ -133,7 +133,7 @@ func (r *ring) atOnce(bytes int64) uint64 {
 func pieces(bytes int64) uint64 { return uint64(bytes+piece-1) / piece }
 
 // receiveLong receives a long message, as soon as those before it from the same rank have come.
-func (o *office) receiveLong(r *receiving) {
+func (o *endpoint) receiveLong(r *receiving) {
 	in := &o.in[r.peer]
 	in.longs = append(in.longs, r)
 	o.longs++
@@ -143,7 +143,7 @@ func (o *office) receiveLong(r *receiving) {
 }
 
 // beginLong says go for the first long message of a rank.
-func (o *office) beginLong(peer int) {
+func (o *endpoint) beginLong(peer int) {
 	in := &o.in[peer]
 	for len(in.longs) > 0 {
 		r := in.longs[0]
@@ -165,13 +165,13 @@ func (o *office) beginLong(peer int) {
 }
 
 // newClaims returns the number of claims that no message has.
-func (o *office) newClaims() uint64 {
+func (o *endpoint) newClaims() uint64 {
 	o.numbers++
 	return o.numbers & (1<<(64-claimBits) - 1)
 }
 
 // leaveLong ends a receive that was given up, if a long message of a rank is for it.
-func (o *office) leaveLong(peer int, r *transport.Request) bool {
+func (o *endpoint) leaveLong(peer int, r *transport.Request) bool {
 	in := &o.in[peer]
 	i := slices.IndexFunc(in.longs, func(w *receiving) bool { return w.r == r })
 	if i < 0 {
@@ -191,7 +191,7 @@ func (o *office) leaveLong(peer int, r *transport.Request) bool {
 }
 
 // leavePieces says that nobody waits for pieces of the first long message of a rank any more. Its sender may have written some.
-func (o *office) leavePieces(peer int) {
+func (o *endpoint) leavePieces(peer int) {
 	in := &o.in[peer]
 	if r := in.longs[0]; r.way == asking {
 		in.stale = append(in.stale, r.claims)
@@ -200,7 +200,7 @@ func (o *office) leavePieces(peer int) {
 }
 
 // endLong ends the first long message of a rank, which has come.
-func (o *office) endLong(peer int) {
+func (o *endpoint) endLong(peer int) {
 	in := &o.in[peer]
 	r := in.longs[0]
 	in.longs = in.longs[1:]
@@ -217,7 +217,7 @@ func (o *office) endLong(peer int) {
 }
 
 // moved counts bytes of the first long message of a rank.
-func (o *office) moved(peer int, n int64) {
+func (o *endpoint) moved(peer int, n int64) {
 	r := o.in[peer].longs[0]
 	if r.got += n; r.got >= r.wanted {
 		o.endLong(peer)
@@ -227,7 +227,7 @@ func (o *office) moved(peer int, n int64) {
 
 // takePieces takes pieces out of the ring, while they come: the next packet p has some. It returns false if no sender writes such a
 // one.
-func (o *office) takePieces(peer int, p *packet) bool {
+func (o *endpoint) takePieces(peer int, p *packet) bool {
 	in := &o.in[peer]
 	if slices.Contains(in.stale, p.number) {
 		in.skip(p)
@@ -260,7 +260,7 @@ const (
 
 // mayRead tells whether this process can read the memory of a rank, of which a packet has come. The memory of a message stays as it
 // is until its request is done.
-func (o *office) mayRead(peer int) bool {
+func (o *endpoint) mayRead(peer int) bool {
 	in := &o.in[peer]
 	if in.reads == untried {
 		in.reads = mayNot
@@ -272,7 +272,7 @@ func (o *office) mayRead(peer int) bool {
 }
 
 // readOn reads the next part of the first long message of a rank in its sender's memory.
-func (o *office) readOn(peer int) {
+func (o *endpoint) readOn(peer int) {
 	in := &o.in[peer]
 	if len(in.longs) == 0 || !o.mayRead(peer) {
 		return
@@ -307,7 +307,7 @@ func (o *office) readOn(peer int) {
 }
 
 // goOn begins to send the pieces of a long message, or begins once more. It returns false if no receiver asks so.
-func (o *office) goOn(peer int, p *packet) bool {
+func (o *endpoint) goOn(peer int, p *packet) bool {
 	s, out := o.asked[p.number], &o.out[peer]
 	if s == nil || s.to != peer || out.stream != nil && out.stream != s || p.bytes > int64(len(s.data)) {
 		return false
@@ -321,7 +321,7 @@ func (o *office) goOn(peer int, p *packet) bool {
 }
 
 // tookAll ends a long message that its receiver has. It returns false if there is none.
-func (o *office) tookAll(peer int, p *packet) bool {
+func (o *endpoint) tookAll(peer int, p *packet) bool {
 	s, out := o.asked[p.number], &o.out[peer]
 	if s == nil || s.to != peer || out.stream != nil && out.stream != s {
 		return false
@@ -332,7 +332,7 @@ func (o *office) tookAll(peer int, p *packet) bool {
 	return true
 }
 
-func (o *office) endStream(peer int) {
+func (o *endpoint) endStream(peer int) {
 	if out := &o.out[peer]; out.stream != nil {
 		out.stream = nil
 		o.streams--
@@ -341,7 +341,7 @@ func (o *office) endStream(peer int) {
 
 // stream writes pieces of the long message that goes to a rank, while there is room. It returns false if the receiver's words
 // cannot be.
-func (o *office) stream(to int) bool {
+func (o *endpoint) stream(to int) bool {
 	out := &o.out[to]
 	s := out.stream
 	if s.claimed {

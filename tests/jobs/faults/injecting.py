@@ -248,7 +248,7 @@ def no_descriptors(operation: Operation, stage: Stage) -> None:
 
 
 SLOTS, SLOT, BLOCK = 32, 64, 34 * 64
-"""Slots of a member, and bytes of a slot and of a member's block (gocore/arrive/lines.h)."""
+"""Slots of a member, and bytes of a slot and of a member's block (gocore/arrive/slots.h)."""
 
 
 def rubbish(operation: Operation, stage: Stage) -> None:

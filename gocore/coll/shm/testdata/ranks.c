@@ -1,15 +1,16 @@
-/* The ranks of a node go through collectives: arrive (lines.c), some ahead of their turn, share out
+/* The ranks of a node go through collectives: arrive (slots.c), some ahead of their turn, share out
  * the chunks (chunks.c), and now and then refuse or give up. argv: ranks, collectives, a seed,
  * whether ranks may give up (0, 1, or 2 for in the work and more often), how many collectives a
  * rank may have announced, and RANK:POINT:N for each rank that is killed (arrive/kill.h). Prints
  * how the collectives ended.
  *
- * The ranks are threads of one process, for ThreadSanitizer: every tensor, note and result is plain
- * memory, so it reports whoever touches one too early. If some rank is killed, they are processes
- * that share a mapping. The process that started them tells them who is dead, as the locks of the
- * heaps do elsewhere. The others must end every collective alike, and know who has died. */
+ * The ranks are threads of one process, for ThreadSanitizer: every tensor, payload and result is
+ * plain memory, so it reports whoever touches one too early. If some rank is killed, they are
+ * processes that share a mapping. The process that started them tells them who is dead, as the
+ * locks of the heaps do elsewhere. The others must end every collective alike, and know who has
+ * died. */
 #define _GNU_SOURCE
-#include "../../../arrive/lines.h"
+#include "../../../arrive/slots.h"
 #include "../chunks.h"
 
 #include <pthread.h>
@@ -29,7 +30,7 @@ enum { TIMEOUT = 7, DIED = 8 };
 
 static int n, rounds, gives_up, ahead;
 static unsigned seed;
-static pa_member *lines;
+static pa_member *slots;
 static int32_t *tensors[MOST][PA_SLOTS]; /* by rank, and by collective % ahead */
 
 /* How far a rank has come. It lies in memory that all ranks share. */
@@ -48,11 +49,11 @@ static int32_t input(int rank, uint64_t seq) {
 	return (int32_t)(rank * 1000 + seq);
 }
 
-/* What a note carries: long ones lie in an area of their own. */
-typedef struct note {
+/* What a payload carries: long ones lie in an area of their own. */
+typedef struct payload {
 	uint64_t seq, filling[7];
 	int32_t rank;
-} note;
+} payload;
 
 /* shared returns memory of zeros that ranks share, also if they are processes. */
 static void *shared(size_t bytes) {
@@ -69,7 +70,7 @@ static int is_dead(int rank) {
 /* dead_before returns a dead rank that has not announced seq, -1 if there is none. */
 static int dead_before(uint64_t seq) {
 	for (int r = 0; r < n; r++)
-		if (is_dead(r) && pa_seq(lines, r) < seq)
+		if (is_dead(r) && pa_seq(slots, r) < seq)
 			return r;
 	return -1;
 }
@@ -99,9 +100,9 @@ static int over(sm_op *op, unsigned *random) {
 		int state = sm_state(op, 10, 2);
 		const int worker = sm_worker(op);
 		if (worker >= 0 && is_dead(worker))
-			sm_bury(op, worker);
+			sm_fail_peer(op, worker);
 		if (worker < 0 && op->blind && state == SM_PENDING && dead_before(UINT64_MAX) >= 0) {
-			pa_explain(lines, op->me, DIED); /* the dead rank may be the only one that could work */
+			pa_explain(slots, op->me, DIED); /* the dead rank may be the only one that could work */
 			state = sm_close(op);
 		}
 		if (state == SM_CLOSING)
@@ -119,7 +120,7 @@ static int killer(const sm_op *op) {
 		if (is_dead(r))
 			return r;
 	for (int r = 0; r < n; r++)
-		if (pa_why(lines, r) == DIED)
+		if (pa_why(slots, r) == DIED)
 			return dead_before(UINT64_MAX);
 	return -1;
 }
@@ -130,8 +131,8 @@ static void announce(int me, uint64_t seq) {
 	for (int i = 0; i < COUNT; i++)
 		t[i] = input(me, seq);
 	uint64_t word[PA_WORDS] = {1, seq, 2};
-	note told = {.seq = seq, .rank = me};
-	pa_announce(lines, n, me, seq, word, 0, (uint8_t *)&told, seq % 2 ? sizeof told : 8);
+	payload told = {.seq = seq, .rank = me};
+	pa_announce(slots, n, me, seq, word, 0, (uint8_t *)&told, seq % 2 ? sizeof told : 8);
 }
 
 /* give_back is what a caller does with the tensors of calls that have failed. */
@@ -152,10 +153,10 @@ static void given_back(int me) {
 /* leave_all withdraws rank me from the collectives that it has announced after seq. */
 static void leave_all(int me, uint64_t seq, uint64_t announced, uint32_t why) {
 	while (seq++ < announced)
-		if (!pa_close(lines, n, me, seq, why)) /* all have announced it, and none gets to it */
-			pa_stop(lines, me, seq, why);
-	if (seq <= PA_SLOTS || pa_may_announce(lines, n, seq))
-		pa_close(lines, n, me, seq, why);
+		if (!pa_close(slots, n, me, seq, why)) /* all have announced it, and none gets to it */
+			pa_stop(slots, me, seq, why);
+	if (seq <= PA_SLOTS || pa_may_announce(slots, n, seq))
+		pa_close(slots, n, me, seq, why);
 }
 
 /* failed ends rank me, whose collective seq was given up, because of a dead rank or not. */
@@ -180,28 +181,28 @@ static void *rank(void *arg) {
 	sm_side sides[MOST];
 	uint64_t announced = 0, refuses = 0; /* refuses: the newest that this rank has refused late */
 	for (uint64_t seq = 1; seq <= (uint64_t)rounds; seq++) {
-		pa_turn(lines, me, seq);
+		pa_turn(slots, me, seq);
 		if (announced < seq)
 			announce(me, announced = seq);
 		while (announced < (uint64_t)rounds && announced < seq + (uint64_t)ahead - 1 &&
-			   rand_r(&random) % 4 && pa_may_announce(lines, n, announced + 1)) {
+			   rand_r(&random) % 4 && pa_may_announce(slots, n, announced + 1)) {
 			announce(me, ++announced);
-			if (rand_r(&random) % 16 == 0 && pa_refuse(lines, n, me, announced)) {
+			if (rand_r(&random) % 16 == 0 && pa_refuse(slots, n, me, announced)) {
 				refuses = announced;
 				memset(tensor(me, announced), 0, COUNT * 4); /* the call has failed */
 			}
 		}
-		const uint32_t bytes = seq % 2 ? sizeof(note) : 8;
+		const uint32_t bytes = seq % 2 ? sizeof(payload) : 8;
 		uint32_t all, any, diff;
 		int from = 0, state = PA_PENDING;
 		while (state == PA_PENDING) {
-			if (dead_before(seq) >= 0 && pa_close(lines, n, me, seq, DIED))
+			if (dead_before(seq) >= 0 && pa_close(slots, n, me, seq, DIED))
 				state = PA_CLOSED;
 			else if (gives_up == 1 && rand_r(&random) % 4000 == 0 &&
-					 pa_close(lines, n, me, seq, TIMEOUT))
+					 pa_close(slots, n, me, seq, TIMEOUT))
 				state = PA_CLOSED;
 			else
-				state = pa_poll(lines, n, me, seq, 5, 2, &from, &all, &any, &diff);
+				state = pa_poll(slots, n, me, seq, 5, 2, &from, &all, &any, &diff);
 		}
 		if (state == PA_CLOSED)
 			return failed(me, seq, announced, dead_before(seq));
@@ -215,15 +216,15 @@ static void *rank(void *arg) {
 			wrong("the refusal was not seen", me, seq);
 		for (int r = 0; r < n; r++) {
 			uint32_t length;
-			const note *got = pa_note(lines, n, r, seq, &length);
+			const payload *got = pa_payload(slots, n, r, seq, &length);
 			if (got->seq != seq || (bytes > 8 && got->rank != r))
-				wrong("the note is of another collective", me, seq);
+				wrong("the payload is of another collective", me, seq);
 			const int cut = COUNT / 2 + r * 17;
 			parts[r][0] = (sm_part){(char *)tensor(r, seq), cut};
 			parts[r][1] = (sm_part){(char *)(tensor(r, seq) + cut), COUNT};
 			sides[r] = (sm_side){parts[r], 2};
 		}
-		uint64_t *words = pa_chunks(lines, n, seq);
+		uint64_t *words = pa_chunks(slots, n, seq);
 		sm_op op = {.seq = seq,
 					.words = words + 1,
 					.blind_ranks = words,
@@ -308,7 +309,7 @@ int main(int argc, char **argv) {
 		return 2;
 	n = atoi(argv[1]), rounds = atoi(argv[2]), seed = (unsigned)atoi(argv[3]),
 	gives_up = atoi(argv[4]), ahead = atoi(argv[5]);
-	lines = shared((size_t)pa_size(n));
+	slots = shared((size_t)pa_size(n));
 	outcomes = shared(MOST * sizeof *outcomes);
 	int killed = 0, first = -1;
 	for (int r = 0; r < n; r++) {

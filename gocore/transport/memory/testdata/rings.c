@@ -26,9 +26,9 @@ static uint32_t *costs;
 static char *data, *bulk;
 static uint32_t waits, full;
 
-/* made returns an office of two ranks, of which the other one is at the other end. */
-static pm_office *made(void) {
-	pm_office *o = calloc(1, sizeof *o + 2 * sizeof(pm_pair));
+/* made returns an endpoint of two ranks, of which the other one is at the other end. */
+static pm_endpoint *made(void) {
+	pm_endpoint *o = calloc(1, sizeof *o + 2 * sizeof(pm_pair));
 	for (int r = 0; r < 2; r++) {
 		pm_end *ends[] = {&o->pairs[r].out, &o->pairs[r].in};
 		for (int i = 0; i < 2; i++)
@@ -55,7 +55,7 @@ static int64_t length_of(uint64_t *seed) {
 
 static void *sender(void *seed_of) {
 	uint64_t seed = *(uint64_t *)seed_of;
-	pm_office *o = made();
+	pm_endpoint *o = made();
 	char *message = malloc(LARGE + 1);
 	for (int i = 0; i < MESSAGES; i++) {
 		const int64_t n = length_of(&seed);
@@ -77,7 +77,7 @@ static void *sender(void *seed_of) {
 
 static int pass(uint64_t seed) {
 	pthread_t other;
-	pm_office *o = made();
+	pm_endpoint *o = made();
 	char *room = malloc(LARGE + 1);
 	pthread_create(&other, NULL, sender, &seed);
 	uint64_t own = seed;
@@ -117,7 +117,7 @@ static int pass(uint64_t seed) {
 }
 
 static int damage(void) {
-	pm_office *o = made();
+	pm_endpoint *o = made();
 	for (int i = 0; i < 50000; i++) {
 		pm_end *e = &o->pairs[0].in;
 		const int64_t n = i % 2 ? length_of(&state) : PM_PIECE + (int64_t)any(&state, 9 * PM_PIECE);

@@ -19,14 +19,14 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// attach makes the lines of n members, each with its own mapping, as in n processes.
-func attach(t testing.TB, n int) (all []*Lines) {
+// attach makes the control slots of n members, each with its own mapping, as in n processes.
+func attach(t testing.TB, n int) (all []*ControlSlots) {
 	t.Helper()
-	file, err := segment.New("paddlempi-test", LinesSize(n))
+	file, err := segment.New("paddlempi-test", ControlSlotsSize(n))
 	require.NoError(t, err)
 	defer file.Close()
 	for i := 0; i < n; i++ {
-		l, err := NewLines(file, n, i)
+		l, err := NewControlSlots(file, n, i)
 		require.NoError(t, err)
 		all = append(all, l)
 	}
@@ -39,7 +39,7 @@ func attach(t testing.TB, n int) (all []*Lines) {
 
 // arrive announces, and polls until all members have arrived.
 func arrive(a Arrival, seq uint64, sig Signature, flags Flags) (State, Result, error) {
-	state, res, err := a.Announce(seq, &sig, flags, Note{}, 10)
+	state, res, err := a.Announce(seq, &sig, flags, Payload{}, 10)
 	for state == Pending && err == nil {
 		time.Sleep(time.Microsecond)
 		state, res, err = a.Poll(50)
@@ -129,23 +129,23 @@ func TestMembersReadTheWordsOfTheCurrentCollective(t *testing.T) {
 func TestMissing(t *testing.T) {
 	ls := attach(t, 4)
 	sig := Signature{1}
-	state, _, err := ls[2].Announce(1, &sig, 0, Note{}, 0)
+	state, _, err := ls[2].Announce(1, &sig, 0, Payload{}, 0)
 	require.NoError(t, err)
 	assert.Equal(t, Pending, state)
 	missing, known := ls[2].Missing()
 	assert.True(t, known)
 	assert.Equal(t, []int{0, 1, 3}, missing)
-	_, _, _ = ls[0].Announce(1, &sig, 0, Note{}, 0)
-	_, _, _ = ls[1].Announce(1, &sig, 0, Note{}, 0)
+	_, _, _ = ls[0].Announce(1, &sig, 0, Payload{}, 0)
+	_, _, _ = ls[1].Announce(1, &sig, 0, Payload{}, 0)
 	missing, _ = ls[2].Missing()
 	assert.Equal(t, []int{3}, missing)
-	state, _, _ = ls[3].Announce(1, &sig, Sync, Note{}, 0)
+	state, _, _ = ls[3].Announce(1, &sig, Sync, Payload{}, 0)
 	assert.Equal(t, Agreed, state)
 	missing, _ = ls[2].Missing()
 	assert.Empty(t, missing)
 
 	// A member that is a collective ahead is not missing from this one.
-	_, _, _ = ls[3].Announce(2, &sig, 0, Note{}, 0)
+	_, _, _ = ls[3].Announce(2, &sig, 0, Payload{}, 0)
 	state, res, _ := ls[0].Poll(0)
 	assert.Equal(t, Agreed, state)
 	assert.Equal(t, Result{Any: Sync}, res)
@@ -167,12 +167,12 @@ func TestLeft(t *testing.T) {
 func TestALateMemberFindsTheCollectiveClosed(t *testing.T) {
 	ls := attach(t, 3)
 	sig := Signature{1}
-	_, _, _ = ls[0].Announce(1, &sig, 0, Note{}, 0)
-	_, _, _ = ls[1].Announce(1, &sig, 0, Note{}, 0)
+	_, _, _ = ls[0].Announce(1, &sig, 0, Payload{}, 0)
+	_, _, _ = ls[1].Announce(1, &sig, 0, Payload{}, 0)
 	assert.True(t, ls[0].GiveUp(1, status.Timeout))
 	state, _, _ := ls[1].Poll(0)
 	assert.Equal(t, Closed, state, "a member that waits sees it")
-	state, _, _ = ls[2].Announce(1, &sig, 0, Note{}, 0)
+	state, _, _ = ls[2].Announce(1, &sig, 0, Payload{}, 0)
 	assert.Equal(t, Closed, state, "so does a member that comes late")
 	assert.Equal(t, map[int]status.Code{0: status.Timeout}, ls[2].Closers(1))
 	assert.Equal(t, map[int]status.Code{0: status.Timeout}, ls[2].Closers(2), "nor does it take part later")
@@ -186,15 +186,15 @@ func TestALateMemberFindsTheCollectiveClosed(t *testing.T) {
 func TestWhatAllHaveAnnouncedCannotBeGivenUp(t *testing.T) {
 	ls := attach(t, 2)
 	sig := Signature{1}
-	_, _, _ = ls[0].Announce(1, &sig, 0, Note{}, 0)
-	_, _, _ = ls[1].Announce(1, &sig, 0, Note{}, 0)
+	_, _, _ = ls[0].Announce(1, &sig, 0, Payload{}, 0)
+	_, _, _ = ls[1].Announce(1, &sig, 0, Payload{}, 0)
 	assert.False(t, ls[0].GiveUp(1, status.Timeout))
 	state, _, _ := ls[0].Poll(0)
 	assert.Equal(t, Agreed, state)
 	assert.Empty(t, ls[1].Closers(1))
 	// The next one can be closed before any member announces it.
 	assert.True(t, ls[0].GiveUp(2, status.GroupBroken))
-	state, _, _ = ls[1].Announce(2, &sig, 0, Note{}, 0)
+	state, _, _ = ls[1].Announce(2, &sig, 0, Payload{}, 0)
 	assert.Equal(t, Closed, state)
 	assert.Equal(t, map[int]status.Code{0: status.GroupBroken}, ls[1].Closers(2))
 }
@@ -205,7 +205,7 @@ func TestACloseThatLosesIsNeverSeen(t *testing.T) {
 	sig := Signature{1}
 	for seq := uint64(1); seq <= 3; seq++ {
 		for _, l := range ls {
-			_, _, _ = l.Announce(seq, &sig, 0, Note{}, 0)
+			_, _, _ = l.Announce(seq, &sig, 0, Payload{}, 0)
 		}
 		done := make(chan struct{})
 		go func() {
@@ -253,7 +253,7 @@ func TestGivingUpAndArrivingAtOnce(t *testing.T) {
 				}
 				var sig Signature
 				sig[0] = 7
-				states[0], _, _ = l.Announce(1, &sig, 0, Note{}, 0)
+				states[0], _, _ = l.Announce(1, &sig, 0, Payload{}, 0)
 				if closed = l.GiveUp(1, status.Timeout); !closed {
 					states[0], _, _ = l.Poll(0)
 				} else {
@@ -283,9 +283,9 @@ func TestAnotherProcess(t *testing.T) {
 		var a segment.Address
 		_, err := fmt.Sscan(at, &a.PID, &a.FD, &a.Inode)
 		require.NoError(t, err)
-		file, err := segment.Open(a, LinesSize(2))
+		file, err := segment.Open(a, ControlSlotsSize(2))
 		require.NoError(t, err)
-		l, err := NewLines(file, 2, 1)
+		l, err := NewControlSlots(file, 2, 1)
 		require.NoError(t, err)
 		file.Close()
 		fmt.Println("attached")
@@ -293,9 +293,9 @@ func TestAnotherProcess(t *testing.T) {
 		l.Leave()
 		return
 	}
-	file, err := segment.New("paddlempi-test", LinesSize(2))
+	file, err := segment.New("paddlempi-test", ControlSlotsSize(2))
 	require.NoError(t, err)
-	l, err := NewLines(file, 2, 0)
+	l, err := NewControlSlots(file, 2, 0)
 	require.NoError(t, err)
 	defer l.Close()
 	a := file.Address()
@@ -304,13 +304,13 @@ func TestAnotherProcess(t *testing.T) {
 	out, err := child.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, child.Start())
-	lines := bufio.NewScanner(out)
-	for lines.Scan() && !strings.Contains(lines.Text(), "attached") {
+	slots := bufio.NewScanner(out)
+	for slots.Scan() && !strings.Contains(slots.Text(), "attached") {
 	}
 	file.Close()
 	l.YieldEvery(8)
 	follow(t, l, 0, 2, rounds)
-	for lines.Scan() {
+	for slots.Scan() {
 	}
 	assert.NoError(t, child.Wait())
 	assert.True(t, l.Left(1))
@@ -319,7 +319,7 @@ func TestAnotherProcess(t *testing.T) {
 func TestAlone(t *testing.T) {
 	var a Arrival = new(Alone)
 	sig := Signature{1}
-	state, res, err := a.Announce(1, &sig, 0, Note{}, 0)
+	state, res, err := a.Announce(1, &sig, 0, Payload{}, 0)
 	assert.NoError(t, err)
 	assert.Equal(t, Agreed, state)
 	assert.Equal(t, Sync, res.All)
@@ -336,16 +336,16 @@ func BenchmarkArrive(b *testing.B) {
 	ls := attach(b, 1)
 	sig := Signature{1}
 	for i := range b.N {
-		_, _, _ = ls[0].Announce(uint64(i+1), &sig, Sync, Note{}, 0)
+		_, _, _ = ls[0].Announce(uint64(i+1), &sig, Sync, Payload{}, 0)
 	}
 }
 
 // announceAll makes all members announce seq in their turn. They all agree.
-func announceAll(t *testing.T, ls []*Lines, seq uint64) {
+func announceAll(t *testing.T, ls []*ControlSlots, seq uint64) {
 	t.Helper()
 	sig := Signature{1}
 	for _, l := range ls {
-		_, _, err := l.Announce(seq, &sig, 0, Note{}, 0)
+		_, _, err := l.Announce(seq, &sig, 0, Payload{}, 0)
 		require.NoError(t, err)
 	}
 	for _, l := range ls {
@@ -361,13 +361,13 @@ func TestTheRing(t *testing.T) {
 	last := uint64(Slots - 1)
 	for seq := uint64(2); seq <= last; seq++ {
 		require.True(t, ls[0].MayAnnounce(seq))
-		ls[0].AnnounceAhead(seq, &sig, 0, Note{})
+		ls[0].AnnounceAhead(seq, &sig, 0, Payload{})
 	}
 	assert.False(t, ls[0].MayAnnounce(last+1), "no member has finished with the first one")
 	ls[0].Turn(2)
 	assert.False(t, ls[0].MayAnnounce(last+1), "the other has not")
 	assert.False(t, ls[0].Finished(1))
-	state, res, _ := ls[1].Announce(2, &sig, 0, Note{}, 0)
+	state, res, _ := ls[1].Announce(2, &sig, 0, Payload{}, 0)
 	assert.Equal(t, Agreed, state, "member 0 was there before")
 	assert.Equal(t, Result{Any: Ahead}, res)
 	assert.True(t, ls[0].Finished(1))
@@ -386,7 +386,7 @@ func TestTheRing(t *testing.T) {
 	ls[0].Stop(last+2, status.Timeout)
 	assert.Equal(t, map[int]status.Code{0: status.GroupBroken}, ls[1].Closers(last+2), "the first reason stays")
 	assert.True(t, ls[0].GiveUp(3, status.Timeout))
-	state, _, _ = ls[1].Announce(3, &sig, 0, Note{}, 0)
+	state, _, _ = ls[1].Announce(3, &sig, 0, Payload{}, 0)
 	assert.Equal(t, Closed, state, "what was announced ahead can be given up")
 }
 
@@ -394,10 +394,10 @@ func TestRefusingLate(t *testing.T) {
 	ls := attach(t, 3)
 	sig := Signature{1}
 	announceAll(t, ls, 1)
-	ls[0].AnnounceAhead(2, &sig, 0, Note{})
+	ls[0].AnnounceAhead(2, &sig, 0, Payload{})
 	assert.True(t, ls[0].Refuse(2))
-	_, _, _ = ls[2].Announce(2, &sig, 0, Note{}, 0)
-	state, res, _ := ls[1].Announce(2, &sig, 0, Note{}, 0)
+	_, _, _ = ls[2].Announce(2, &sig, 0, Payload{}, 0)
+	state, res, _ := ls[1].Announce(2, &sig, 0, Payload{}, 0)
 	assert.Equal(t, Agreed, state)
 	assert.Equal(t, Result{Any: Refused | Ahead}, res)
 	assert.True(t, ls[2].Refuse(2), "it was refused before")
@@ -416,33 +416,33 @@ func TestRefusingLate(t *testing.T) {
 	assert.Zero(t, ls[0].Entries()[1].Flags&Refused)
 }
 
-// NoteRoom repeats pa_room without a call. What the lines take says what pa_room is.
-func TestNoteRoom(t *testing.T) {
+// PayloadRoom repeats pa_room without a call. What the control slots take says what pa_room is.
+func TestPayloadRoom(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 15, 16, 17, 64, 100, 127, 128, 1000, 1024, 1025, 5000} {
 		fixed := int64(n)*(Slots+2)*64 + Slots*8*int64(max(128, n+1))
-		assert.Equal(t, (LinesSize(n)-fixed)/int64(n)/Slots, NoteRoom(n), "%d members", n)
+		assert.Equal(t, (ControlSlotsSize(n)-fixed)/int64(n)/Slots, PayloadRoom(n), "%d members", n)
 	}
 }
 
-// A member's slot may say anything about the length of its note. What follows the longest note belongs
+// A member's slot may say anything about the length of its payload. What follows the longest payload belongs
 // to something else.
-func TestANoteThatIsTooLong(t *testing.T) {
+func TestAPayloadThatIsTooLong(t *testing.T) {
 	ls := attach(t, 2)
-	payload := make([]byte, NoteRoom(2))
-	for seq, bytes := range []int64{0, 1, 24, 25, NoteRoom(2)} {
+	payload := make([]byte, PayloadRoom(2))
+	for seq, bytes := range []int64{0, 1, 24, 25, PayloadRoom(2)} {
 		for _, l := range ls {
 			sig := Signature{uint64(seq)}
-			_, _, err := l.Announce(uint64(seq)+1, &sig, 0, Note{Data: unsafe.Pointer(&payload[0]), Bytes: bytes}, 0)
+			_, _, err := l.Announce(uint64(seq)+1, &sig, 0, Payload{Data: unsafe.Pointer(&payload[0]), Bytes: bytes}, 0)
 			require.NoError(t, err)
 		}
-		_, got := ls[0].Note(uint64(seq)+1, 1)
+		_, got := ls[0].Payload(uint64(seq)+1, 1)
 		assert.Equal(t, bytes, got)
 	}
-	const slot, note = 64, 36    // the length of a slot, and where the length of its note lies
-	second := (Slots + 2) * slot // the slots of member 1
-	length := (*uint16)(unsafe.Pointer(&ls[0].mem[second+5*slot+note]))
-	require.EqualValues(t, NoteRoom(2), *length, "the layout of a slot")
+	const slot, lengthAt = 64, 36 // the length of a slot, and where the length of its payload lies
+	second := (Slots + 2) * slot  // the slots of member 1
+	length := (*uint16)(unsafe.Pointer(&ls[0].mem[second+5*slot+lengthAt]))
+	require.EqualValues(t, PayloadRoom(2), *length, "the layout of a slot")
 	*length++
-	_, got := ls[0].Note(5, 1)
+	_, got := ls[0].Payload(5, 1)
 	assert.Zero(t, got)
 }

@@ -38,8 +38,8 @@ const (
 // Bytes returns how much memory the processes of a world share.
 func Bytes(size int) int64 { return bellsOf(size) + int64(size)*int64(size)*int64(stride(size)) }
 
-// office has the messages of this process.
-type office struct {
+// endpoint has the messages of this process.
+type endpoint struct {
 	rank, size int
 
 	mu       mutex
@@ -126,7 +126,7 @@ type receiving struct {
 	data      []byte
 	from, tag int32 // of the context, or a wildcard
 
-	peer   int // rank of the office
+	peer   int // rank of the endpoint
 	bytes  int64
 	wanted int64  // of bytes: there is no room for more
 	got    int64  // of these
@@ -149,8 +149,8 @@ type message struct {
 	local   *sending       // of a long one from this process
 }
 
-func newOffice(shared []byte, rank, size int) (*office, error) {
-	o := &office{rank: rank, size: size, out: make([]outbox, size), in: make([]inbox, size), contexts: map[uint64]*context{},
+func newEndpoint(shared []byte, rank, size int) (*endpoint, error) {
+	o := &endpoint{rank: rank, size: size, out: make([]outbox, size), in: make([]inbox, size), contexts: map[uint64]*context{},
 		asked: map[uint64]*sending{}, matched: map[uint64]*message{}}
 	if bellsOf(size) > 0 {
 		o.bells = unsafe.Slice((*bell)(unsafe.Pointer(unsafe.SliceData(shared))), size)
@@ -169,7 +169,7 @@ func newOffice(shared []byte, rank, size int) (*office, error) {
 }
 
 // Poll takes everything further and tells how many of the requests are done.
-func (o *office) Poll(requests []uintptr) (done int) {
+func (o *endpoint) Poll(requests []uintptr) (done int) {
 	if o.mu.TryLock() { // else another thread does it
 		if !o.closed {
 			o.progress()
@@ -186,7 +186,7 @@ func (o *office) Poll(requests []uintptr) (done int) {
 }
 
 // progress moves what can be moved. The caller holds mu, also of all methods below.
-func (o *office) progress() {
+func (o *endpoint) progress() {
 	if o.mustLook() {
 		for r := range o.size {
 			o.collect(r)
@@ -217,7 +217,7 @@ func (o *office) progress() {
 }
 
 // queue writes a packet to a rank as soon as there is room.
-func (o *office) queue(to int, one *outgoing) {
+func (o *endpoint) queue(to int, one *outgoing) {
 	if out := &o.out[to]; one.bounded {
 		out.held = append(out.held, one)
 	} else {
@@ -228,7 +228,7 @@ func (o *office) queue(to int, one *outgoing) {
 }
 
 // deliver writes what goes to a rank, as far as there is room.
-func (o *office) deliver(to int) {
+func (o *endpoint) deliver(to int) {
 	out := &o.out[to]
 	if out.broken != 0 {
 		return
@@ -248,7 +248,7 @@ func (o *office) deliver(to int) {
 }
 
 // writeQueue writes the packets that wait, as far as there is room. The receiver's words may be unsound.
-func (o *office) writeQueue(to int) (sound bool) {
+func (o *endpoint) writeQueue(to int) (sound bool) {
 	out := &o.out[to]
 	for out.next() {
 		one := out.begun
@@ -282,7 +282,7 @@ func (out *outbox) next() bool {
 
 // write writes a packet and its pieces, as far as there is room. It tells whether all are written. The receiver's words may
 // be unsound.
-func (o *office) write(to int, one *outgoing) (done, sound bool) {
+func (o *endpoint) write(to int, one *outgoing) (done, sound bool) {
 	out := &o.out[to]
 	for {
 		n := min(len(one.from), piece)
@@ -301,7 +301,7 @@ func (o *office) write(to int, one *outgoing) (done, sound bool) {
 }
 
 // mustLook tells whether something may have come. The bell is read before what it rings for.
-func (o *office) mustLook() bool {
+func (o *endpoint) mustLook() bool {
 	if o.bells == nil {
 		return true
 	}
@@ -312,7 +312,7 @@ func (o *office) mustLook() bool {
 }
 
 // collect reads what has come from a rank.
-func (o *office) collect(from int) {
+func (o *endpoint) collect(from int) {
 	in := &o.in[from]
 	if in.broken != 0 {
 		return
@@ -332,7 +332,7 @@ func (o *office) collect(from int) {
 }
 
 // handle takes in the next packet of a ring. It returns false if it cannot be.
-func (o *office) handle(from int, p *packet) bool {
+func (o *endpoint) handle(from int, p *packet) bool {
 	in := &o.in[from]
 	switch p.kind {
 	case whole, ask:
@@ -354,7 +354,7 @@ func (o *office) handle(from int, p *packet) bool {
 }
 
 // come takes in a message, or its first piece.
-func (o *office) come(from int, p *packet) bool {
+func (o *endpoint) come(from int, p *packet) bool {
 	in := &o.in[from]
 	if in.open.left > 0 && p.kind == whole {
 		return false
@@ -400,7 +400,7 @@ func (o *office) come(from int, p *packet) bool {
 }
 
 // fill takes a piece of the message that was begun last out of a ring.
-func (o *office) fill(in *inbox, p *packet) {
+func (o *endpoint) fill(in *inbox, p *packet) {
 	n := int64(p.payload())
 	in.take(p, in.open.room)
 	in.open.room = in.open.room[min(n, int64(len(in.open.room))):]
@@ -420,7 +420,7 @@ func (r *receiving) receives(m *message) {
 }
 
 // received ends a receive whose message is there.
-func (o *office) received(r *receiving) {
+func (o *endpoint) received(r *receiving) {
 	code := int32(0)
 	if r.bytes > int64(len(r.data)) {
 		code = codeTruncated
@@ -429,13 +429,13 @@ func (o *office) received(r *receiving) {
 }
 
 // cancelled ends a receive that was given up.
-func (o *office) cancelled(r *receiving) {
+func (o *endpoint) cancelled(r *receiving) {
 	r.r.Cancelled = 1
 	o.endReceive(r, 0)
 }
 
 // leaveOpen ends a receive that was given up, if it is that of the message that was begun last.
-func (o *office) leaveOpen(peer int, r *transport.Request) bool {
+func (o *endpoint) leaveOpen(peer int, r *transport.Request) bool {
 	open := &o.in[peer].open
 	w := open.r
 	if w == nil || w.r != r {
@@ -447,7 +447,7 @@ func (o *office) leaveOpen(peer int, r *transport.Request) bool {
 }
 
 // endReceive ends a receive. Nobody knows it any more.
-func (o *office) endReceive(r *receiving, code int32) {
+func (o *endpoint) endReceive(r *receiving, code int32) {
 	if r.r != nil { // else it has ended
 		o.end(r.r, code)
 	}
@@ -458,7 +458,7 @@ func (o *office) endReceive(r *receiving, code int32) {
 }
 
 // newReceiving returns a receive.
-func (o *office) newReceiving(r *transport.Request, data unsafe.Pointer, bytes int64, from, tag int32) (w *receiving) {
+func (o *endpoint) newReceiving(r *transport.Request, data unsafe.Pointer, bytes int64, from, tag int32) (w *receiving) {
 	if n := len(o.spare); n > 0 {
 		w, o.spare = o.spare[n-1], o.spare[:n-1]
 	} else {
@@ -469,7 +469,7 @@ func (o *office) newReceiving(r *transport.Request, data unsafe.Pointer, bytes i
 }
 
 // taken gives a message that has come to a receive.
-func (o *office) taken(r *receiving, m *message) {
+func (o *endpoint) taken(r *receiving, m *message) {
 	r.receives(m)
 	switch {
 	case m.local != nil:
@@ -500,7 +500,7 @@ func (o *office) taken(r *receiving, m *message) {
 }
 
 // keep makes room for a message that nobody has received.
-func (o *office) keep(m *message) (err error) {
+func (o *endpoint) keep(m *message) (err error) {
 	if m.short, err = allocate(max(1, m.Bytes)); err == nil {
 		o.kept += m.room()
 	}
@@ -514,7 +514,7 @@ func (m *message) room() int64 { return m.Bytes + besideKept }
 func (m *message) bytes() []byte { return unsafe.Slice((*byte)(m.short), m.Bytes) }
 
 // drop frees the memory of a message.
-func (o *office) drop(m *message) {
+func (o *endpoint) drop(m *message) {
 	if m.short != nil {
 		if open := &o.in[m.peer].open; open.kept == m {
 			if open.kept = nil; open.r == nil {
@@ -528,13 +528,13 @@ func (o *office) drop(m *message) {
 }
 
 // end makes a request done.
-func (o *office) end(r *transport.Request, code int32) {
+func (o *endpoint) end(r *transport.Request, code int32) {
 	r.Code = code
 	r.End()
 }
 
 // breakOff ends the requests with a rank, which is damaged or has died.
-func (o *office) breakOff(peer int, code int32) {
+func (o *endpoint) breakOff(peer int, code int32) {
 	if o.in[peer].broken != 0 {
 		return
 	}

@@ -25,23 +25,23 @@ type fakeNode struct {
 	ranks []*Node
 }
 
-// ofNode returns the node of all ranks. Its lines stay mapped until the tests end.
+// ofNode returns the node of all ranks. Its control slots stay mapped until the tests end.
 func (w *fakeWorld) ofNode() *fakeNode {
 	if w.node == nil {
 		n := len(w.libs)
-		file, err := segment.New("paddlempi-test", arrive.LinesSize(n))
+		file, err := segment.New("paddlempi-test", arrive.ControlSlotsSize(n))
 		if err != nil {
 			panic(err)
 		}
 		defer file.Close()
 		w.node = &fakeNode{}
 		for i := range n {
-			lines, err := arrive.NewLines(file, n, i)
+			slots, err := arrive.NewControlSlots(file, n, i)
 			if err != nil {
 				panic(err)
 			}
-			lines.YieldEvery(8)
-			w.node.ranks = append(w.node.ranks, &Node{Lines: lines, Reach: reach, Read: read})
+			slots.YieldEvery(8)
+			w.node.ranks = append(w.node.ranks, &Node{Slots: slots, Reach: reach, Read: read})
 		}
 	}
 	return w.node
@@ -90,17 +90,17 @@ func flagOf(alg *Algorithm) arrive.Flags {
 		return Mapped
 	case &bounced, &allToAllUnevenBounce:
 		return ForBounce
-	case &lent, &allToAllUnevenLent:
-		return ForBounce | Lends
+	case &copiedByCMA, &allToAllUnevenByCMA:
+		return ForBounce | ForCMA
 	}
 	return 0
 }
 
-// fakeNotes has the room of the lines of a number of members, before the call has any.
-type fakeNotes int
+// fakePayloads has the room of the control slots of a number of members, before the call has any.
+type fakePayloads int
 
-func (n fakeNotes) Room() int64                            { return arrive.NoteRoom(int(n)) }
-func (fakeNotes) Note(uint64, int) (unsafe.Pointer, int64) { panic("nothing was announced") }
+func (n fakePayloads) Room() int64                               { return arrive.PayloadRoom(int(n)) }
+func (fakePayloads) Payload(uint64, int) (unsafe.Pointer, int64) { panic("nothing was announced") }
 
 // suitsNode tells whether this rank would announce the flag of alg for the call.
 func suitsNode(alg *Algorithm, s *rankCall) (ok bool) {
@@ -111,7 +111,7 @@ func suitsNode(alg *Algorithm, s *rankCall) (ok bool) {
 		var places Places
 		places, ok = Place(&s.args, s.heap)
 		places.Free()
-	case &lent, &allToAllUnevenLent:
+	case &copiedByCMA, &allToAllUnevenByCMA:
 		ok = s.args.separate()
 	default:
 		ok = true
@@ -123,18 +123,18 @@ func suitsNode(alg *Algorithm, s *rankCall) (ok bool) {
 // the polled form a chunk at a time.
 func (f *fakeNode) one(alg *Algorithm, how form, rank int, s *rankCall) error {
 	a := &s.args
-	a.Node, a.Notes, a.Seq = f.ranks[rank], f.ranks[rank].Lines, f.seq
-	note, free, err := noteOf(alg, s)
+	a.Node, a.Payloads, a.Seq = f.ranks[rank], f.ranks[rank].Slots, f.seq
+	payload, free, err := payloadOf(alg, s)
 	if err != nil {
 		return err
 	}
 	defer free()
-	lines := a.Node.Lines
+	slots := a.Node.Slots
 	sig := arrive.Signature{1, uint64(a.Count)}
-	state, _, err := lines.Announce(f.seq, &sig, a.Agreed, note, 10)
+	state, _, err := slots.Announce(f.seq, &sig, a.Agreed, payload, 10)
 	for state == arrive.Pending && err == nil {
 		runtime.Gosched()
-		state, _, err = lines.Poll(10)
+		state, _, err = slots.Poll(10)
 	}
 	if err != nil || state != arrive.Agreed {
 		return fmt.Errorf("the arrival ended with %d: %v", state, err)
@@ -163,39 +163,39 @@ func (f *fakeNode) one(alg *Algorithm, how form, rank int, s *rankCall) error {
 	return nil
 }
 
-// noteOf returns what this rank puts into its slot, as package group does.
-func noteOf(alg *Algorithm, s *rankCall) (note arrive.Note, free func(), err error) {
+// payloadOf returns what this rank puts into its slot, as package group does.
+func payloadOf(alg *Algorithm, s *rankCall) (payload arrive.Payload, free func(), err error) {
 	if alg == &mapped {
 		at, ok := Place(&s.args, s.heap)
 		if !ok {
-			return note, nil, fmt.Errorf("not in the heap")
+			return payload, nil, fmt.Errorf("not in the heap")
 		}
-		// The lines copy the note, but not before the caller announces it: it must not move.
+		// The control slots copy the payload, but not before the caller announces it: it must not move.
 		places := &at
-		return places.Note(), places.Free, nil
+		return places.Payload(), places.Free, nil
 	}
 	parts, n, ok := Payload(&s.args, s.args.Agreed)
 	if !ok {
-		return note, nil, fmt.Errorf("no payload")
+		return payload, nil, fmt.Errorf("no payload")
 	}
 	block, err := mem.Alloc(max(n, 1))
 	if err != nil {
-		return note, nil, err
+		return payload, nil, err
 	}
 	to := block
 	for _, part := range parts {
 		mem.Copy(to, part.Data, part.Count*s.args.elem())
 		to = s.args.at(to, part.Count)
 	}
-	return arrive.Note{Data: block, Bytes: n}, func() { mem.Free(block) }, nil
+	return arrive.Payload{Data: block, Bytes: n}, func() { mem.Free(block) }, nil
 }
 
 // nodeSizes are the numbers of ranks of the sweeps, and sweepLengths counts of elements around
-// vectors, cache lines, and the longest note.
+// vectors, cache lines, and the longest payload.
 var nodeSizes = []int{1, 2, 3, 4, 5, 8}
 
-// noteRoom is the longest note of few ranks.
-const noteRoom = 4 << 10
+// payloadRoom is the longest payload of few ranks.
+const payloadRoom = 4 << 10
 
 func sweepLengths(d op.DType, turn int) []int {
 	var list []int
@@ -204,7 +204,7 @@ func sweepLengths(d op.DType, turn int) []int {
 	}
 	list = append(list, 31, 32, 33, 63, 64, 65)
 	// The long ones take turns.
-	long := []int{4095, 4096, 4097, noteRoom/d.Size() - 1, noteRoom / d.Size(), noteRoom/d.Size() + 1}
+	long := []int{4095, 4096, 4097, payloadRoom/d.Size() - 1, payloadRoom / d.Size(), payloadRoom/d.Size() + 1}
 	return append(list, long[turn%len(long)])
 }
 
@@ -382,7 +382,7 @@ func TestMappedAroundItsChunks(t *testing.T) {
 
 // Payload and Place look at what this rank has. What they accept is served as it is.
 func TestWhatSuitsASlotAndAHeap(t *testing.T) {
-	x := newTensorIn(heapOf(1), op.UInt8, make([]byte, 3*noteRoom))
+	x := newTensorIn(heapOf(1), op.UInt8, make([]byte, 3*payloadRoom))
 	defer x.free()
 	other := newTensor(op.UInt8, make([]byte, 64))
 	defer other.free()
@@ -396,8 +396,8 @@ func TestWhatSuitsASlotAndAHeap(t *testing.T) {
 		slot, heap bool
 	}{
 		{"in place", op.AllReduce, 0, nil, []Part{at(0, 8)}, true, true},
-		{"the longest note", op.AllReduce, 0, nil, []Part{at(0, noteRoom)}, true, true},
-		{"longer", op.AllReduce, 0, nil, []Part{at(0, noteRoom+1)}, false, true},
+		{"the longest payload", op.AllReduce, 0, nil, []Part{at(0, payloadRoom)}, true, true},
+		{"longer", op.AllReduce, 0, nil, []Part{at(0, payloadRoom+1)}, false, true},
 		{"ordinary memory", op.AllReduce, 0, nil, []Part{in(8)}, true, false},
 		{"an ordinary result", op.AllReduce, 0, []Part{at(0, 8)}, []Part{in(8)}, true, false},
 		{"an ordinary input", op.AllReduce, 0, []Part{in(8)}, []Part{at(0, 8)}, true, false},
@@ -421,7 +421,7 @@ func TestWhatSuitsASlotAndAHeap(t *testing.T) {
 		{"coalesced, with gaps", op.AllReduceCoalesced, 0, nil, []Part{at(60, 8), at(0, 8), at(20, 0)}, true, true},
 		{"coalesced, a tensor in part twice", op.AllReduceCoalesced, 0, nil, []Part{at(60, 8), at(0, 8), at(64, 8)}, true, false},
 	} {
-		a := Args{Sig: Sig{Code: c.code, DType: op.UInt8, Size: 2, Root: c.root, Count: 8}, Rank: 1, Send: c.send, Recv: c.recv, Notes: fakeNotes(2)}
+		a := Args{Sig: Sig{Code: c.code, DType: op.UInt8, Size: 2, Root: c.root, Count: 8}, Rank: 1, Send: c.send, Recv: c.recv, Payloads: fakePayloads(2)}
 		_, _, slot := Payload(&a, Even)
 		places, inHeap := Place(&a, heapOf(1))
 		places.Free()
@@ -449,7 +449,7 @@ func TestAnOfferThatWasFreedTellsNothing(t *testing.T) {
 		"two parts":   {[]Part{{Data: block, Count: 8}, {Data: unsafe.Add(block, 8), Count: 8}}, false},
 		"in the heap": {[]Part{{Data: inHeap, Count: 16}}, true},
 	} {
-		a := Args{Sig: Sig{Code: op.AllReduceCoalesced, DType: op.UInt8, Size: 2, Root: -1, Count: 16}, Recv: c.parts, Notes: fakeNotes(2)}
+		a := Args{Sig: Sig{Code: op.AllReduceCoalesced, DType: op.UInt8, Size: 2, Root: -1, Count: 16}, Recv: c.parts, Payloads: fakePayloads(2)}
 		var o Offer
 		if c.place {
 			var ok bool
@@ -461,10 +461,10 @@ func TestAnOfferThatWasFreedTellsNothing(t *testing.T) {
 			require.Equal(t, Even|Inline, flags)
 		}
 		assert.Equal(t, !c.place, o.CarriesInput(), what)
-		assert.Positive(t, o.Note(&a).Bytes, what)
+		assert.Positive(t, o.Payload(&a).Bytes, what)
 		o.Free(0)
 		assert.False(t, o.CarriesInput(), what)
-		assert.Equal(t, arrive.Note{}, o.Note(&a), what)
+		assert.Equal(t, arrive.Payload{}, o.Payload(&a), what)
 		o.Free(0)
 	}
 }
@@ -476,14 +476,14 @@ func TestWhetherUnevenInputsSuitTheSlots(t *testing.T) {
 		send, recv []Part
 		want       bool
 	}{
-		{op.AllGather, []Part{{Count: 5}}, []Part{{Count: noteRoom}, {Count: 5}}, true},
-		{op.AllGather, []Part{{Count: 5}}, []Part{{Count: noteRoom + 1}, {Count: 5}}, false},
+		{op.AllGather, []Part{{Count: 5}}, []Part{{Count: payloadRoom}, {Count: 5}}, true},
+		{op.AllGather, []Part{{Count: 5}}, []Part{{Count: payloadRoom + 1}, {Count: 5}}, false},
 		{op.AllGather, []Part{{Count: 0}}, []Part{{Count: 1}, {Count: 0}}, true},
-		{op.ReduceScatter, []Part{{Count: noteRoom - 5}, {Count: 5}}, []Part{{Count: 5}}, true},
-		{op.ReduceScatter, []Part{{Count: noteRoom - 5}, {Count: 6}}, []Part{{Count: 6}}, false},
+		{op.ReduceScatter, []Part{{Count: payloadRoom - 5}, {Count: 5}}, []Part{{Count: 5}}, true},
+		{op.ReduceScatter, []Part{{Count: payloadRoom - 5}, {Count: 6}}, []Part{{Count: 6}}, false},
 		{op.AllToAll, []Part{{Count: 1}, {Count: 2}}, []Part{{Count: 1}, {Count: 2}}, false},
 	} {
-		a := Args{Sig: Sig{Code: c.code, DType: op.UInt8, Size: 2}, Rank: 1, Send: c.send, Recv: c.recv, Notes: fakeNotes(2)}
+		a := Args{Sig: Sig{Code: c.code, DType: op.UInt8, Size: 2}, Rank: 1, Send: c.send, Recv: c.recv, Payloads: fakePayloads(2)}
 		_, _, ok := Payload(&a, 0)
 		assert.Equal(t, c.want, ok, "%s %v", c.code, c.send)
 	}
@@ -501,17 +501,17 @@ func TestASlotThatHoldsSomethingElse(t *testing.T) {
 			x := s.tensor(make([]byte, 8))
 			defer x.free()
 			s.args.Recv, s.args.Node, s.args.Seq = []Part{x.Part}, node.ranks[r], node.seq
-			note, free, err := noteOf(alg, s)
+			payload, free, err := payloadOf(alg, s)
 			require.NoError(t, err)
 			defer free()
-			s.args.Notes = s.args.Node.Lines
+			s.args.Payloads = s.args.Node.Slots
 			if r == 1 {
-				note.Bytes--
+				payload.Bytes--
 			}
-			_, _, err = s.args.Node.Lines.Announce(node.seq, &arrive.Signature{1}, s.args.Agreed, note, 0)
+			_, _, err = s.args.Node.Slots.Announce(node.seq, &arrive.Signature{1}, s.args.Agreed, payload, 0)
 			require.NoError(t, err)
 		}
-		state, _, err := node.ranks[0].Lines.Poll(0)
+		state, _, err := node.ranks[0].Slots.Poll(0)
 		require.NoError(t, err)
 		require.Equal(t, arrive.Agreed, state)
 		if alg.atOnce != nil {

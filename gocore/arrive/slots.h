@@ -1,7 +1,7 @@
-/* The arrival lines of a group on one node, in memory that its members share.
+/* The control slots of a group on one node, in memory that its members share.
  *
  * Each member owns one block, with a ring of PA_SLOTS slots. It announces the collective with
- * sequence number k in slot k % PA_SLOTS: first the words and the note, then seq with release
+ * sequence number k in slot k % PA_SLOTS: first the words and the payload, then seq with release
  * order. A reader that sees seq == k with acquire order may read them.
  *
  * A member goes through the collectives in order: its turn is at k when it has finished with k - 1,
@@ -54,8 +54,8 @@ typedef struct pa_slot {
 	uint64_t seq;
 	uint64_t word[PA_WORDS];
 	uint32_t flags;
-	uint16_t note; /* bytes of the note */
-	uint16_t late; /* 1: the member has refused after its announcement, see pa_refuse */
+	uint16_t payload; /* bytes of the payload */
+	uint16_t late;    /* 1: the member has refused after its announcement, see pa_refuse */
 	uint8_t brief[PA_BRIEF];
 } pa_slot; /* 64 bytes: one cache line */
 
@@ -99,26 +99,28 @@ enum {
 #define PA_LEAST_CHUNKS 128
 #define PA_CHUNKS(n)    ((n) < PA_LEAST_CHUNKS ? PA_LEAST_CHUNKS : (n) + 1)
 
-/* pa_size returns the bytes that n members take: their blocks, their notes and the chunk words. */
+/* pa_size returns the bytes that n members take: their blocks, their payloads and the chunk words.
+ */
 int64_t pa_size(int n);
 
-/* pa_room returns the most bytes of a note. Measured on 2 ranks: at 4 KiB a rank, notes are faster
- * than any MPI and than mapped tensors. */
+/* pa_room returns the most bytes of a payload. Measured on 2 ranks: at 4 KiB a rank, payloads are
+ * faster than any MPI and than mapped tensors. */
 int pa_room(int n);
 
-/* pa_note returns the note of member i for collective seq, and sets *bytes to its length. It may be
- * read once all members have announced seq, until this member has finished with seq. A length above
- * pa_room(n) counts as 0, because what follows the note belongs to something else. */
-const void *pa_note(const pa_member *m, int n, int i, uint64_t seq, uint32_t *bytes);
+/* pa_payload returns the payload of member i for collective seq, and sets *bytes to its length. It
+ * may be read once all members have announced seq, until this member has finished with seq. A
+ * length above pa_room(n) counts as 0, because what follows the payload belongs to something else.
+ */
+const void *pa_payload(const pa_member *m, int n, int i, uint64_t seq, uint32_t *bytes);
 
 /* pa_chunks returns the PA_CHUNKS(n) chunk words of collective seq. */
 uint64_t *pa_chunks(pa_member *m, int n, uint64_t seq);
 
-/* pa_announce announces collective seq for member me, with a note of `bytes` bytes, at most
+/* pa_announce announces collective seq for member me, with a payload of `bytes` bytes, at most
  * pa_room(n). It does nothing visible if the slot is closed; pa_poll tells that. It is in turn, or
  * pa_may_announce has returned 1. */
 void pa_announce(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word, uint32_t flags,
-				 const uint8_t *note, uint32_t bytes);
+				 const uint8_t *payload, uint32_t bytes);
 
 /* pa_may_announce returns 1 if a member may announce seq ahead of its turn. */
 int pa_may_announce(const pa_member *m, int n, uint64_t seq);
@@ -135,7 +137,7 @@ int pa_has_finished(const pa_member *m, int i, uint64_t seq);
 /* pa_arrive calls pa_turn, pa_announce and pa_poll. Usually the other members have announced
  * already, and a call from Go into C costs as much as the rest. */
 int pa_arrive(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word, uint32_t flags,
-			  const uint8_t *note, uint32_t bytes, int spin, int yield_every, int *from,
+			  const uint8_t *payload, uint32_t bytes, int spin, int yield_every, int *from,
 			  uint32_t *all, uint32_t *any, uint32_t *diff);
 
 /* A pa_folder reduces count elements at each of n sources, in their order, into *to: a pmpi_folder
@@ -147,7 +149,7 @@ typedef void (*pa_folder)(const void *fold, void *const *to, int one, const void
 typedef struct pa_sum {
 	uintptr_t folder; /* a pa_folder */
 	uintptr_t to;     /* gets the result */
-	int64_t count;    /* elements of each note */
+	int64_t count;    /* elements of each payload */
 	uint32_t need;    /* flags that all members must have set */
 	uint32_t avoid;   /* flags that no member may have set */
 } pa_sum;
@@ -155,11 +157,11 @@ typedef struct pa_sum {
 /* The most members for which pa_arrive_and_sum adds up. */
 #define PA_SUMMED 64
 
-/* pa_arrive_and_sum calls pa_arrive, and reduces the notes of all members into s->to if all have
- * arrived, agree, have the flags that s wants, and have notes of as many bytes as this one. Then it
- * returns PA_SUMMED_UP. Otherwise it returns what pa_arrive returns, and nothing is written. */
+/* pa_arrive_and_sum calls pa_arrive, and reduces the payloads of all members into s->to if all have
+ * arrived, agree, have the flags that s wants, and have payloads of as many bytes as this one. Then
+ * it returns PA_SUMMED_UP. Otherwise it returns what pa_arrive returns, and nothing is written. */
 int pa_arrive_and_sum(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word,
-					  uint32_t flags, const uint8_t *note, uint32_t bytes, int spin,
+					  uint32_t flags, const uint8_t *payload, uint32_t bytes, int spin,
 					  int yield_every, int *from, uint32_t *all, uint32_t *any, uint32_t *diff,
 					  const pa_sum *s, const char *fold);
 

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "lines.h"
+#include "slots.h"
 
 #include "kill.h"
 #include "words.h"
@@ -42,7 +42,7 @@ int pa_room(int n) {
 	return share > PA_NOTE ? PA_NOTE : share < PA_LEAST_NOTE ? PA_LEAST_NOTE : share;
 }
 
-static uint8_t *notes(const pa_member *m, int n, int i, uint64_t seq) {
+static uint8_t *payloads(const pa_member *m, int n, int i, uint64_t seq) {
 	return (uint8_t *)(m + n) + ((size_t)PA_SLOTS * i + slot_of(seq)) * pa_room(n);
 }
 
@@ -51,24 +51,24 @@ int64_t pa_size(int n) {
 		   PA_SLOTS * (int64_t)PA_CHUNKS(n) * 8;
 }
 
-const void *pa_note(const pa_member *m, int n, int i, uint64_t seq, uint32_t *bytes) {
+const void *pa_payload(const pa_member *m, int n, int i, uint64_t seq, uint32_t *bytes) {
 	const pa_slot *s = &m[i].slot[slot_of(seq)];
-	*bytes = __atomic_load_n(&s->note, __ATOMIC_RELAXED);
+	*bytes = __atomic_load_n(&s->payload, __ATOMIC_RELAXED);
 	if (*bytes > PA_BRIEF && *bytes > (uint32_t)pa_room(n))
 		*bytes = 0;
-	return *bytes <= PA_BRIEF ? s->brief : notes(m, n, i, seq);
+	return *bytes <= PA_BRIEF ? s->brief : payloads(m, n, i, seq);
 }
 
 uint64_t *pa_chunks(pa_member *m, int n, uint64_t seq) {
-	return (uint64_t *)notes(m, n, n, 0) + (size_t)slot_of(seq) * PA_CHUNKS(n);
+	return (uint64_t *)payloads(m, n, n, 0) + (size_t)slot_of(seq) * PA_CHUNKS(n);
 }
 
 void pa_announce(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word, uint32_t flags,
-				 const uint8_t *note, uint32_t bytes) {
+				 const uint8_t *payload, uint32_t bytes) {
 	pa_slot *s = &m[me].slot[slot_of(seq)];
 	if (bytes > 0)
-		memcpy(bytes <= PA_BRIEF ? s->brief : notes(m, n, me, seq), note, bytes);
-	s->note = (uint16_t)bytes;
+		memcpy(bytes <= PA_BRIEF ? s->brief : payloads(m, n, me, seq), payload, bytes);
+	s->payload = (uint16_t)bytes;
 	__atomic_store_n(&s->late, 0, __ATOMIC_RELAXED);
 	for (int i = 0; i < PA_WORDS; i++)
 		s->word[i] = word[i];
@@ -165,31 +165,31 @@ int pa_poll(const pa_member *m, int n, int me, uint64_t seq, int spin, int yield
 }
 
 int pa_arrive(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word, uint32_t flags,
-			  const uint8_t *note, uint32_t bytes, int spin, int yield_every, int *from,
+			  const uint8_t *payload, uint32_t bytes, int spin, int yield_every, int *from,
 			  uint32_t *all, uint32_t *any, uint32_t *diff) {
 	pa_turn(m, me, seq);
-	pa_announce(m, n, me, seq, word, flags, note, bytes);
+	pa_announce(m, n, me, seq, word, flags, payload, bytes);
 	*from = 0;
 	return pa_poll(m, n, me, seq, spin, yield_every, from, all, any, diff);
 }
 
 int pa_arrive_and_sum(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word,
-					  uint32_t flags, const uint8_t *note, uint32_t bytes, int spin,
+					  uint32_t flags, const uint8_t *payload, uint32_t bytes, int spin,
 					  int yield_every, int *from, uint32_t *all, uint32_t *any, uint32_t *diff,
 					  const pa_sum *s, const char *fold) {
-	int state =
-		pa_arrive(m, n, me, seq, word, flags, note, bytes, spin, yield_every, from, all, any, diff);
+	int state = pa_arrive(m, n, me, seq, word, flags, payload, bytes, spin, yield_every, from, all,
+						  any, diff);
 	if (state != PA_AGREED || (*all & s->need) != s->need || (*any & s->avoid) || n > PA_SUMMED)
 		return state;
-	const void *notes[PA_SUMMED];
+	const void *payloads[PA_SUMMED];
 	for (int i = 0; i < n; i++) {
 		uint32_t length;
-		notes[i] = pa_note(m, n, i, seq, &length);
+		payloads[i] = pa_payload(m, n, i, seq, &length);
 		if (length != bytes)
 			return state;
 	}
 	void *to = (void *)s->to;
-	((pa_folder)s->folder)(fold, &to, 1, notes, n, s->count);
+	((pa_folder)s->folder)(fold, &to, 1, payloads, n, s->count);
 	return PA_SUMMED_UP;
 }
 

@@ -14,10 +14,10 @@ type Served struct {
 	Algorithm string `json:"algorithm"`
 }
 
-// TheServed returns which algorithms Choose takes in a group over nodes, for tensors in host memory, as they grow. s
-// has what does not depend on a call, and room is the most bytes of a note. 16-bit floats have rows of their own
+// AlgorithmsBySize returns which algorithms Choose takes in a group over nodes, for tensors in host memory, as they grow. s
+// has what does not depend on a call, and room is the most bytes of a payload. 16-bit floats have rows of their own
 // where they are served in another way.
-func TheServed(s Sig, room int64) (list []Served) {
+func AlgorithmsBySize(s Sig, room int64) (list []Served) {
 	s.Agreed, s.Any = Even, 0
 	for c := range registry {
 		s.Code, s.DType, s.Reduce = op.Code(c), op.Float32, 0

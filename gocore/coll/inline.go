@@ -16,7 +16,7 @@ import (
 
 // Node is what the members of a group on one node share.
 type Node struct {
-	Lines *arrive.Lines
+	Slots *arrive.ControlSlots
 	// Reach returns where bytes of a member's heap are in this process.
 	Reach func(member int, l heap.Location, bytes int64) (unsafe.Pointer, error)
 	// Read copies what a member's heap has at l, which the member may give back at any time.
@@ -68,7 +68,7 @@ func Payload(a *Args, flags arrive.Flags) (parts []Part, bytes int64, ok bool) {
 			longest = max(longest, a.Recv[i].Count*a.elem())
 		}
 	}
-	return parts, bytes, longest <= a.Notes.Room()
+	return parts, bytes, longest <= a.Payloads.Room()
 }
 
 // shareCount returns how many elements rank r's share has: of an operation without shares, everything.
@@ -106,18 +106,18 @@ func runInline(a *Args) error {
 	given := room[:0]
 	whole := a.shareBegin(a.Size) * a.elem()
 	for r := range a.Size {
-		var note unsafe.Pointer
+		var payload unsafe.Pointer
 		want := whole
 		if !t.Send.PerRank() {
 			want = a.shareCount(r) * a.elem()
 		}
 		if t.Gives.Includes(a.Root, r) && want > 0 { // else the slot may hold something else
 			var bytes int64
-			if note, bytes = a.Notes.Note(a.Seq, r); bytes != want {
+			if payload, bytes = a.Payloads.Payload(a.Seq, r); bytes != want {
 				return a.notAsAgreed(r)
 			}
 		}
-		given = append(given, note)
+		given = append(given, payload)
 	}
 	out := writer{parts: a.Recv, elem: a.elem()}
 	from, count := a.shareBegin(a.Rank)*a.elem(), a.shareCount(a.Rank)*a.elem()
@@ -129,14 +129,14 @@ func runInline(a *Args) error {
 	case op.Broadcast:
 		out.write(given[a.Root], count)
 	case op.AllGather, op.Gather:
-		for r, note := range given {
-			out.write(note, a.shareCount(r)*a.elem())
+		for r, payload := range given {
+			out.write(payload, a.shareCount(r)*a.elem())
 		}
 	case op.Scatter:
 		out.write(unsafe.Add(given[a.Root], from), count)
 	case op.AllToAll:
-		for _, note := range given {
-			out.write(unsafe.Add(note, from), count)
+		for _, payload := range given {
+			out.write(unsafe.Add(payload, from), count)
 		}
 	}
 	return nil

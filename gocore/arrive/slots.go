@@ -1,15 +1,15 @@
 package arrive
 
 /*
-#include "lines.h"
+#include "slots.h"
 #cgo noescape pa_arrive
 #cgo nocallback pa_arrive
 #cgo noescape pa_arrive_and_sum
 #cgo nocallback pa_arrive_and_sum
 #cgo noescape pa_poll
 #cgo nocallback pa_poll
-#cgo noescape pa_note
-#cgo nocallback pa_note
+#cgo noescape pa_payload
+#cgo nocallback pa_payload
 */
 import "C"
 
@@ -22,27 +22,27 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// NoteRoom returns the most bytes of a Note in a group of n members: pa_room, without the call.
-func NoteRoom(n int) int64 {
+// PayloadRoom returns the most bytes of a Payload in a group of n members: pa_room, without the call.
+func PayloadRoom(n int) int64 {
 	return int64(max(C.PA_LEAST_NOTE, min(C.PA_NOTE, C.PA_NOTES/n/64*64)))
 }
 
-var _ [C.PA_REFUSED]struct{} = [Refused]struct{}{} // lines.c sets the flag, too
+var _ [C.PA_REFUSED]struct{} = [Refused]struct{}{} // slots.c sets the flag, too
 
-// Room returns the most bytes of a Note.
-func (l *Lines) Room() int64 { return NoteRoom(l.n) }
+// Room returns the most bytes of a Payload.
+func (l *ControlSlots) Room() int64 { return PayloadRoom(l.n) }
 
 // Slots is the number of collectives that a member may have announced and not finished.
 const Slots = C.PA_SLOTS
 
-// Lines is the arrival of a group on one node. Each member has a block of cache lines in a segment
+// ControlSlots is the arrival of a group on one node. Each member has a block of cache lines in a segment
 // that all members map. To announce a collective takes a few stores, to poll one load for each
 // member.
 //
 // A member may announce collectives ahead of its turn. Announce, Turn, Poll, Entries and Missing are of
 // the collective whose turn it is: one goroutine at a time calls them. The other methods may be called
 // from several.
-type Lines struct {
+type ControlSlots struct {
 	mem     []byte
 	n, me   int
 	seq     uint64 // the collective whose turn it is
@@ -56,46 +56,48 @@ type Lines struct {
 // others are free: then the one that waits keeps the other from what it waits for.
 const yieldEvery = 256
 
-// LinesSize returns the bytes that the lines of n members take.
-func LinesSize(n int) int64 { return int64(C.pa_size(C.int(n))) }
+// ControlSlotsSize returns the bytes that the control slots of n members take.
+func ControlSlotsSize(n int) int64 { return int64(C.pa_size(C.int(n))) }
 
-// NewLines maps the lines of n members for member me. The file has LinesSize(n) bytes, all 0 before
+// NewControlSlots maps the control slots of n members for member me. The file has ControlSlotsSize(n) bytes, all 0 before
 // the first member announces, or more: see Behind. It may be closed afterwards.
-func NewLines(file *segment.File, n, me int) (*Lines, error) {
+func NewControlSlots(file *segment.File, n, me int) (*ControlSlots, error) {
 	mem, err := file.Map()
 	if err != nil {
 		return nil, err
 	}
-	return &Lines{mem: mem, n: n, me: me, yield: yieldEvery}, nil
+	return &ControlSlots{mem: mem, n: n, me: me, yield: yieldEvery}, nil
 }
 
-// Behind returns the memory that the file has behind the lines. It stays until Close.
-func (l *Lines) Behind() unsafe.Pointer { return unsafe.Pointer(&l.mem[LinesSize(l.n)]) }
+// Behind returns the memory that the file has behind the control slots. It stays until Close.
+func (l *ControlSlots) Behind() unsafe.Pointer { return unsafe.Pointer(&l.mem[ControlSlotsSize(l.n)]) }
 
 // Yields returns after how many pauses Poll yields the core.
-func (l *Lines) Yields() int { return int(l.yield) }
+func (l *ControlSlots) Yields() int { return int(l.yield) }
 
 // YieldEvery makes Poll yield the core after that many pauses, instead of some 10 us, 0: never. On nodes with more ranks than
 // cores it is to be small.
-func (l *Lines) YieldEvery(pauses int) { l.yield = C.int(pauses) }
+func (l *ControlSlots) YieldEvery(pauses int) { l.yield = C.int(pauses) }
 
-func (l *Lines) base() *C.pa_member { return (*C.pa_member)(unsafe.Pointer(unsafe.SliceData(l.mem))) }
+func (l *ControlSlots) base() *C.pa_member {
+	return (*C.pa_member)(unsafe.Pointer(unsafe.SliceData(l.mem)))
+}
 
 // Announce announces collective seq, whose turn it is, and polls once.
-func (l *Lines) Announce(seq uint64, sig *Signature, flags Flags, note Note, spin int) (State, Result, error) {
+func (l *ControlSlots) Announce(seq uint64, sig *Signature, flags Flags, payload Payload, spin int) (State, Result, error) {
 	l.seq = seq
 	var all, any, diff C.uint32_t
 	s := C.pa_arrive(l.base(), C.int(l.n), C.int(l.me), C.uint64_t(seq), (*C.uint64_t)(&sig[0]), C.uint32_t(flags),
-		(*C.uint8_t)(note.Data), C.uint32_t(note.Bytes), C.int(spin), l.yield, &l.from, &all, &any, &diff)
+		(*C.uint8_t)(payload.Data), C.uint32_t(payload.Bytes), C.int(spin), l.yield, &l.from, &all, &any, &diff)
 	return State(s), Result{All: Flags(all), Any: Flags(any), Diff: uint32(diff)}, nil
 }
 
-// Sum is a reduction of the notes of all members, which AnnounceAndSum carries out if all have announced. It has the
+// Sum is a reduction of the payloads of all members, which AnnounceAndSum carries out if all have announced. It has the
 // memory layout of pa_sum.
 type Sum struct {
 	Folder      unsafe.Pointer // a pa_folder
 	To          unsafe.Pointer // where the result goes
-	Count       int64          // elements of a note
+	Count       int64          // elements of a payload
 	Need, Avoid Flags          // that all members must have set, and that no member may have set
 }
 
@@ -103,11 +105,11 @@ var _ [unsafe.Sizeof(C.pa_sum{})]byte = [unsafe.Sizeof(Sum{})]byte{}
 
 // AnnounceAndSum is Announce that goes on to s, with fold, if all members have arrived, agree and have the right flags.
 // summed says that it did. Then nothing is left to be done with this collective.
-func (l *Lines) AnnounceAndSum(seq uint64, sig *Signature, flags Flags, note Note, spin int, s *Sum, fold unsafe.Pointer) (summed bool, state State, r Result) {
+func (l *ControlSlots) AnnounceAndSum(seq uint64, sig *Signature, flags Flags, payload Payload, spin int, s *Sum, fold unsafe.Pointer) (summed bool, state State, r Result) {
 	l.seq = seq
 	var all, any, diff C.uint32_t
 	got := C.pa_arrive_and_sum(l.base(), C.int(l.n), C.int(l.me), C.uint64_t(seq), (*C.uint64_t)(&sig[0]), C.uint32_t(flags),
-		(*C.uint8_t)(note.Data), C.uint32_t(note.Bytes), C.int(spin), l.yield, &l.from, &all, &any, &diff, (*C.pa_sum)(unsafe.Pointer(s)), (*C.char)(fold))
+		(*C.uint8_t)(payload.Data), C.uint32_t(payload.Bytes), C.int(spin), l.yield, &l.from, &all, &any, &diff, (*C.pa_sum)(unsafe.Pointer(s)), (*C.char)(fold))
 	summed = got == C.PA_SUMMED_UP
 	if summed {
 		got = C.PA_AGREED
@@ -116,37 +118,37 @@ func (l *Lines) AnnounceAndSum(seq uint64, sig *Signature, flags Flags, note Not
 }
 
 // MayAnnounce tells whether the ring has a slot for collective seq, ahead of its turn.
-func (l *Lines) MayAnnounce(seq uint64) bool {
+func (l *ControlSlots) MayAnnounce(seq uint64) bool {
 	return C.pa_may_announce(l.base(), C.int(l.n), C.uint64_t(seq)) != 0
 }
 
 // AnnounceAhead announces collective seq ahead of its turn. MayAnnounce has returned true.
-func (l *Lines) AnnounceAhead(seq uint64, sig *Signature, flags Flags, note Note) {
+func (l *ControlSlots) AnnounceAhead(seq uint64, sig *Signature, flags Flags, payload Payload) {
 	C.pa_announce(l.base(), C.int(l.n), C.int(l.me), C.uint64_t(seq), (*C.uint64_t)(&sig[0]), C.uint32_t(flags|Ahead),
-		(*C.uint8_t)(note.Data), C.uint32_t(note.Bytes))
+		(*C.uint8_t)(payload.Data), C.uint32_t(payload.Bytes))
 }
 
 // Turn says that it is the turn of collective seq, which was announced ahead.
-func (l *Lines) Turn(seq uint64) {
+func (l *ControlSlots) Turn(seq uint64) {
 	l.seq, l.from = seq, 0
 	C.pa_turn(l.base(), C.int(l.me), C.uint64_t(seq))
 }
 
 // Finish says that this member has finished with collective seq, in its turn.
-func (l *Lines) Finish(seq uint64) { C.pa_turn(l.base(), C.int(l.me), C.uint64_t(seq+1)) }
+func (l *ControlSlots) Finish(seq uint64) { C.pa_turn(l.base(), C.int(l.me), C.uint64_t(seq+1)) }
 
 // Finished tells whether all members have finished with collective seq, as far as they have said.
-func (l *Lines) Finished(seq uint64) bool {
+func (l *ControlSlots) Finished(seq uint64) bool {
 	return C.pa_finished(l.base(), C.int(l.n), C.uint64_t(seq)) != 0
 }
 
 // HasFinished is Finished for one member.
-func (l *Lines) HasFinished(i int, seq uint64) bool {
+func (l *ControlSlots) HasFinished(i int, seq uint64) bool {
 	return C.pa_has_finished(l.base(), C.int(i), C.uint64_t(seq)) != 0
 }
 
 // ReadNoMore tells whether no other member looks at anything of collective seq any more: it has finished with seq, or is gone.
-func (l *Lines) ReadNoMore(seq uint64) bool {
+func (l *ControlSlots) ReadNoMore(seq uint64) bool {
 	if l.Finished(seq) {
 		return true
 	}
@@ -159,7 +161,7 @@ func (l *Lines) ReadNoMore(seq uint64) bool {
 }
 
 // Look tests whether all members have announced collective seq, whose turn it need not be.
-func (l *Lines) Look(seq uint64) (State, Result) {
+func (l *ControlSlots) Look(seq uint64) (State, Result) {
 	var from C.int
 	var all, any, diff C.uint32_t
 	s := C.pa_poll(l.base(), C.int(l.n), C.int(l.me), C.uint64_t(seq), 0, 0, &from, &all, &any, &diff)
@@ -167,43 +169,43 @@ func (l *Lines) Look(seq uint64) (State, Result) {
 }
 
 // Poll tests whether all members have announced.
-func (l *Lines) Poll(spin int) (State, Result, error) {
+func (l *ControlSlots) Poll(spin int) (State, Result, error) {
 	var all, any, diff C.uint32_t
 	s := C.pa_poll(l.base(), C.int(l.n), C.int(l.me), C.uint64_t(l.seq), C.int(spin), l.yield, &l.from, &all, &any, &diff)
 	return State(s), Result{All: Flags(all), Any: Flags(any), Diff: uint32(diff)}, nil
 }
 
-// Note returns the note of member i for collective seq, at which all members have arrived, and how
-// long it is. It stays valid until this member has finished with seq. A length that no note can have
-// counts as 0, because what follows the note belongs to something else.
-func (l *Lines) Note(seq uint64, i int) (note unsafe.Pointer, bytes int64) {
+// Payload returns the payload of member i for collective seq, at which all members have arrived, and how
+// long it is. It stays valid until this member has finished with seq. A length that no payload can have
+// counts as 0, because what follows the payload belongs to something else.
+func (l *ControlSlots) Payload(seq uint64, i int) (payload unsafe.Pointer, bytes int64) {
 	var length C.uint32_t
-	note = C.pa_note(l.base(), C.int(l.n), C.int(i), C.uint64_t(seq), &length)
-	return note, int64(length)
+	payload = C.pa_payload(l.base(), C.int(l.n), C.int(i), C.uint64_t(seq), &length)
+	return payload, int64(length)
 }
 
 // Rubbish returns the member in whose slot Announce or Poll has found rubbish, and tells the other
 // members so. It is called after they have returned Rubbish.
-func (l *Lines) Rubbish() (member int) {
+func (l *ControlSlots) Rubbish() (member int) {
 	C.pa_blame(l.base(), C.int(l.me), l.from)
 	return int(l.from)
 }
 
 // Blamed returns the member in whose slot member i says that it found rubbish. ok is false if it says
 // nothing of the kind.
-func (l *Lines) Blamed(i int) (member int, ok bool) {
+func (l *ControlSlots) Blamed(i int) (member int, ok bool) {
 	who := int(C.pa_blamed(l.base(), C.int(l.n), C.int(i)))
 	return who - 1, who > 0
 }
 
 // Chunks returns the words with which the members share out the work of collective seq, and how many
 // there are (package shm).
-func (l *Lines) Chunks(seq uint64) (words unsafe.Pointer, n int) {
+func (l *ControlSlots) Chunks(seq uint64) (words unsafe.Pointer, n int) {
 	return unsafe.Pointer(C.pa_chunks(l.base(), C.int(l.n), C.uint64_t(seq))), max(C.PA_LEAST_CHUNKS, l.n+1)
 }
 
 // Entries returns what each member has announced.
-func (l *Lines) Entries() []Entry {
+func (l *ControlSlots) Entries() []Entry {
 	if l.entries == nil {
 		l.entries = make([]Entry, l.n)
 	}
@@ -222,7 +224,7 @@ func (l *Lines) Entries() []Entry {
 }
 
 // Missing returns the members that have not announced the current collective.
-func (l *Lines) Missing() ([]int, bool) {
+func (l *ControlSlots) Missing() ([]int, bool) {
 	var missing []int
 	for i := 0; i < l.n; i++ {
 		if C.pa_here(l.base(), C.int(i), C.uint64_t(l.seq)) == 0 {
@@ -234,7 +236,7 @@ func (l *Lines) Missing() ([]int, bool) {
 
 // GiveUp closes collective seq unless all members have announced it. This member has announced it, or
 // may announce it.
-func (l *Lines) GiveUp(seq uint64, reason status.Code) bool {
+func (l *ControlSlots) GiveUp(seq uint64, reason status.Code) bool {
 	l.stops.Lock()
 	defer l.stops.Unlock()
 	return C.pa_close(l.base(), C.int(l.n), C.int(l.me), C.uint64_t(seq), C.uint32_t(reason)) != 0
@@ -242,12 +244,12 @@ func (l *Lines) GiveUp(seq uint64, reason status.Code) bool {
 
 // Refuse refuses collective seq, which this member has announced. It returns false if all members have
 // announced it.
-func (l *Lines) Refuse(seq uint64) bool {
+func (l *ControlSlots) Refuse(seq uint64) bool {
 	return C.pa_refuse(l.base(), C.int(l.n), C.int(l.me), C.uint64_t(seq)) != 0
 }
 
 // Stop says that this member takes no part from collective seq on, whoever has announced it.
-func (l *Lines) Stop(seq uint64, reason status.Code) {
+func (l *ControlSlots) Stop(seq uint64, reason status.Code) {
 	l.stops.Lock()
 	defer l.stops.Unlock()
 	C.pa_stop(l.base(), C.int(l.me), C.uint64_t(seq), C.uint32_t(reason))
@@ -255,13 +257,15 @@ func (l *Lines) Stop(seq uint64, reason status.Code) {
 
 // Explain says why this member gives up a collective at which all members have arrived. Why returns
 // what a member has said last.
-func (l *Lines) Explain(reason status.Code) { C.pa_explain(l.base(), C.int(l.me), C.uint32_t(reason)) }
+func (l *ControlSlots) Explain(reason status.Code) {
+	C.pa_explain(l.base(), C.int(l.me), C.uint32_t(reason))
+}
 
 // Why returns the last reason that member i has given for anything that it gave up.
-func (l *Lines) Why(i int) status.Code { return status.Code(C.pa_why(l.base(), C.int(i))) }
+func (l *ControlSlots) Why(i int) status.Code { return status.Code(C.pa_why(l.base(), C.int(i))) }
 
 // Closers returns the members that take no part in collective seq, and why.
-func (l *Lines) Closers(seq uint64) map[int]status.Code {
+func (l *ControlSlots) Closers(seq uint64) map[int]status.Code {
 	var who map[int]status.Code
 	for i := 0; i < l.n; i++ {
 		if reason := C.pa_closer(l.base(), C.int(l.n), C.int(i), C.uint64_t(seq)); reason != 0 {
@@ -275,34 +279,36 @@ func (l *Lines) Closers(seq uint64) map[int]status.Code {
 }
 
 // Settled is always true: MPI has no part in these arrivals.
-func (l *Lines) Settled() bool { return true }
+func (l *ControlSlots) Settled() bool { return true }
 
 // Leave tells the other members that this one has left.
-func (l *Lines) Leave() { C.pa_leave(l.base(), C.int(l.me), C.PA_LEFT) }
+func (l *ControlSlots) Leave() { C.pa_leave(l.base(), C.int(l.me), C.PA_LEFT) }
 
-// Go tells the other members that this one looks at nothing any more that they share. In the lines of a world it follows Leave:
+// Go tells the other members that this one looks at nothing any more that they share. In the control slots of a world it follows Leave:
 // the process of this one may end, and they need it no more.
-func (l *Lines) Go() { C.pa_leave(l.base(), C.int(l.me), C.PA_GONE) }
+func (l *ControlSlots) Go() { C.pa_leave(l.base(), C.int(l.me), C.PA_GONE) }
 
 // Gone returns whether member i has called Go.
-func (l *Lines) Gone(i int) bool { return C.pa_left(l.base(), C.int(i)) == C.PA_GONE }
+func (l *ControlSlots) Gone(i int) bool { return C.pa_left(l.base(), C.int(i)) == C.PA_GONE }
 
 // Left returns whether member i has left, or is gone.
-func (l *Lines) Left(i int) bool {
+func (l *ControlSlots) Left(i int) bool {
 	how := C.pa_left(l.base(), C.int(i))
 	return how == C.PA_LEFT || how == C.PA_GONE
 }
 
 // Fail tells the other members that the process of this one ends with a status, which is not 0.
-func (l *Lines) Fail(exit int) { C.pa_leave(l.base(), C.int(l.me), C.PA_FAILED+C.uint32_t(exit&0xff)) }
+func (l *ControlSlots) Fail(exit int) {
+	C.pa_leave(l.base(), C.int(l.me), C.PA_FAILED+C.uint32_t(exit&0xff))
+}
 
 // Failed returns the status with which member i has said that its process ends; 0: it has not.
-func (l *Lines) Failed(i int) (exit int) {
+func (l *ControlSlots) Failed(i int) (exit int) {
 	return max(0, min(0xff, int(C.pa_left(l.base(), C.int(i)))-C.PA_FAILED))
 }
 
 // Close unmaps the segment.
-func (l *Lines) Close() error {
+func (l *ControlSlots) Close() error {
 	mem := l.mem
 	l.mem = nil
 	if mem == nil {
@@ -311,4 +317,4 @@ func (l *Lines) Close() error {
 	return syscall.Munmap(mem)
 }
 
-var _ Arrival = (*Lines)(nil)
+var _ Arrival = (*ControlSlots)(nil)
