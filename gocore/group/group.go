@@ -46,7 +46,7 @@ type Group struct {
 
 	mu        sync.Mutex
 	busy      bool // a collective is under way, inline or as a task; the queue waits for it
-	queue     []*task
+	queue     []*collective
 	broken    error // why the group is unusable
 	destroyed bool  // the group takes no more calls
 	freed     bool  // its communicators and shared memory are freed: see Free
@@ -57,9 +57,9 @@ type Group struct {
 	blocking  atomic.Uint64                  // the collective for which a thread is inside blocking MPI calls; 0: none
 	stuck     stuck                          // what the watcher, which alone uses it, knows of that collective
 
-	// current is the task whose turn it is. It is nil while no collective is under way, and while one
-	// is carried out inline. mu guards it.
-	current *task
+	// current is the collective whose turn it is. It is nil while no collective is under way, and while its
+	// caller's thread carries it out. mu guards it.
+	current *collective
 
 	// These fields belong to the collective that is under way, and to the holder of mu while busy is false.
 	// While current is set, seq too belongs to the holder of mu.

@@ -85,7 +85,7 @@ func (g *Group) startHere(d *op.Desc) (over func() (bool, error), err error) {
 			g.inquiry.whoWasFirst()
 		}
 		if len(g.arrival.Closers(g.turn)) > 0 {
-			return true, g.current.collective.closedError()
+			return true, g.current.closedError()
 		}
 		return true, g.onThisNode(err)
 	}, nil

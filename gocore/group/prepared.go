@@ -79,7 +79,7 @@ func (p *Prepared) take(d *op.Desc) (c *collective, known bool) {
 	if c = p.spare.Swap(nil); c == nil {
 		c = new(collective)
 	}
-	c.request = p.found.request
+	c.request, c.progress = p.found.request, progress{}
 	c.timeout = d.Timeout(p.g.Timeout(), work.Longest)
 	if d.Flags&op.FlagAsync != 0 {
 		c.deadline = time.Now().Add(c.timeout)
@@ -87,8 +87,11 @@ func (p *Prepared) take(d *op.Desc) (c *collective, known bool) {
 	return c, true
 }
 
-// giveBack takes back a collective of take, whose call has returned.
+// giveBack takes back a collective of take, whose call has returned, unless the engine has had it.
 func (p *Prepared) giveBack(c *collective, known bool) {
+	if c.handle != nil {
+		return
+	}
 	if !known {
 		c.recycle()
 		return
