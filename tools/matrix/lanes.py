@@ -32,7 +32,7 @@ LIMIT = 1500.0
 ATTEMPT = 720.0
 
 
-# Where a control group says what its processes may take and have taken, by the version of the groups.
+# Where a control group says what its processes may take and have taken: by the groups' version.
 LIMITS = {
     1: ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
     2: ("/sys/fs/cgroup", "memory.max", "memory.current", ""),
