@@ -264,6 +264,16 @@ func (l *ControlSlots) Explain(reason status.Code) {
 // Why returns the last reason that member i has given for anything that it gave up.
 func (l *ControlSlots) Why(i int) status.Code { return status.Code(C.pa_why(l.base(), C.int(i))) }
 
+// GivenUp tells whether a member takes no part in collective seq.
+func (l *ControlSlots) GivenUp(seq uint64) bool {
+	for i := range l.n {
+		if C.pa_closer(l.base(), C.int(l.n), C.int(i), C.uint64_t(seq)) != 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // Closers returns the members that take no part in collective seq, and why.
 func (l *ControlSlots) Closers(seq uint64) map[int]status.Code {
 	var who map[int]status.Code

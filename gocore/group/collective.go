@@ -118,7 +118,7 @@ func (g *Group) submit(d *op.Desc, p *Prepared, nested bool) (*work.Handle, work
 		if err := c.check(d, &trait); err != nil {
 			return nil, work.Result{}, c.decline(err)
 		}
-		c.scratch = coll.Scratch(&c.args, c.flags)
+		c.scratch = g.choices.Scratch(&c.args, c.flags)
 	}
 	if err := c.prog.Reserve(c.scratch); err != nil { // later the other members would wait in MPI for this rank
 		return nil, work.Result{}, c.decline(err)

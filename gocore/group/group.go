@@ -37,6 +37,7 @@ type Group struct {
 	payloads coll.Payloads // of the arrival; nil in a group of one
 	node     *coll.Node    // set if the group is local and has several members
 	forced   coll.Forced   // algorithms that are preferred to the registry's order
+	choices  coll.Choices  // what the registry says of the calls that were made
 	patterns patterns      // of the exchanges with neighbours
 	blocks   *coll.Blocks  // for these, if the members share memory; else nil
 	bounce   *coll.Bounce  // for tensors in ordinary memory, if the members share memory; else nil

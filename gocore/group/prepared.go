@@ -42,7 +42,7 @@ func (g *Group) Prepare(d *op.Desc) (*Prepared, error) {
 	if err == nil && c.mayBeKept() {
 		p.known = true
 		p.sends, p.recvs = append(p.sends, d.Sends()...), append(p.recvs, d.Recvs()...)
-		c.scratch = coll.Scratch(&c.args, c.flags)
+		c.scratch = g.choices.Scratch(&c.args, c.flags)
 		if g.node != nil {
 			c.atArrival = coll.SumAtArrival(&c.args, c.flags)
 		}
