@@ -101,8 +101,6 @@ type Sum struct {
 	Need, Avoid Flags          // that all members must have set, and that no member may have set
 }
 
-var _ [unsafe.Sizeof(C.pa_sum{})]byte = [unsafe.Sizeof(Sum{})]byte{}
-
 // AnnounceAndSum is Announce that goes on to s, with fold, if all members have arrived, agree and have the right flags.
 // summed says that it did. Then nothing is left to be done with this collective.
 func (l *ControlSlots) AnnounceAndSum(seq uint64, sig *Signature, flags Flags, payload Payload, spin int, s *Sum, fold unsafe.Pointer) (summed bool, state State, r Result) {

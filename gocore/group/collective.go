@@ -21,7 +21,8 @@ import (
 type collective struct {
 	request
 	progress
-	prog coll.Program
+	prog  coll.Program
+	owner *Prepared // whose spare it is; nil: one of collectives
 }
 
 // request is what the caller asked for, and what check found out about it.
@@ -42,8 +43,9 @@ type request struct {
 	offer     coll.Offer       // what the call tells in its payload
 	scratch   int64            // bytes that reserve takes
 	atArrival *coll.AtArrival  // of a prepared call: what is done at once if all have come; or nil
-	// Room for one buffer on each side, the usual number, so that no slice is allocated.
+	// Room for one buffer on each side, the usual number, so that no slice is allocated, and for atArrival.
 	one [2]coll.Part
+	sum coll.AtArrival
 }
 
 // progress is how far a collective has come.
@@ -81,7 +83,29 @@ type progress struct {
 // collectives are reused, so that the synchronous path allocates nothing.
 var collectives = sync.Pool{New: func() any { return new(collective) }}
 
-func (c *collective) recycle() {
+// take returns a collective for the call d of p, if p is not nil. isChecked tells whether it is filled with what check finds.
+func (g *Group) take(d *op.Desc, p *Prepared) (c *collective, isChecked bool) {
+	if p.knows(d) {
+		return p.take(d), true
+	}
+	c = collectives.Get().(*collective)
+	if call := g.calls.find(d); call != nil {
+		call.repeat(c, d)
+		return c, true
+	}
+	return c, false
+}
+
+// giveBack takes back a collective of take, whose call has returned, unless the engine has had it.
+func (c *collective) giveBack() {
+	switch {
+	case c.handle != nil:
+		return
+	case c.owner != nil:
+		c.prog.Reset(nil)
+		c.owner.spare.Store(c)
+		return
+	}
 	c.request, c.progress = request{}, progress{}
 	c.prog.Reset(nil) // keeps the memory of its steps
 	collectives.Put(c)
@@ -111,14 +135,15 @@ func (g *Group) submit(d *op.Desc, p *Prepared, nested bool) (*work.Handle, work
 	case !trait.Collective:
 		return g.messages.Carry(d)
 	}
-	c, known := p.take(d)
-	defer p.giveBack(c, known)
+	c, isChecked := g.take(d, p)
+	defer c.giveBack()
 	c.g, c.nested, c.async = g, nested, d.Flags&op.FlagAsync != 0
-	if !known {
+	if !isChecked {
 		if err := c.check(d, &trait); err != nil {
 			return nil, work.Result{}, c.decline(err)
 		}
 		c.scratch = g.choices.Scratch(&c.args, c.flags)
+		g.calls.keep(d, c)
 	}
 	if err := c.prog.Reserve(c.scratch); err != nil { // later the other members would wait in MPI for this rank
 		return nil, work.Result{}, c.decline(err)

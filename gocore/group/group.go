@@ -38,6 +38,7 @@ type Group struct {
 	node     *coll.Node    // set if the group is local and has several members
 	forced   coll.Forced   // algorithms that are preferred to the registry's order
 	choices  coll.Choices  // what the registry says of the calls that were made
+	calls    checkedCalls  // short calls that may be repeated
 	patterns patterns      // of the exchanges with neighbours
 	blocks   *coll.Blocks  // for these, if the members share memory; else nil
 	bounce   *coll.Bounce  // for tensors in ordinary memory, if the members share memory; else nil
