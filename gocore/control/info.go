@@ -43,7 +43,7 @@ type coreInfo struct {
 	Arrive      string           `json:"arrive"` // how the ranks of a node share memory; "" before init
 	Helper      *helperInfo      `json:"helper"` // nil before init
 	Heap        heapInfo         `json:"heap"`
-	Liveness    *health.Watch     `json:"liveness"`     // nil before init
+	Liveness    *health.Watch    `json:"liveness"`     // nil before init
 	ReportAfter *float64         `json:"report_after"` // seconds of a wait that is reported, 0: none is; nil before init
 	Algorithms  any              `json:"algorithms"`   // which serve the group of all ranks; nil before init, and on one node
 	CUDA        *diagnose.CUDA   `json:"cuda"`         // nil unless the request asked for it
