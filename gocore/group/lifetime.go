@@ -1,9 +1,7 @@
 package group
 
 import (
-	"slices"
 	"time"
-	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/transport"
@@ -101,11 +99,10 @@ func (g *Group) Free(reason status.Code) error {
 		return nil // the communicators are in an unknown state: MPI may still use them
 	}
 	g.unmapPeers()
-	comms := g.messages.Comms()
-	if g.collComm != nil && !slices.Contains(comms, g.collComm) {
-		comms = append(comms, g.collComm)
-	}
-	for _, comm := range comms {
+	for _, comm := range [...]transport.Comm{g.messages.Comm(), g.collComm} {
+		if comm == nil {
+			continue
+		}
 		if err := comm.Free(); err != nil {
 			return err
 		}
@@ -169,10 +166,3 @@ func (g *Group) Member() int { return g.Rank }
 // Messages returns what carries the group's messages; nil if there is none.
 func (g *Group) Messages() transport.Endpoint { return g.messages.Comm() }
 
-// Kept takes a message that a probe has kept for a receive, and what it read of it.
-func (g *Group) Kept() (m transport.Message, first []byte, ok bool) { return g.messages.Kept() }
-
-// Rest tells what follows a message that was taken from there.
-func (g *Group) Rest(first unsafe.Pointer, bytes int64) (on transport.Endpoint, tag int32, more, most int64) {
-	return g.messages.Rest(first, bytes)
-}

@@ -76,16 +76,9 @@ func (d *Departure) ArrivedAfterAll(m fmt.Stringer) {
 
 // dropped is a message that is received only so that its sender is done.
 type dropped struct {
-	group   Group
 	on      transport.Endpoint
-	request *transport.Request // nil if a probe has read it
+	request *transport.Request
 	block   unsafe.Pointer
-	bytes   int64 // of what is received
-	more    int64 // what follows it on the endpoint side, in pieces of most bytes
-	most    int64
-	side    transport.Endpoint
-	tag     int32
-	source  int32
 }
 
 // begin begins the departure. All groups have taken their last call.
@@ -174,13 +167,12 @@ func (d *Departure) Settled() bool {
 
 // dropMessages takes one message after another that has come for this rank.
 func (d *Departure) dropMessages() {
-	if d.dropped != nil {
-		if r := d.dropped.request; r != nil && !transport.Over(d.dropped.on, r) {
+	if m := d.dropped; m != nil {
+		if !transport.Over(m.on, m.request) {
 			return
 		}
-		if d.dropped.follow() {
-			return
-		}
+		m.on.Release(m.request)
+		mem.Free(m.block)
 		d.dropped = nil
 	}
 	for _, g := range d.e.liveGroups() {
@@ -188,64 +180,34 @@ func (d *Departure) dropMessages() {
 		if on == nil {
 			continue
 		}
-		if msg, first, ok := g.Kept(); ok {
-			if d.dropped = drop(g, on, msg, first); d.dropped != nil {
-				return
-			}
-		}
-		if st, found, err := on.Probe(transport.AnySource, transport.AnyTag); err != nil || !found || st.Bytes > mostDropped {
+		_, refuses := on.(transport.Fragmenter)
+		st, found, err := on.Probe(transport.AnySource, transport.AnyTag)
+		if err != nil || !found || st.Bytes > mostDropped && !refuses {
 			continue
 		}
 		msg, found, err := on.Match(transport.AnySource, transport.AnyTag)
 		if err != nil || !found {
 			continue
 		}
-		if d.dropped = drop(g, on, msg, nil); d.dropped != nil {
+		if d.dropped = drop(on, msg); d.dropped != nil {
 			return
 		}
 	}
 }
 
-// drop begins to receive a message of a group, of which first was read if it is not nil. It returns nil if that fails.
-func drop(g Group, on transport.Endpoint, msg transport.Message, first []byte) *dropped {
-	block, err := mem.Alloc(max(1, msg.Bytes)) // Open MPI 5 crashes if a long message has no room
-	if err != nil {
-		return nil
+// drop begins to receive a message. It returns nil if that fails.
+func drop(on transport.Endpoint, msg transport.Message) *dropped {
+	m, err := &dropped{on: on}, error(nil)
+	if f, ok := on.(transport.Fragmenter); ok {
+		m.request, err = f.Refuse(msg)
+	} else if m.block, err = mem.Alloc(max(1, msg.Bytes)); err == nil { // Open MPI 5 crashes if a long message has no room
+		m.request, err = on.Take(msg, m.block, msg.Bytes)
 	}
-	m := &dropped{group: g, on: on, block: block, bytes: msg.Bytes, source: msg.Source}
-	if first != nil {
-		copy(unsafe.Slice((*byte)(block), msg.Bytes), first)
-	} else if m.request, err = on.Take(msg, block, msg.Bytes); err != nil {
-		mem.Free(block)
+	if err != nil {
+		mem.Free(m.block)
 		return nil
 	}
 	return m
-}
-
-// follow begins to receive what follows, now that a part is there. It returns false if there is nothing more.
-func (m *dropped) follow() bool {
-	if m.request != nil {
-		m.on.Release(m.request)
-	}
-	if m.side == nil {
-		if m.side, m.tag, m.more, m.most = m.group.Rest(m.block, m.bytes); m.side != nil {
-			mem.Free(m.block)
-			var err error
-			if m.block, err = mem.Alloc(m.most); err != nil {
-				return false
-			}
-		}
-	}
-	if m.more > 0 {
-		m.on, m.bytes = m.side, min(m.more, m.most)
-		m.more -= m.bytes
-		var err error
-		if m.request, err = m.side.Receive(m.block, m.bytes, m.source, m.tag); err == nil {
-			return true
-		}
-	}
-	mem.Free(m.block)
-	return false
 }
 
 // reportLost writes one line about the messages of this rank that are under way when all ranks have left.

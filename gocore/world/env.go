@@ -5,7 +5,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/coll"
@@ -63,11 +62,6 @@ type Group interface {
 	Member() int
 	// Messages returns what carries the group's messages; nil if there is none.
 	Messages() transport.Endpoint
-	// Kept takes a message from there that a probe has kept for a receive. If the probe has read it, first is what it read.
-	Kept() (m transport.Message, first []byte, ok bool)
-	// Rest tells of the message of some bytes that another member has sent there, and that was taken: what follows it on
-	// another endpoint, with a tag and in pieces of most bytes. There it is nil if nothing follows.
-	Rest(first unsafe.Pointer, bytes int64) (on transport.Endpoint, tag int32, more, most int64)
 	// Expire gives up the queued collectives whose deadline has passed.
 	Expire(now time.Time)
 	// Standing tells how far this member has come. Only a group that spans nodes is asked.
