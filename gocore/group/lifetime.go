@@ -165,4 +165,3 @@ func (g *Group) Member() int { return g.Rank }
 
 // Messages returns what carries the group's messages; nil if there is none.
 func (g *Group) Messages() transport.Endpoint { return g.messages.Comm() }
-

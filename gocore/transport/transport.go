@@ -86,7 +86,7 @@ type Fragmenter interface {
 }
 
 // FragmentBytes is the length of a fragment. The last one of a message may be shorter.
-const FragmentBytes = 4 << 20
+const FragmentBytes = 8 << 20
 
 // Packer packs or unpacks a message; UCX calls such a thing a generic datatype. The transport goes through the fragments once, in
 // their order, under a lock, on any thread, and calls nothing any more when the request is done.

@@ -11,7 +11,7 @@ A message may be a list or a tuple of tensors instead of one tensor: it is the b
 elements, one tensor after the other. Only the bytes of the whole count, as in MPI's struct types:
 the sender and the receiver may have other numbers of tensors, other dtypes and other shapes. The
 tensors that receive must not overlap each other. Tensors that are not contiguous, lists, and
-tensors in CUDA memory are copied on the way. A message of more than 16 MiB takes 8 MiB besides its
+tensors in CUDA memory are copied on the way. A message of more than 16 MiB takes 16 MiB besides its
 tensors within a node, and as much as it is long between nodes.
 
 ``src`` and ``dst`` are global ranks. ``group_src`` and ``group_dst`` are ranks of the group. A

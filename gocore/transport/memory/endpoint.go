@@ -111,7 +111,8 @@ type sending struct {
 	to      int
 	begun   int64  // where the fragment begins that its receiver wants
 	wanted  int64  // how many bytes that has
-	part    []byte // where it is; nil: its packer has not opened it
+	packed  int64  // how many of them are written, or lie in part
+	part    []byte // a packer's block of the last of these; nil: none is open
 	claims  uint64 // see stream.go
 	claimed bool   // all pieces are
 }

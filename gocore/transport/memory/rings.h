@@ -258,9 +258,11 @@ static inline int64_t pm_claim(uint64_t *claims, uint64_t number, int64_t bytes,
 }
 
 /* pm_stream writes packets of most pieces of a fragment, while there is room, or some comes
- * while it pauses. Returns 0; 1 if all pieces are claimed; -1 if the receiver's words cannot be. */
+ * while it pauses. The first bytes of it are there, and data has those from begin on: those before
+ * are claimed. Returns 0; 1 if all pieces are claimed; -1 if the receiver's words cannot be. */
 static inline int pm_stream(pm_endpoint *o, int32_t to, uint64_t *claims, uint64_t number,
-							const char *data, int64_t bytes, uint64_t most, int pauses) {
+							const char *data, int64_t begin, int64_t bytes, uint64_t most,
+							int pauses) {
 	for (int paused = 0;;) {
 		const int fits = pm_fits(&o->pairs[to].out, most * PM_PIECE);
 		if (fits < 0)
@@ -277,7 +279,7 @@ static inline int pm_stream(pm_endpoint *o, int32_t to, uint64_t *claims, uint64
 			return 1;
 		const pm_packet head = {
 			.kind = PM_DATA, .bytes = n, .number = number, .answer = (uint64_t)from};
-		pm_write(o, to, &head, data + from, (uint64_t)n);
+		pm_write(o, to, &head, data + (from - begin), (uint64_t)n);
 		paused = 0;
 	}
 }

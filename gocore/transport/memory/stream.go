@@ -20,7 +20,8 @@ import (
 // receiver times its messages, and now and then takes the other way. While no piece comes it reads, whatever the way.
 //
 // A receiver says go for one fragment of one message of a sender at a time. If the message lies in one piece on both sides, the
-// fragment is the whole. Else it has transport.FragmentBytes at most, and a side whose tensors lie otherwise has a packer for it.
+// fragment is the whole, and also where only the sender has a packer. A fragment that a receiver has to unpack has
+// transport.FragmentBytes at most. If it reads the message, it goes on with the next one by itself.
 // The receiver says go twice for a fragment that it finds it may not read: then that comes through the ring, from its beginning. One
 // that gives a message up says that it has it.
 //
@@ -165,7 +166,7 @@ func (o *endpoint) openFragment(peer int) bool {
 	in := &o.in[peer]
 	r := in.longs[0]
 	n := r.wanted - r.begun
-	if r.packer != nil || r.at == 0 {
+	if r.packer != nil {
 		n = min(n, transport.FragmentBytes)
 	}
 	part, err := r.open(r.begun, n)
@@ -176,6 +177,7 @@ func (o *endpoint) openFragment(peer int) bool {
 	if part == nil {
 		return true // readOn tries again
 	}
+	goesOn := r.begun > 0 && r.way == reading // the sender knows that this process reads all
 	r.part, r.got, r.looked, r.claims = part, 0, 0, o.newClaims()
 	if r.way, r.began = asking, (time.Time{}); r.at != 0 && o.mayRead(peer) {
 		r.way, r.began = in.costs.choose(n), time.Now()
@@ -185,6 +187,9 @@ func (o *endpoint) openFragment(peer int) bool {
 		word |= pieces(n)
 	}
 	in.claims.Store(word)
+	if goesOn && r.way == reading {
+		return true
+	}
 	o.queue(peer, &outgoing{head: packet{kind: goOn, context: uint64(r.begun), bytes: n, number: r.number, answer: r.claims}})
 	return true
 }
@@ -376,13 +381,11 @@ func (o *endpoint) goOn(peer int, p *packet) bool {
 	if s == nil || s.to != peer || out.stream != nil && out.stream != s || from < 0 || p.bytes > s.length || from > s.length-p.bytes {
 		return false
 	}
-	if s.packer != nil {
-		s.closePart() // the receiver has all of it
-		if from != s.begun+s.wanted || p.bytes > transport.FragmentBytes {
-			return false
-		}
+	s.closePart() // the receiver has all of it, or begins once more
+	if s.packer != nil && from != s.begun+s.wanted {
+		return false
 	}
-	s.begun, s.wanted, s.claims, s.claimed, s.part = from, p.bytes, p.answer, s.r == nil, nil
+	s.begun, s.wanted, s.packed, s.claims, s.claimed = from, p.bytes, 0, p.answer, s.r == nil
 	if out.stream == nil {
 		out.stream = s
 		o.streams++
@@ -418,11 +421,23 @@ func (o *endpoint) endSend(s *sending, code int32) {
 	}
 }
 
-// closePart ends the use of the block that a fragment was sent from.
+// openPart opens the next block of a packer, or all that lies in one piece. The part stays nil while there is none yet.
+func (s *sending) openPart() (err error) {
+	n := s.wanted - s.packed
+	if s.packer != nil {
+		n = min(n, transport.FragmentBytes)
+	}
+	if s.part, err = s.open(s.begun+s.packed, n); s.part != nil {
+		s.packed += n
+	}
+	return err
+}
+
+// closePart ends the use of the block.
 func (s *sending) closePart() {
-	if s.part != nil {
+	if n := int64(len(s.part)); n > 0 {
 		s.part = nil
-		_ = s.close(s.begun, s.wanted) // nothing is unpacked
+		_ = s.close(s.begun+s.packed-n, n) // nothing is unpacked
 	}
 }
 
@@ -430,26 +445,26 @@ func (s *sending) closePart() {
 // cannot be.
 func (o *endpoint) stream(to int) bool {
 	out := &o.out[to]
-	s := out.stream
-	if s.claimed {
-		return true
-	}
-	if s.part == nil {
-		part, err := s.open(s.begun, s.wanted)
-		if err != nil {
-			s.claimed = true
-			o.endSend(s, codePacker)
-			o.queue(to, &outgoing{head: packet{kind: lost, number: s.claims}})
-			return true
+	for s := out.stream; !s.claimed; {
+		if s.part == nil {
+			if s.openPart() != nil {
+				s.claimed = true
+				o.endSend(s, codePacker)
+				o.queue(to, &outgoing{head: packet{kind: lost, number: s.claims}})
+				return true
+			}
+			if s.part == nil {
+				return true
+			}
 		}
-		if s.part = part; part == nil {
-			return true
+		claims, from := (*C.uint64_t)(unsafe.Pointer(out.claims)), (*C.char)(unsafe.Pointer(unsafe.SliceData(s.part)))
+		done := C.pm_stream(o.c(), C.int32_t(to), claims, C.uint64_t(s.claims), from, C.int64_t(s.packed-int64(len(s.part))), C.int64_t(s.packed),
+			C.uint64_t(out.atOnce(s.wanted)), piecePauses)
+		if done <= 0 {
+			return done == 0
 		}
-	}
-	claims, from := (*C.uint64_t)(unsafe.Pointer(out.claims)), (*C.char)(unsafe.Pointer(unsafe.SliceData(s.part)))
-	done := C.pm_stream(o.c(), C.int32_t(to), claims, C.uint64_t(s.claims), from, C.int64_t(s.wanted), C.uint64_t(out.atOnce(s.wanted)), piecePauses)
-	if s.claimed = done > 0; s.claimed {
 		s.closePart()
+		s.claimed = s.packed == s.wanted || out.claims.Load()>>claimBits != s.claims // its receiver has left it
 	}
-	return done >= 0
+	return true
 }

@@ -1,6 +1,6 @@
 """Tensors in device memory that are long: messages in fragments, and shares of different lengths.
 
-A message of more than 16 MiB goes in fragments of 4 MiB. Collectives have pieces of 4 KiB here.
+A message of more than 16 MiB goes in fragments of 8 MiB. Collectives have pieces of 4 KiB here.
 """
 
 from __future__ import annotations
