@@ -68,7 +68,7 @@ environments: ; $(MATRIX) make openmpi:programs mpich:tests impi:tests tools ver
 ## verify lint, and check that generated files are up to date
 ## lint gofmt, go vet, staticcheck, ruff, mypy, a typed program with mypy and pyright, clang-format
 ## format let ruff, gofmt and clang-format change the files as lint wants them
-## generate write what is generated from tables: operations, rooms, exports, settings, gRPC, licenses, kernels, the tests' table
+## generate write what is generated from tables: operations, rooms, layouts, exports, settings, gRPC, licenses, kernels, the tests' table
 verify lint format generate: ; $(CHECK) $@
 ## ptx the text of the device's kernels, to read, in build/ptx
 ptx: ; $(IN) verify,tools tools/ptx/ptx.py --texts build/ptx

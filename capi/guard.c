@@ -5,7 +5,6 @@
 
 #include <pthread.h>
 #include <signal.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -13,17 +12,6 @@
 #include "_cgo_export.h"
 #include "crash.h"
 #include "quick.h"
-
-_Static_assert(sizeof(pmpi_buf) == 48 && offsetof(pmpi_buf, strides) == 40, "pmpi_buf is op.Buf");
-_Static_assert(sizeof(pmpi_op) == 120 && offsetof(pmpi_op, send) == 64 &&
-				   offsetof(pmpi_op, stream) == 88 && offsetof(pmpi_op, state) == 104,
-			   "pmpi_op is op.Desc");
-_Static_assert(sizeof(pmpi_table_op) == 184 && offsetof(pmpi_table_op, learning_rate) == 160,
-			   "pmpi_table_op is gocore.TableOp");
-
-_Static_assert(sizeof(pmpi_window_op) == 208 && offsetof(pmpi_window_op, send) == 32 &&
-				   offsetof(pmpi_window_op, shape) == 184,
-			   "pmpi_window_op is window.Op, and pw_op of gocore/window/access.h");
 
 static int forked;
 /* The state of one thread. It is on the heap and freed by a pthread key, because Go makes all

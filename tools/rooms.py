@@ -1,4 +1,4 @@
-"""The rooms of the core (its Go packages), what each holds, and which other rooms it imports.
+"""The rooms of the core (its Go packages), what each holds, and which other rooms it uses.
 
 ``tests/unit/core/test_imports.py`` compares this list with the code. ``tools/rooms.py`` writes it
 as a table into docs/architecture.md; ``tools/rooms.py --check`` writes nothing and fails when the
@@ -24,11 +24,12 @@ END = "<!-- End of the table of rooms. -->\n"
 
 
 class Room(NamedTuple):
-    """A Go package: its folder, what it holds, and what it imports.
+    """A Go package, or a folder of headers of C: what it holds, and what it imports.
 
     ``imports`` separates the names by blanks. They are paths below gocore, or ``gocore`` itself.
-    ``modules`` names the Go modules of others that it uses. ``files`` has the files of a room that
-    has an order of its own, from the top down, without ``.go``.
+    ``c`` names the rooms whose C its own C uses (``uses.c_of_rooms``) in the same way. ``modules``
+    names the Go modules of others that it uses. ``files`` has the files of a room that has an
+    order of its own, from the top down, without ``.go``.
     """
 
     folder: str
@@ -36,14 +37,25 @@ class Room(NamedTuple):
     imports: str = ""
     modules: str = ""
     files: str = ""
+    c: str = ""
 
     @property
     def imported(self) -> list[str]:
         """The folders of the rooms that this room imports."""
-        return [n if n in ("capi", "gocore") else f"gocore/{n}" for n in self.imports.split()]
+        return folders(self.imports)
+
+    @property
+    def c_used(self) -> list[str]:
+        """The folders of the rooms whose C the C of this room uses."""
+        return folders(self.c)
 
 
-# From the top down: a room imports only rooms that stand further down.
+def folders(names: str) -> list[str]:
+    """The folders of rooms that are named in one string."""
+    return [name if name in ("capi", "gocore") else f"gocore/{name}" for name in names.split()]
+
+
+# From the top down: a room uses only rooms that stand further down.
 ROOMS = (
     Room("capi/main", "what is linked, `capi`", "capi"),
     Room(
@@ -51,6 +63,7 @@ ROOMS = (
         "the C interface (`pmpi.h`), and the extension module for Python; `export.go` has every "
         "`//export`",
         "gocore op status",
+        c="crash messages reduce window",
     ),
     Room(
         "tools/opgen",
@@ -96,11 +109,13 @@ ROOMS = (
         "windows: memory of the members that all of them read, write and update, in mapped memory "
         "or by messages",
         "heap mem op status trace transport work",
+        c="op primitives reduce",
     ),
     Room(
         "gocore/messages",
         "send, recv, sendrecv and probe between the members of a group",
         "buffer cuda mem op status trace transport work world",
+        c="primitives trace transport/memory",
     ),
     Room(
         "gocore/world",
@@ -148,12 +163,14 @@ ROOMS = (
         "gocore/ps/table",
         "tables of embeddings: rows by int64 id with the state of an optimizer, in C memory",
         "mem op reduce status",
+        c="reduce",
     ),
     Room(
         "gocore/ps/route",
         "how a batch of ids travels to the servers: each once and by server, rows spread over the "
         "batch, sums of the gradients of equal ids",
         "mem op reduce status",
+        c="reduce",
     ),
     Room(
         "gocore/ps/admin",
@@ -183,12 +200,14 @@ ROOMS = (
         "gocore/coll/shm",
         "collectives in memory that all ranks of a node map: chunks that the ranks claim",
         "mem op reduce",
+        c="primitives reduce",
     ),
     Room(
         "gocore/coll/bounce",
         "collectives through blocks that all ranks of a node map: one rank copies windows in, the "
         "others out; or they read them where they lie",
         "cma mem reduce",
+        c="primitives reduce",
     ),
     Room(
         "gocore/coll/ipc",
@@ -196,7 +215,10 @@ ROOMS = (
         "cuda status",
     ),
     Room(
-        "gocore/arrive", "the two arrivals: control slots and wire", "mem segment status transport"
+        "gocore/arrive",
+        "the two arrivals: control slots and wire",
+        "mem segment status transport",
+        c="primitives",
     ),
     Room(
         "gocore/channel",
@@ -240,6 +262,7 @@ ROOMS = (
         "a transport in memory that the ranks of a node share: messages, rounds and communicators "
         "without MPI",
         "cma mem segment status transport work",
+        c="primitives",
     ),
     Room(
         "gocore/exchange",
@@ -284,7 +307,12 @@ ROOMS = (
         "the form of a control method, and how it reads its request",
         "status work",
     ),
-    Room("gocore/work", "the engine: tasks, handles, waiting, the progress thread", "status"),
+    Room(
+        "gocore/work",
+        "the engine: tasks, handles, waiting, the progress thread",
+        "status",
+        c="primitives",
+    ),
     Room(
         "gocore/heap",
         "memory of this process that the other ranks of its node can map; allocation is local",
@@ -293,17 +321,22 @@ ROOMS = (
     Room(
         "gocore/trace",
         "the flight recorder: a ring of the last operations, which other processes can read",
-        "op segment status",
+        "op segment status trace/cpu",
+        c="primitives",
+    ),
+    Room(
+        "gocore/trace/cpu", "the processor's time stamp counter, and its store with release order"
     ),
     Room("gocore/segment", "segments, and how a rank gets another rank's descriptor", "status"),
+    Room(
+        "gocore/reduce/fpmode",
+        "for tests: a reduction on a thread with other settings of floating point arithmetic",
+        c="reduce",
+    ),
     Room(
         "gocore/reduce",
         "arithmetic that MPI lacks: 16-bit floats, AVG, PREMUL_SUM",
         "op status",
-    ),
-    Room(
-        "gocore/reduce/fpmode",
-        "for tests: a reduction on a thread with other settings of floating point arithmetic",
     ),
     Room(
         "gocore/mem",
@@ -333,19 +366,26 @@ ROOMS = (
         "operations, dtypes, reduce ops and their traits (generated); the descriptor",
     ),
     Room("gocore/status", "errors: a code, the ranks concerned, a text"),
+    Room(
+        "gocore/primitives",
+        "headers of C that any room may include: words that processes share, pauses and yields, "
+        "copies past the caches, points at which tests kill a process",
+    ),
 )
 
 
 def table() -> str:
     """The table of rooms in Markdown."""
-    rows = ["| room | holds | imports |", "|---|---|---|"]
+    rows = ["| room | holds | imports | C of |", "|---|---|---|---|"]
     for room in ROOMS:
-        names = room.imports.split() + room.modules.split()
-        imports = ", ".join(f"`{name}`" for name in names)
-        rows.append(
-            f"| `{room.folder}` | {room.holds} | {imports or 'the standard library only'} |"
-        )
+        imports = named(room.imports, room.modules) or "the standard library only"
+        rows.append(f"| `{room.folder}` | {room.holds} | {imports} | {named(room.c)} |")
     return "\n".join(rows) + "\n"
+
+
+def named(*names: str) -> str:
+    """Names in Markdown."""
+    return ", ".join(f"`{name}`" for name in " ".join(names).split())
 
 
 def written(page: str) -> str:

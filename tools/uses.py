@@ -3,6 +3,8 @@
 * A module of Python uses the modules that it imports, also in functions and under TYPE_CHECKING.
 * A source or a header of C uses what it includes. A source also uses those of its folder that
   define a function or a variable that it names.
+* A room uses the rooms whose headers its C includes, also in the preambles of cgo, and those that
+  define a function or a variable that its C declares itself: a weak one, or one that is ``extern``.
 * A Go file uses the files of its package that declare a name that it names, or an unexported
   method that it calls. What it imports are rooms, and the compiler forbids circles of those.
 
@@ -126,6 +128,77 @@ def c() -> Uses:
                 if (str(folder), word) in defined:
                     uses[name].add(defined[str(folder), word])
     return {name: others - {name} for name, others in uses.items()}
+
+
+DECLARED = re.compile(
+    r"^(?:extern |__attribute__\(\([^;{}]*?\)\)\s*)*(?!static\b|typedef\b|enum\b|return\b|else\b)"
+    r"[A-Za-z_][\w ]*[ *](\w+)(?:\([^;{}]*\)|(?:\[\w*\])?)\s*;",
+    re.MULTILINE,
+)
+
+# What cgo writes while it builds: the Go functions that C calls.
+BY_CGO = "_cgo_export.h"
+
+
+def c_of_rooms(folders: Iterable[str]) -> Uses:
+    """For each room, given by its folder, the rooms whose C it uses. Tests are not read."""
+    texts = dict(c_texts(("capi", "gocore")))
+    elsewhere = [name for name, text in texts.items() if re.search(r"^#\s*cgo\b.* -I", text, re.M)]
+    assert elsewhere == [], "includes that -I finds say nothing of rooms: give the path"
+    room_of = {name: room_at(name, folders) for name in texts}
+    defined = {
+        symbol: room_of[name]
+        for name, text in texts.items()
+        for symbol in (DEFINED if name.endswith(".c") else EXPORTED).findall(text)
+    }
+    uses: Uses = {}
+    for name, text in texts.items():
+        used = uses.setdefault(room_of[name], set())
+        for file in re.findall(r'^[ \t]*#\s*include "([^"]+)"', text, re.MULTILINE):
+            if file != BY_CGO:
+                used.add(room_at(name_of(included(ROOT / name, file)), folders))
+        used |= {defined[symbol] for symbol in DECLARED.findall(text) if symbol in defined}
+    return {room: others - {room} for room, others in uses.items()}
+
+
+EXPORTED = re.compile(r"^#export (\w+)$", re.MULTILINE)
+
+
+def c_texts(tops: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """The C below some folders by files, without comments; of a Go file what it says to cgo."""
+    for top in tops:
+        for path in sorted((ROOT / top).rglob("*")):
+            if "testdata" in path.parts or path.name.endswith("_test.go"):
+                continue
+            if path.suffix in (".c", ".h"):
+                yield name_of(path), without_comments(path.read_text())
+            elif path.suffix == ".go" and '\nimport "C"' in (text := path.read_text()):
+                exported = re.findall(r"^//export (\w+)$", text, re.MULTILINE)
+                lines = [preamble(text), *(f"#export {name}" for name in exported)]
+                yield name_of(path), "\n".join(lines)
+
+
+def preamble(text: str) -> str:
+    """The C before the import of "C" in a Go file, without comments."""
+    before = text[: text.index('\nimport "C"')]
+    if before.endswith("*/"):
+        return without_comments(before[before.rindex("/*") + 2 : -2])
+    lines = before.split("\n")
+    first = next((i for i in range(len(lines), 0, -1) if not lines[i - 1].startswith("//")), 0)
+    return without_comments("\n".join(re.sub("^// ?", "", line) for line in lines[first:]))
+
+
+def included(file: Path, name: str) -> Path:
+    """The file that an include with quotes means."""
+    found = (file.parent / name).resolve()
+    assert found.is_file(), f"{file} includes {name}, which is not there"
+    return found
+
+
+def room_at(name: str, folders: Iterable[str]) -> str:
+    """The room that a file belongs to: the innermost one whose folder it is below."""
+    above = {str(folder) for folder in Path(name).parents}
+    return max((folder for folder in folders if folder in above), key=len)
 
 
 # Go

@@ -19,6 +19,7 @@ GO_FOLDERS = ("benchmarks", "capi", "gocore", "tests", "tools")
 # What writes files from tables, and with --check compares them.
 GENERATORS = (
     (*GO, "run", "./tools/opgen"),
+    (PYTHON, "tools/layouts.py"),
     (PYTHON, "tools/rooms.py"),
     (PYTHON, "tools/fronts.py"),
     (PYTHON, "tools/settings.py"),
@@ -38,7 +39,9 @@ def c_files() -> list[str]:
         for top in ("capi", "gocore", "tests", "benchmarks")
         for path in (ROOT / top).rglob("*.*")
         if path.suffix == ".cu"
-        or (path.suffix in (".c", ".h") and path.name not in ("pmpi_ops.h", "xla_ffi.h"))
+        or (
+            path.suffix in (".c", ".h") and path.name not in ("pmpi_ops.h", "op_gen.h", "xla_ffi.h")
+        )
     )
 
 

@@ -1,9 +1,9 @@
 #define _GNU_SOURCE
 #include "slots.h"
 
-#include "kill.h"
-#include "words.h"
-#include "../work/yield.h"
+#include "../primitives/kill.h"
+#include "../primitives/words.h"
+#include "../primitives/yield.h"
 
 #include <string.h>
 

@@ -101,8 +101,6 @@ type Sum struct {
 	Need, Avoid Flags          // that all members must have set, and that no member may have set
 }
 
-var _ [unsafe.Sizeof(C.pa_sum{})]byte = [unsafe.Sizeof(Sum{})]byte{}
-
 // AnnounceAndSum is Announce that goes on to s, with fold, if all members have arrived, agree and have the right flags.
 // summed says that it did. Then nothing is left to be done with this collective.
 func (l *ControlSlots) AnnounceAndSum(seq uint64, sig *Signature, flags Flags, payload Payload, spin int, s *Sum, fold unsafe.Pointer) (summed bool, state State, r Result) {
@@ -263,6 +261,16 @@ func (l *ControlSlots) Explain(reason status.Code) {
 
 // Why returns the last reason that member i has given for anything that it gave up.
 func (l *ControlSlots) Why(i int) status.Code { return status.Code(C.pa_why(l.base(), C.int(i))) }
+
+// GivenUp tells whether a member takes no part in collective seq.
+func (l *ControlSlots) GivenUp(seq uint64) bool {
+	for i := range l.n {
+		if C.pa_closer(l.base(), C.int(l.n), C.int(i), C.uint64_t(seq)) != 0 {
+			return true
+		}
+	}
+	return false
+}
 
 // Closers returns the members that take no part in collective seq, and why.
 func (l *ControlSlots) Closers(seq uint64) map[int]status.Code {

@@ -26,9 +26,8 @@ type Bounce struct {
 	YieldEvery int            // pauses after which a wait yields the core; 0: never
 	Told       unsafe.Pointer // BounceWords(Size) bytes of zeros, which all members map: each tells there where its block is
 	Heap       func() (*heap.Heap, error)
-	Hold       func(member int, l heap.Location, bytes int64) (heap.Ref, error)
-	GivenUp    func(seq uint64) bool // tells whether a member has given a collective up
-	Gone       func(member int) bool // tells whether a member has freed the group: it reads nothing any more
+	Heaps      Heaps
+	Presence   Presence
 
 	mu    sync.Mutex
 	block unsafe.Pointer // this rank's, in its heap; nil: it has none yet
@@ -38,6 +37,14 @@ type Bounce struct {
 	// The collective that is under way owns these. They are nil before the first one.
 	team *bounce.Team
 	refs []heap.Ref // the blocks of the others
+}
+
+// Presence tells how far the members are. arrive.ControlSlots implements it.
+type Presence interface {
+	// GivenUp tells whether a member has given a collective up.
+	GivenUp(seq uint64) bool
+	// Gone tells whether a member has freed the group: it reads nothing any more.
+	Gone(member int) bool
 }
 
 // wordsApart is how far the words of two members are from each other, in bytes.
@@ -106,7 +113,7 @@ func (b *Bounce) open(code op.Code) error {
 			blocks[i] = b.block
 			continue
 		}
-		ref, err := b.Hold(i, placeOf(&b.told(i).Location), bounce.BlockBytes(b.Size, int(slots)))
+		ref, err := b.Heaps.Acquire(i, placeOf(&b.told(i).Location), bounce.BlockBytes(b.Size, int(slots)))
 		if err != nil {
 			b.release()
 			return status.New(status.NoMemory, "%s: this rank cannot map the memory through which member %d of the group sends its tensors (ulimit -v?): %v", code, i, err)
@@ -138,7 +145,7 @@ func (b *Bounce) Free() bool {
 	defer b.mu.Unlock()
 	b.freed = true
 	if b.team != nil {
-		if !b.team.Idle(b.Gone) {
+		if !b.team.Idle(b.Presence.Gone) {
 			return false
 		}
 		b.team.Free()
@@ -281,7 +288,7 @@ func (a *Args) RunRounds(most, spin int) (bounce.State, error) {
 	switch {
 	case state == bounce.Damaged:
 		return state, &DamagedBlock{team.DamagedBy()}
-	case team.Lends() && (state == bounce.Done || state == bounce.Unreadable) && a.Bounce.GivenUp(a.Seq):
+	case team.Lends() && (state == bounce.Done || state == bounce.Unreadable) && a.Bounce.Presence.GivenUp(a.Seq):
 		return bounce.Pending, nil // whoever gave the call up may have changed what was read: this rank waits for its own end
 	case state == bounce.Unreadable:
 		member, cause := team.UnreadableOf()

@@ -32,14 +32,17 @@ func scattering(t *testing.T, w *fakeWorld, row Part) (calls []*rankCall) {
 // What a rank has read counts only if no member has given the call up meanwhile: such a member's tensor may hold something else by then.
 func TestWhatWasReadFromAMemberThatGaveUp(t *testing.T) {
 	w := newWorld(2)
-	up := false
+	there := &present{}
 	for rank := range 2 {
-		w.bounce(rank).GivenUp = func(seq uint64) bool { return up && seq == 7 }
+		w.bounce(rank).Presence = there
 	}
 	const bytes = 3 << 20
 	row := newTensor(op.UInt8, make([]byte, bytes))
 	defer row.free()
-	for _, up = range []bool{false, true} {
+	for _, up := range []bool{false, true} {
+		if up {
+			there.gaveUp = 7
+		}
 		calls := scattering(t, w, row.Part)
 		a := &calls[1].args
 		a.Seq = 7
@@ -62,8 +65,8 @@ func TestWhatWasReadFromAMemberThatGaveUp(t *testing.T) {
 // A member that gave the call up may have freed its tensor, too. Else this is an error.
 func TestATensorThatCannotBeRead(t *testing.T) {
 	w := newWorld(2)
-	up := false
-	w.bounce(1).GivenUp = func(uint64) bool { return up }
+	there := &present{}
+	w.bounce(1).Presence = there
 	const bytes = 1 << 20
 	closed, err := syscall.Mmap(-1, 0, bytes, syscall.PROT_NONE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
 	require.NoError(t, err)
@@ -75,7 +78,7 @@ func TestATensorThatCannotBeRead(t *testing.T) {
 	assert.Equal(t, bounce.Unreadable, state)
 	assert.Equal(t, &UnreadableTensor{0, syscall.EFAULT}, err)
 	assert.ErrorContains(t, err, "bad address")
-	up = true
+	there.gaveUp, calls[1].args.Seq = 1, 1
 	state, err = calls[1].args.RunRounds(1000, 0)
 	assert.NoError(t, err)
 	assert.Equal(t, bounce.Pending, state)

@@ -17,10 +17,17 @@ import (
 // Node is what the members of a group on one node share.
 type Node struct {
 	Slots *arrive.ControlSlots
+	Heaps Heaps
+}
+
+// Heaps are the heaps of the members, as far as this process can map them. world.Members implements it.
+type Heaps interface {
 	// Reach returns where bytes of a member's heap are in this process.
-	Reach func(member int, l heap.Location, bytes int64) (unsafe.Pointer, error)
+	Reach(member int, l heap.Location, bytes int64) (unsafe.Pointer, error)
 	// Read copies what a member's heap has at l, which the member may give back at any time.
-	Read func(member int, l heap.Location, to []byte) error
+	Read(member int, l heap.Location, to []byte) error
+	// Acquire maps bytes of a member's heap until the returned reference is released.
+	Acquire(member int, l heap.Location, bytes int64) (heap.Ref, error)
 }
 
 // inline: every rank copies its input into its slot when it arrives. Once all have arrived, every

@@ -41,7 +41,7 @@ func (w *fakeWorld) ofNode() *fakeNode {
 				panic(err)
 			}
 			slots.YieldEvery(8)
-			w.node.ranks = append(w.node.ranks, &Node{Slots: slots, Reach: reach, Read: read})
+			w.node.ranks = append(w.node.ranks, &Node{Slots: slots, Heaps: viewed{}})
 		}
 	}
 	return w.node
@@ -69,12 +69,26 @@ func heapOf(rank int) *heap.Heap {
 	return h.own
 }
 
-func reach(member int, l heap.Location, bytes int64) (unsafe.Pointer, error) {
+// viewed are the heaps of the ranks.
+type viewed struct{}
+
+func (viewed) Reach(member int, l heap.Location, bytes int64) (unsafe.Pointer, error) {
 	return fakeHeaps[member%len(fakeHeaps)].view.At(l, bytes)
 }
 
-func read(member int, l heap.Location, to []byte) error {
+func (viewed) Read(member int, l heap.Location, to []byte) error {
 	return fakeHeaps[member%len(fakeHeaps)].view.Read(l, to)
+}
+
+func (viewed) Acquire(member int, l heap.Location, bytes int64) (heap.Ref, error) {
+	return fakeHeaps[member%len(fakeHeaps)].view.Acquire(l, bytes)
+}
+
+// unmapped are heaps that this process cannot map.
+type unmapped struct{ viewed }
+
+func (unmapped) Reach(int, heap.Location, int64) (unsafe.Pointer, error) {
+	return nil, fmt.Errorf("refused")
 }
 
 // onNode tells whether an algorithm needs a node and not MPI.
@@ -536,9 +550,9 @@ func TestMappedWhereTensorsCannotBeMapped(t *testing.T) {
 		sig := signature(a, size, true)
 		sig.Agreed |= Mapped
 		for r, rank := range node.ranks {
-			rank.Reach = reach
+			rank.Heaps = viewed{}
 			if blind&(1<<r) != 0 {
-				rank.Reach = func(int, heap.Location, int64) (unsafe.Pointer, error) { return nil, fmt.Errorf("refused") }
+				rank.Heaps = unmapped{}
 			}
 		}
 		what := fmt.Sprintf("blind %03b", blind)

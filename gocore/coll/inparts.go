@@ -188,7 +188,7 @@ func (r *inParts) fail(err error) bool {
 		}
 	}
 	if r.over != nil {
-		r.a.Levels.Failed(err) // else they may wait for a phase that this rank does not begin, and this rank for them
+		r.a.Levels.Phases.Fail(err) // else they may wait for a phase that this rank does not begin, and this rank for them
 	}
 	return false
 }
@@ -239,7 +239,7 @@ func (a *Args) startOnNode(phase *nodePhase) (over func() (bool, error), err err
 	if phase.code == op.ReduceScatter && reduce.Is16(a.DType) {
 		recv[0].DType = op.Float32
 	}
-	return a.Levels.Start(&op.Desc{Code: phase.code, ReduceOp: between, Root: int32(phase.root), Scale: a.Scale, Flags: op.FlagAsync, TimeoutNS: -1,
+	return a.Levels.Phases.Start(&op.Desc{Code: phase.code, ReduceOp: between, Root: int32(phase.root), Scale: a.Scale, Flags: op.FlagAsync, TimeoutNS: -1,
 		NSend: int32(len(send)), Send: unsafe.Pointer(unsafe.SliceData(send)), NRecv: int32(len(recv)), Recv: unsafe.Pointer(&recv[0])})
 }
 

@@ -10,6 +10,14 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/reduce"
 )
 
+// Phases carries out collectives of the members on this node: phases of one of the whole group.
+type Phases interface {
+	// Start begins one, and returns what tells whether it is over.
+	Start(d *op.Desc) (over func() (bool, error), err error)
+	// Fail tells the members on this node that the collective of the whole group has failed.
+	Fail(err error)
+}
+
 // Levels is what a group over nodes needs to work in levels: its members on this node share memory, and each of the
 // first ones is the end of a rail to the other nodes.
 type Levels struct {
@@ -20,10 +28,7 @@ type Levels struct {
 	Nodes     [][]int        // the members by node
 	Stage     unsafe.Pointer // nil before a collective first needs them: see Ready
 	Part      unsafe.Pointer
-	// Failed tells the members on this node that the collective of the whole group has failed.
-	Failed func(err error)
-	// Start begins a collective of the members on this node, and returns what tells whether it is over.
-	Start func(d *op.Desc) (over func() (bool, error), err error)
+	Phases    Phases // on this node
 }
 
 // levelBytes is how much memory a rank has in its heap for a tensor that lies elsewhere (Stage), and for its slices

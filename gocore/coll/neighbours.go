@@ -187,7 +187,7 @@ func (a *Args) borrow(b toldBlock, r int) error {
 	if err != nil {
 		return a.notAsAgreed(r)
 	}
-	base, err := a.Node.Reach(r, placeOf(&b.lent.lent), bytes)
+	base, err := a.Node.Heaps.Reach(r, placeOf(&b.lent.lent), bytes)
 	if err != nil {
 		return err
 	}
@@ -271,7 +271,7 @@ func (a *Args) blockOf(r int) (b toldBlock, err error) {
 	told := (*neighbourPayload)(payload)
 	b.bytes = atomic.LoadInt64(&told.bytes)
 	if place := placeOf(&told.place); place.Generation != 0 && a.Node != nil {
-		b.data, err = a.Node.Reach(r, place, b.bytes)
+		b.data, err = a.Node.Heaps.Reach(r, place, b.bytes)
 	} else {
 		b.data = unsafe.Add(payload, neighbourPayloadBytes)
 		if b.bytes > bytes-neighbourPayloadBytes {

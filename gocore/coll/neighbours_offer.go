@@ -14,8 +14,7 @@ import (
 // Blocks keeps memory of this process's heap in which one member of a group on one node packs what it gives to its
 // neighbours. A block is used again when all members have finished with the collective that it belongs to.
 type Blocks struct {
-	// Finished tells whether no other member reads anything of a collective any more.
-	Finished func(seq uint64) bool
+	Slots *arrive.ControlSlots
 
 	mu   sync.Mutex
 	kept []heapBlock
@@ -59,7 +58,7 @@ func (b *Blocks) take(n int64) (heapBlock, error) {
 }
 
 // free tells whether no member reads a block any more.
-func (b *Blocks) free(k *heapBlock) bool { return k.seq == 0 || b.Finished(k.seq) }
+func (b *Blocks) free(k *heapBlock) bool { return k.seq == 0 || b.Slots.ReadNoMore(k.seq) }
 
 // give takes a block back, which belonged to collective seq; 0: it was not announced.
 func (b *Blocks) give(k heapBlock, seq uint64) {

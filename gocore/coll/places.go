@@ -320,7 +320,7 @@ func (a *Args) readPayload(r int) (s told, ok bool) {
 	case bytes == indexBytes && n > 0:
 		s.indexed = true
 		both = make([]heapRange, n)
-		if err := a.Node.Read(r, placeOf((*heap.Location)(list)), unsafe.Slice((*byte)(unsafe.Pointer(&both[0])), n*rangeBytes)); err != nil {
+		if err := a.Node.Heaps.Read(r, placeOf((*heap.Location)(list)), unsafe.Slice((*byte)(unsafe.Pointer(&both[0])), n*rangeBytes)); err != nil {
 			s.blind = true
 			return s, true
 		}
@@ -389,7 +389,7 @@ func (a *Args) addSide(o *shm.Op, side shm.Side, r int, ranges []heapRange, coun
 		if count -= at.Count; at.Count == 0 {
 			continue
 		}
-		data, err := a.Node.Reach(r, at.Location, at.Count*a.sideElem(side))
+		data, err := a.Node.Heaps.Reach(r, at.Location, at.Count*a.sideElem(side))
 		if err != nil {
 			return false, true
 		}

@@ -146,6 +146,20 @@ var heapOfBlocks = sync.OnceValues(func() (*heap.Heap, *heap.View) {
 	return own, view
 })
 
+// blocksOfAll are the heaps of ranks that have one together.
+type blocksOfAll struct{ viewed }
+
+func (blocksOfAll) Acquire(_ int, l heap.Location, bytes int64) (heap.Ref, error) {
+	_, view := heapOfBlocks()
+	return view.Acquire(l, bytes)
+}
+
+// present are members of which some have given up the collective gaveUp; 0: none has.
+type present struct{ gaveUp uint64 }
+
+func (p *present) GivenUp(seq uint64) bool { return seq == p.gaveUp && seq != 0 }
+func (p *present) Gone(int) bool           { return false }
+
 // bounce returns what a rank needs for bounce. Its block is ready, and stays until the tests end.
 func (w *fakeWorld) bounce(rank int) *Bounce {
 	if w.bounces == nil {
@@ -156,11 +170,8 @@ func (w *fakeWorld) bounce(rank int) *Bounce {
 		}
 		for i := range n {
 			b := &Bounce{Rank: i, Size: n, Crowded: true, YieldEvery: 4, Told: told,
-				Heap: func() (*heap.Heap, error) { own, _ := heapOfBlocks(); return own, nil },
-				Hold: func(member int, l heap.Location, bytes int64) (heap.Ref, error) {
-					_, view := heapOfBlocks()
-					return view.Acquire(l, bytes)
-				}, GivenUp: func(uint64) bool { return false }}
+				Heap:  func() (*heap.Heap, error) { own, _ := heapOfBlocks(); return own, nil },
+				Heaps: blocksOfAll{}, Presence: &present{}}
 			if err := b.Ready(); err != nil {
 				panic(err)
 			}

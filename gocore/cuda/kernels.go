@@ -36,7 +36,7 @@ const (
 	packBytes = 16
 )
 
-// ReduceArgs has the fields of pmpi_reduce_args in kernels/reduce.cu. Every array of Dst becomes
+// ReduceArgs has the fields of pmpi_reduce_args in kernels/arguments.h. Every array of Dst becomes
 // the reduction of the arrays of Src, in their order. Src and Dst are addresses that the device can
 // access, aligned as their elements are. The caller keeps the memory until the kernel has run. A
 // destination may be one of the sources. Otherwise it must not overlap any of them.
@@ -52,7 +52,7 @@ type ReduceArgs struct {
 	Scale [MaxArrays]float64 // for PREMUL_SUM: a factor for each source
 }
 
-// StridedArgs has the fields of pmpi_strided_args in kernels/copy.cu. It describes elements [From,
+// StridedArgs has the fields of pmpi_strided_args in kernels/arguments.h. It describes elements [From,
 // From+Count), in row-major order, of the tensor at Strided, and flat memory whose first element is
 // element From.
 type StridedArgs struct {

@@ -16,57 +16,61 @@ func (g *Group) announceAhead() {
 	if g.node == nil || g.current == nil || g.broken != nil {
 		return
 	}
-	for i, t := range g.queue {
-		if t.ahead {
+	for i, c := range g.queue {
+		if c.ahead {
 			continue
 		}
-		if !t.mayBeAhead(g.queue[:i]) || !g.node.Slots.MayAnnounce(g.seq+1) {
+		if !c.mayBeAhead(g.queue[:i]) || !g.node.Slots.MayAnnounce(g.seq+1) {
 			return
 		}
-		payload, err := t.collective.payload()
+		payload, err := c.payload()
 		if err != nil {
 			return // it fails in its turn
 		}
 		g.seq++
-		t.collective.args.Seq, t.ahead = g.seq, true
-		t.collective.trace.Begun(g.seq)
-		g.node.Slots.AnnounceAhead(g.seq, &t.collective.sig, t.flags(), payload)
+		c.args.Seq, c.ahead = g.seq, true
+		c.trace.Begun(g.seq)
+		flags := c.flags
+		if c.refused {
+			flags |= arrive.Refused
+		}
+		g.node.Slots.AnnounceAhead(g.seq, &c.sig, flags, payload)
 	}
 }
 
-// mayBeAhead tells whether t may be announced before the turns of current and of before. A
+// mayBeAhead tells whether c may be announced before the turns of current and of before. A
 // synchronous call may still be refused: then its group stays usable. An input that travels in the
 // announcement must not be the result of a collective before it.
-func (t *task) mayBeAhead(before []*task) bool {
-	if t.refused || !t.collective.async {
-		return t.refused
+func (c *collective) mayBeAhead(before []*collective) bool {
+	if c.refused || !c.async {
+		return c.refused
 	}
-	if !t.collective.offer.CarriesInput() {
+	if !c.offer.CarriesInput() {
 		return true // no input travels
 	}
-	if t.copied || t.collective.args.Neighbours != nil || !t.isAfter(t.g.current) {
+	if c.copied || c.args.Neighbours != nil || !c.isAfter(c.g.current) {
 		return false
 	}
 	for _, u := range before {
-		if !t.isAfter(u) {
+		if !c.isAfter(u) {
 			return false
 		}
 	}
 	return true
 }
 
-// isAfter tells whether the input of t cannot lie in the result of u.
-func (t *task) isAfter(u *task) bool {
+// isAfter tells whether the input of c cannot lie in the result of u.
+func (c *collective) isAfter(u *collective) bool {
 	switch {
-	case u.refused || !u.collective.args.WritesRecv():
+	case u.refused || !u.args.WritesRecv():
 		return true
-	case u.copied || u.collective.args.Neighbours != nil:
+	case u.copied || u.args.Neighbours != nil:
 		return false // the parts are not where the result goes
 	}
-	elem := int64(t.collective.args.DType.Size())
-	theirs := int64(u.collective.args.DType.Size())
-	for _, in := range coll.Input(&t.collective.args) {
-		for _, out := range u.collective.args.Recv {
+	elem := int64(c.args.DType.Size())
+	theirs := int64(u.args.DType.Size())
+	for _, in := range coll.Input(&c.args) {
+		for _, out := range u.args.Recv {
 			if buffer.Overlap(in.Data, in.Count*elem, out.Data, out.Count*theirs) {
 				return false
 			}
@@ -83,36 +87,41 @@ func (c *collective) mayWork() bool {
 	return c.args.Any&arrive.Ahead == 0 || c.g.mapped == before || c.g.node.Slots.Finished(before)
 }
 
-// withdraw ends t, whose turn does not come, with err. If t was announced ahead, this member tells the
+// withdraw ends c, whose turn does not come, with err. If c was announced ahead, this member tells the
 // others that it takes no part. They may have begun: then they must not write into the tensors after
 // the caller knows of err, so chunks that nobody has claimed are closed.
-func (t *task) withdraw(err error) {
-	g, seq := t.g, t.collective.args.Seq
-	t.gone = true
-	if t.ahead {
+func (c *collective) withdraw(err error) {
+	g, seq := c.g, c.args.Seq
+	c.gone = true
+	if c.ahead {
 		reason := g.cause(err)
 		if !g.arrival.GiveUp(seq, reason) {
 			g.node.Slots.Stop(seq, reason)
-			if t.leaveShared(err) {
+			if c.leaveShared(err) {
 				return
 			}
 		}
 	}
-	t.end(err)
-	t.discard()
+	c.report(err)
+	c.discard()
 }
 
-// leaveShared leaves the work of t in mapped memory, if that is how the other members carry t out.
-func (t *task) leaveShared(err error) bool {
-	g := t.g
-	state, res := g.node.Slots.Look(t.collective.args.Seq)
-	if t.refused || !t.collective.agreed(state, res) { // choose would look at the arrival, which another thread may own
+// leaveShared leaves the work of c in mapped memory, if that is how the other members carry c out.
+func (c *collective) leaveShared(err error) bool {
+	g := c.g
+	state, res := g.node.Slots.Look(c.args.Seq)
+	if c.refused || !c.agreed(state, res) { // choose would look at the arrival, which another thread may own
 		return false
 	}
-	alg, chosen := t.collective.choose(state, res)
-	if chosen != nil || t.collective.form != coll.InChunks || t.share(alg) != nil && t.stage != lingering {
+	alg, failed := c.choose(state, res)
+	if failed != nil || c.form != coll.InChunks {
 		return false
 	}
-	t.linger(err)
+	if _ = c.shareOut(alg); c.shared == nil {
+		return false
+	}
+	c.abandon(err)
+	g.Env.Engine.Add(c)
+	g.Env.Engine.StartProgress()
 	return true
 }

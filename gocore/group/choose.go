@@ -95,7 +95,7 @@ func (c *collective) choose(state arrive.State, res arrive.Result) (*coll.Algori
 	if c.args.Any&coll.Device != 0 {
 		c.agreeOnDevice()
 	}
-	alg, err := coll.Choose(&c.args.Sig)
+	alg, err := c.g.choices.Choose(&c.args.Sig)
 	if err != nil {
 		return nil, harmless{err}
 	}

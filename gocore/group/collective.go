@@ -8,6 +8,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/buffer"
 	"github.com/paddlempi/paddlempi/gocore/coll"
+	"github.com/paddlempi/paddlempi/gocore/coll/shm"
 	"github.com/paddlempi/paddlempi/gocore/cuda"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
@@ -16,46 +17,96 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
-// collective is one collective of this member, whose arguments were checked.
+// collective is one collective of this member, whose arguments were checked. Its stages and step are in step.go.
 type collective struct {
 	request
-	prog coll.Program
+	progress
+	prog  coll.Program
+	owner *Prepared // whose spare it is; nil: one of collectives
 }
 
 // request is what the caller asked for, and what check found out about it.
 type request struct {
-	g        *Group
-	args     coll.Args
-	sig      arrive.Signature
-	flags    arrive.Flags
-	deadline time.Time
-	timeout  time.Duration
-	async    bool // the caller does not wait
-	nested   bool // the call comes from a handler that interrupted a wait of its own thread
+	g         *Group
+	args      coll.Args
+	sig       arrive.Signature
+	flags     arrive.Flags
+	timeout   time.Duration
+	deadline  time.Time        // of the present stage; zero: it counts from the first look at the clock
+	async     bool             // the caller does not wait
+	nested    bool             // the call comes from a handler that interrupted a wait of its own thread
+	staged    []buffer.Staging // contiguous copies of host tensors that are not
+	shadow    *shadow          // in place of tensors in device memory that are exchanged with neighbours
+	inPieces  bool             // host tensors that are not contiguous are copied in pieces instead
+	stream    cuda.Stream      // the stream on which tensors in device memory are produced and used
+	mappable  bool             // other processes can map all tensors in device memory
+	offer     coll.Offer       // what the call tells in its payload
+	scratch   int64            // bytes that reserve takes
+	atArrival *coll.AtArrival  // of a prepared call: what is done at once if all have come; or nil
+	// Room for one buffer on each side, the usual number, so that no slice is allocated, and for atArrival.
+	one [2]coll.Part
+	sum coll.AtArrival
+}
+
+// progress is how far a collective has come.
+type progress struct {
+	stage stage
+	form  coll.Form // how the algorithm carries it out
+	// handle is set if the engine takes the collective further, or if it is in the queue. The thread of the caller takes
+	// another one further, which is reused.
+	handle  *work.Handle
+	refused bool // it only takes part in the arrival
+	ahead   bool // it was announced ahead of its turn
+	gone    bool // it was withdrawn: its turn does not come
+	counted bool // it is counted in Group.async until its caller is told of its end
+	copied  bool // some tensor is copied to contiguous memory, and results from there; known once there is a handle
+
+	shared   *shm.Op // its work, if the members share it out in chunks
+	computed error   // what the algorithm has returned, while others read the tensor that this member lends
+	err      error   // for a caller whose thread has taken it to its end
+
+	asked error // why the caller does not want to wait any more
 	// interrupted is an interrupt that came when all members had arrived, too late to give the
 	// collective up. The caller gets it as an error once the collective is over.
 	interrupted error
-	staged      []buffer.Staging // contiguous copies of host tensors that are not
-	shadow      *shadow          // in place of tensors in device memory that are exchanged with neighbours
-	inPieces    bool             // host tensors that are not contiguous are copied in pieces instead
-	stream      cuda.Stream      // the stream on which tensors in device memory are produced and used
-	mappable    bool             // other processes can map all tensors in device memory
-	offer       coll.Offer       // what the call tells in its payload
-	scratch     int64            // bytes that reserve takes
-	atArrival   *coll.AtArrival  // of a prepared call: what is done at once if all have come; or nil
-	summed      bool             // that was done: the result is there
-	form        coll.Form        // how the algorithm carries it out; InChunks: the chunks say who gives it up
-	trace       trace.Mark       // its entry in the flight recorder
-	phase       coll.Phase       // in which it is, as was last recorded
-	// Room for one buffer on each side, the usual number, so that no slice is allocated.
-	one [2]coll.Part
+	stopping    error     // why this member waits no longer than until stopBy for chunks that others work on
+	stopBy      time.Time // see stopping
+
+	trace trace.Mark // its entry in the flight recorder
+	phase coll.Phase // in which it is, as was last recorded
+	looks int        // calls of mustStop
+	slow  world.Slowness
+	news  world.News // MPI has told of a death in this collective
+	world.Mourning
 }
 
 // collectives are reused, so that the synchronous path allocates nothing.
 var collectives = sync.Pool{New: func() any { return new(collective) }}
 
-func (c *collective) recycle() {
-	c.request = request{}
+// take returns a collective for the call d of p, if p is not nil. isChecked tells whether it is filled with what check finds.
+func (g *Group) take(d *op.Desc, p *Prepared) (c *collective, isChecked bool) {
+	if p.knows(d) {
+		return p.take(d), true
+	}
+	c = collectives.Get().(*collective)
+	if call := g.calls.find(d); call != nil {
+		call.repeat(c, d)
+		return c, true
+	}
+	return c, false
+}
+
+// giveBack takes back a collective of take, whose call has returned, unless the engine has had it.
+func (c *collective) giveBack() {
+	switch {
+	case c.handle != nil:
+		return
+	case c.owner != nil:
+		c.prog.Reset(nil)
+		c.owner.spare.Store(c)
+		return
+	}
+	c.request, c.progress = request{}, progress{}
 	c.prog.Reset(nil) // keeps the memory of its steps
 	collectives.Put(c)
 }
@@ -84,146 +135,57 @@ func (g *Group) submit(d *op.Desc, p *Prepared, nested bool) (*work.Handle, work
 	case !trait.Collective:
 		return g.messages.Carry(d)
 	}
-	c, known := p.take(d)
-	defer p.giveBack(c, known)
+	c, isChecked := g.take(d, p)
+	defer c.giveBack()
 	c.g, c.nested, c.async = g, nested, d.Flags&op.FlagAsync != 0
-	if !known {
+	if !isChecked {
 		if err := c.check(d, &trait); err != nil {
 			return nil, work.Result{}, c.decline(err)
 		}
-		c.scratch = coll.Scratch(&c.args, c.flags)
+		c.scratch = g.choices.Scratch(&c.args, c.flags)
+		g.calls.keep(d, c)
 	}
-	if err := c.reserve(); err != nil {
+	if err := c.prog.Reserve(c.scratch); err != nil { // later the other members would wait in MPI for this rank
 		return nil, work.Result{}, c.decline(err)
 	}
 	if !c.async {
 		if err := c.awaitDevice(); err != nil {
 			return nil, work.Result{}, c.decline(err)
 		}
-		if done, lingering, err := c.carryOut(); done {
-			g.Env.Recorder.End(c.trace, err)
+		idle, err := g.begin(d.Code)
+		switch {
+		case err != nil:
 			c.drop()
+			return nil, work.Result{}, err
+		case idle:
+			lingering, err := c.carryOut()
 			return lingering, work.Result{}, err
 		}
 	}
+	return c.queue(d)
+}
+
+// queue hands c to the engine, behind the collectives before it. It waits for the end of a synchronous one.
+func (c *collective) queue(d *op.Desc) (*work.Handle, work.Result, error) {
 	c.record(0)
-	t := c.newTask()
-	t.handle.Watch(d.Cookie, d.State)
+	c.takeHandle()
+	c.handle.Watch(d.Cookie, d.State)
 	if d.Flags&op.FlagNotify != 0 {
-		t.handle.Notify()
+		c.handle.Notify()
 	}
-	if err := g.enqueue(t); err != nil {
-		g.Env.Recorder.End(t.collective.trace, err)
-		t.discard()
+	e := c.g.Env
+	if err := c.g.enqueue(c); err != nil {
+		e.Recorder.End(c.trace, err)
+		c.discard()
 		return nil, work.Result{}, err
 	}
-	if c.async {
-		g.Env.Engine.Look()
-		g.Env.Engine.StartProgress()
-		return t.handle, work.Result{}, nil
+	if !c.async {
+		return c.await()
 	}
-	return t.await()
-}
-
-// carryOut carries out a synchronous collective on this thread if the group is idle. Otherwise it does
-// nothing and returns done = false. If MPI may use the memory after an error, lingering is the handle
-// that comes with the error.
-func (c *collective) carryOut() (done bool, lingering *work.Handle, err error) {
-	if idle, err := c.g.begin(c.args.Code); !idle {
-		return err != nil, nil, err
-	}
-	payload, err := c.payload()
-	if err != nil {
-		lingering, err = c.refuseInTurn()
-		return true, lingering, err
-	}
-	if c.g.wire != nil {
-		lingering, err = c.carryOutByWire(payload)
-		return true, lingering, err
-	}
-	state, res, err := c.arrive(payload)
-	if err != nil {
-		return true, nil, c.finish(err)
-	}
-	c.g.arrived = c.g.turn
-	if c.summed {
-		c.took(c.atArrival.Inline())
-		return true, nil, c.finish(nil)
-	}
-	alg, err := c.choose(state, res)
-	switch {
-	case err != nil:
-	case c.form == coll.Polled:
-		lingering, err = c.runTask(alg)
-		return true, lingering, err // the task releases the group
-	case c.waitsForReaders():
-		var over bool
-		if over, lingering, err = c.runLent(alg); over {
-			return true, lingering, err
-		}
-	default:
-		if lingering, err = c.run(alg); lingering != nil {
-			return true, lingering, err
-		}
-	}
-	return true, nil, c.finish(err)
-}
-
-// A synchronous call looks wireLooks times by itself whether all members have come by wire: some 50 us, and once more for
-// bytesOfLook bytes that it sends, because a long payload takes its time on the wire. After the first
-// wireSpins, which take as long as a message to another node and back, it yields the core between two looks. The rank for
-// which it waits may need that core, also where there seems to be a core for each rank: two containers, or a rank and
-// the threads of another program.
-const (
-	wireLooks = 100
-	wireSpins = 24
-
-	bytesOfLook = 512
-)
-
-// carryOutByWire announces c on this thread, and looks for a moment whether all members have come. A collective whose
-// input travels in the announcement is over then. Every other one becomes a task, which can be given up at any time:
-// what waits on the wire may wait for long.
-func (c *collective) carryOutByWire(payload arrive.Payload) (lingering *work.Handle, err error) {
-	g := c.g
-	c.beginTurn()
-	state, res, err := g.arrival.Announce(g.turn, &c.sig, c.flags, payload, 0)
-	g.Env.Engine.CalledMPI()
-	if c.flags&coll.Inline != 0 {
-		for looks := int64(0); looks < wireLooks+payload.Bytes/bytesOfLook && state == arrive.Pending && err == nil; looks++ {
-			if looks >= wireSpins || g.Env.Node.Crowded() {
-				work.Yield()
-			}
-			state, res, err = g.arrival.Poll(0)
-		}
-	}
-	if err == nil && state == arrive.Agreed && res.All&coll.Inline != 0 && c.agreed(state, res) {
-		g.arrived = g.turn
-		c.trace.Arrived()
-		alg, err := c.choose(state, res)
-		if err == nil && c.form == coll.AtOnce {
-			return nil, c.finish(alg.Compute(&c.args))
-		}
-	}
-	t := c.newTask()
-	g.mu.Lock()
-	g.current = t
-	g.mu.Unlock()
-	t.awaitOthers(err)
-	lingering, _, err = t.await()
-	return lingering, err
-}
-
-// refuseInTurn makes c a task, which finds that it has no payload and refuses. The group is busy with c.
-func (c *collective) refuseInTurn() (lingering *work.Handle, err error) {
-	c.record(0)
-	t := c.newTask()
-	c.g.mu.Lock()
-	c.g.takeTurn(t)
-	c.g.mu.Unlock()
-	t.begin()
-	lingering, _, err = t.await()
-	return lingering, err
+	h := c.handle
+	e.Engine.Look()
+	e.Engine.StartProgress()
+	return h, work.Result{}, nil
 }
 
 // decline frees a call that was not announced, refuses it towards the other members, and returns
@@ -246,13 +208,12 @@ func (g *Group) refuse(code op.Code) {
 	if trait, ok := op.TraitOf(code); !ok || !trait.Collective || g.Size == 1 {
 		return
 	}
-	t := &task{g: g, handle: g.Env.Engine.NewHandle(), refused: true}
-	t.collective.g, t.collective.args.Code, t.collective.async = g, code, true
-	t.collective.sig[0] = uint64(code)
-	t.collective.record(trace.Refusing)
-	t.collective.deadline = time.Now().Add(g.Timeout())
-	if err := g.enqueue(t); err != nil {
-		g.Env.Recorder.End(t.collective.trace, err)
+	c := &collective{request: request{g: g, async: true, timeout: g.Timeout()}, progress: progress{refused: true}}
+	c.args.Code, c.sig[0] = code, uint64(code)
+	c.record(trace.Refusing)
+	c.takeHandle()
+	if err := g.enqueue(c); err != nil {
+		g.Env.Recorder.End(c.trace, err)
 		return
 	}
 	g.Env.Engine.Tick()
@@ -269,10 +230,6 @@ func (c *collective) record(flags trace.Flags) {
 	}
 	c.trace = c.g.Env.Recorder.Begin(c.g.ID, c.args.Seq, (*[3]uint64)(&c.sig), flags)
 }
-
-// reserve allocates the scratch memory that the collective may need, before it is announced. If
-// memory ran out after the announcement, the other members would wait in MPI for this rank.
-func (c *collective) reserve() error { return c.prog.Reserve(c.scratch) }
 
 // of describes the collective and its group.
 func (c *collective) of() string { return c.g.Of(world.Describe(c.sig)) }

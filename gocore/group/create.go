@@ -124,11 +124,11 @@ func (g *Group) arriveOver(comm transport.Comm) error {
 		}
 		if slots != nil {
 			g.local, g.arrival, g.payloads = true, slots, slots
-			g.node = &coll.Node{Slots: slots, Reach: g.Reach, Read: g.Read}
+			g.node = &coll.Node{Slots: slots, Heaps: &g.Members}
 			if shared, _ := g.Env.Node.Heaps(); shared {
-				g.blocks = &coll.Blocks{Finished: slots.ReadNoMore}
-				g.bounce = &coll.Bounce{Rank: g.Rank, Size: g.Size, Crowded: g.Env.Node.Crowded(), YieldEvery: slots.Yields(), Told: slots.Behind(), Heap: heap.OfProcess, Hold: g.Acquire,
-					GivenUp: func(seq uint64) bool { return len(slots.Closers(seq)) > 0 }, Gone: slots.Gone}
+				g.blocks = &coll.Blocks{Slots: slots}
+				g.bounce = &coll.Bounce{Rank: g.Rank, Size: g.Size, Crowded: g.Env.Node.Crowded(), YieldEvery: slots.Yields(), Told: slots.Behind(), Heap: heap.OfProcess,
+					Heaps: &g.Members, Presence: slots}
 				g.lends = !g.Env.Node.Crowded() // there a second wait costs more than a copy
 			}
 			return nil

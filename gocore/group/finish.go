@@ -8,21 +8,43 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// finish ends c, which was carried out on this thread with err, and returns the error for the caller.
-func (c *collective) finish(err error) error {
+// end ends c, whose work has ended with err. If MPI tells of a death, it waits until it is known whose.
+func (c *collective) end(err error) wants {
 	if err != nil {
 		c.haveRead()
-		c.g.AwaitName(err)
+		if c.news.Waits(&c.g.Members, err) {
+			return members
+		}
 		err = c.breakIfFailed(c.readable(err))
 	}
 	if c.staged != nil || c.shadow != nil {
 		err = c.unstage(err)
 	}
-	c.g.release()
+	return c.isOver(err)
+}
+
+// isOver reports how c has ended, frees what it holds, and releases the group for the next collective. Work of c may still be
+// queued on a device. The caller may have been told of a failure before, by abandon.
+func (c *collective) isOver(err error) wants {
+	g := c.g
+	c.stage = over
+	left := c.releaseDevice()
+	if left != nil && (err != nil || c.handle == nil) {
+		left.Release()
+		left = nil
+	}
 	if err == nil {
 		err = c.interrupted
 	}
-	return err
+	g.Env.Recorder.End(c.trace, err)
+	if c.err = err; c.handle != nil {
+		c.countOff(left.Finish(c.handle, work.Result{}, err))
+	}
+	c.discard()
+	if !c.gone {
+		g.release()
+	}
+	return nothing
 }
 
 // breakIfFailed breaks the group if collective c failed half way with err, and returns the error for the
@@ -79,7 +101,7 @@ func (c *collective) freeShadow() {
 	}
 }
 
-// drop gives back what a call holds that did not run to its end.
+// drop gives back what a call holds.
 func (c *collective) drop() {
 	for i := range c.staged {
 		c.staged[i].Free()
@@ -88,65 +110,30 @@ func (c *collective) drop() {
 	c.freeShadow()
 	c.offer.Free(c.args.Seq)
 	c.prog.Close()
+	if c.shared != nil {
+		c.shared.Free()
+		c.shared = nil
+	}
 	if t := c.releaseDevice(); t != nil {
 		t.Release()
 	}
 }
 
-// end reports how the operation ended, and that MPI is done with its memory. The caller may have
-// been told of a failure before, by giveUp.
-func (t *task) end(err error) {
-	t.g.Env.Recorder.End(t.collective.trace, err)
-	t.countOff(t.handle.Finish(work.Result{}, err))
+// discard frees what c holds. MPI has no request of c.
+func (c *collective) discard() {
+	c.haveRead()
+	c.drop()
 }
 
-// giveUp tells the caller that t failed while MPI may still use the memory.
-func (t *task) giveUp(err error) {
-	t.g.Env.Recorder.End(t.collective.trace, err)
-	t.countOff(t.handle.GiveUp(err))
+// report tells the caller of c how it has ended, and that nobody uses its memory.
+func (c *collective) report(err error) {
+	c.g.Env.Recorder.End(c.trace, err)
+	c.countOff(c.handle.Finish(work.Result{}, err))
 }
 
-// endOnDevice ends t after its program. Work of t may still be queued on a device.
-func (t *task) endOnDevice(err error) {
-	left := t.collective.releaseDevice()
-	if err != nil && left != nil {
-		left.Release()
-		left = nil
+// countOff takes c out of Group.async, when its caller is told of its end for the first time.
+func (c *collective) countOff(first bool) {
+	if first && c.counted {
+		c.g.async.Add(-1)
 	}
-	t.g.Env.Recorder.End(t.collective.trace, err)
-	t.countOff(left.Finish(t.handle, work.Result{}, err))
-}
-
-// countOff takes t out of Group.async, when its caller is told of its end for the first time.
-func (t *task) countOff(first bool) {
-	if first && t.counted {
-		t.g.async.Add(-1)
-	}
-}
-
-// over ends t and releases the group for the next collective.
-func (t *task) over(err error) {
-	t.end(err)
-	t.discard()
-	t.g.release()
-}
-
-// discard frees what t holds. MPI has no request of t.
-func (t *task) discard() {
-	t.collective.haveRead()
-	t.collective.drop()
-}
-
-// abandon gives t up although its memory may still be used. t goes on until it is not.
-func (t *task) abandon(err error) {
-	t.stage = lingering
-	if t.shared != nil {
-		t.g.node.Slots.Explain(t.g.cause(err))
-		t.shared.Leave()
-	} else {
-		t.g.resign(t.collective.args.Seq, err)
-		t.collective.prog.Leave()
-	}
-	t.giveUp(err)
-	t.g.Fail(err)
 }

@@ -37,6 +37,8 @@ type Group struct {
 	payloads coll.Payloads // of the arrival; nil in a group of one
 	node     *coll.Node    // set if the group is local and has several members
 	forced   coll.Forced   // algorithms that are preferred to the registry's order
+	choices  coll.Choices  // what the registry says of the calls that were made
+	calls    checkedCalls  // short calls that may be repeated
 	patterns patterns      // of the exchanges with neighbours
 	blocks   *coll.Blocks  // for these, if the members share memory; else nil
 	bounce   *coll.Bounce  // for tensors in ordinary memory, if the members share memory; else nil
@@ -46,7 +48,7 @@ type Group struct {
 
 	mu        sync.Mutex
 	busy      bool // a collective is under way, inline or as a task; the queue waits for it
-	queue     []*task
+	queue     []*collective
 	broken    error // why the group is unusable
 	destroyed bool  // the group takes no more calls
 	freed     bool  // its communicators and shared memory are freed: see Free
@@ -57,9 +59,9 @@ type Group struct {
 	blocking  atomic.Uint64                  // the collective for which a thread is inside blocking MPI calls; 0: none
 	stuck     stuck                          // what the watcher, which alone uses it, knows of that collective
 
-	// current is the task whose turn it is. It is nil while no collective is under way, and while one
-	// is carried out inline. mu guards it.
-	current *task
+	// current is the collective whose turn it is. It is nil while no collective is under way, and while its
+	// caller's thread carries it out. mu guards it.
+	current *collective
 
 	// These fields belong to the collective that is under way, and to the holder of mu while busy is false.
 	// While current is set, seq too belongs to the holder of mu.

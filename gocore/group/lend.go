@@ -11,7 +11,6 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
-	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
 // A synchronous halo exchange on one node does not pack a tensor that lies in this process's heap: it lends it. The
@@ -134,12 +133,17 @@ func extent(shape, steps []int64, elem int64) (low, bytes int64, ok bool) {
 	return low, high - low, true
 }
 
-// waitsForReaders tells whether c, whose algorithm was chosen, ends when the others have read its tensor. Where messages
+// lends tells whether c, whose algorithm was chosen, ends when the others have read its tensor. Where messages
 // carry it, nobody reads what was lent.
-func (c *collective) waitsForReaders() bool { return c.form == coll.AtOnce && c.offer.Lent() }
+func (c *collective) lends() bool { return c.form == coll.AtOnce && c.offer.Lent() }
 
-// isRead tells whether no other member reads the tensor of c any more, which it has lent.
-func (c *collective) isRead() bool {
+// isRead tells whether no other member reads the tensor of c any more, which it has lent. It looks up to spin times.
+func (c *collective) isRead(spin int) bool {
+	for range min(spin, readLooks) {
+		if c.g.node.Slots.Finished(c.args.Seq) {
+			return true
+		}
+	}
 	for i := range c.g.Ranks {
 		if c.reads(i) {
 			return false
@@ -159,45 +163,6 @@ func (c *collective) haveRead() {
 	if g := c.g; c.args.Neighbours != nil && g.node != nil && c.args.Seq != 0 && c.args.Seq == g.turn {
 		g.node.Slots.Finish(c.args.Seq)
 	}
-}
-
-// runLent carries c out by alg, and waits until the tensor that it lends was read. If that takes longer, a task waits, and
-// over is true: the task releases the group.
-func (c *collective) runLent(alg *coll.Algorithm) (over bool, lingering *work.Handle, err error) {
-	computed := alg.Compute(&c.args)
-	for range readLooks {
-		if c.g.node.Slots.Finished(c.args.Seq) {
-			return false, nil, computed
-		}
-	}
-	t := c.newTask()
-	t.collective.prog.Reset(t.collective.args.Lib)
-	t.collective.untilRead(&computed)
-	t.run()
-	t.g.Env.Engine.Add(t)
-	t.g.Env.Engine.StartProgress() // after an error nobody else waits until it was read
-	lingering, _, err = t.await()
-	return true, lingering, err
-}
-
-// buildLent makes the steps of c, whose tensor is lent.
-func (c *collective) buildLent(alg *coll.Algorithm) {
-	var computed error
-	c.prog.Reset(c.args.Lib)
-	c.prog.Do(func() error {
-		computed = alg.Compute(&c.args)
-		return nil // the others may read whatever this member has found
-	})
-	c.untilRead(&computed)
-}
-
-func (c *collective) untilRead(computed *error) {
-	c.prog.Until(func() (bool, error) {
-		if !c.isRead() {
-			return false, nil
-		}
-		return true, *computed
-	})
 }
 
 // unreadError is timeoutError of a call that waits for those that read its tensor.

@@ -56,16 +56,20 @@ func (g *Group) makeLevels(comm transport.Comm) (*arrive.Board, error) {
 	}
 	h := &Group{Members: world.Members{Env: g.Env, Rank: l.LocalRank, Size: len(here), Ranks: g.World(here)}, ID: g.ID, key: g.key, mpi: coll.On(g.Env.Base, nil),
 		local: true, arrival: slots, payloads: slots, silent: true}
-	h.node = &coll.Node{Slots: slots, Reach: h.Reach, Read: h.Read}
+	h.node = &coll.Node{Slots: slots, Heaps: &h.Members}
 	h.inquiry.g = h
 	h.timeout.Store(int64(work.Longest)) // the collective of the whole group has the deadline
 	g.here = h
-	l.Start, l.Failed = g.startHere, g.failHere
+	l.Phases = phases{g}
 	return arrive.NewBoard(slots.Behind(), here, g.Rank, g.Size), nil
 }
 
-// startHere begins a collective of the members on this node. It is over when nobody on this node works on it any more.
-func (g *Group) startHere(d *op.Desc) (over func() (bool, error), err error) {
+// phases implements coll.Phases.
+type phases struct{ g *Group }
+
+// Start implements coll.Phases. What it begins is over when nobody on this node works on it any more.
+func (p phases) Start(d *op.Desc) (over func() (bool, error), err error) {
+	g := p.g
 	h, _, err := g.here.Submit(d, false)
 	if err != nil {
 		return nil, g.onThisNode(err)
@@ -85,11 +89,14 @@ func (g *Group) startHere(d *op.Desc) (over func() (bool, error), err error) {
 			g.inquiry.whoWasFirst()
 		}
 		if len(g.arrival.Closers(g.turn)) > 0 {
-			return true, g.current.collective.closedError()
+			return true, g.current.closedError()
 		}
 		return true, g.onThisNode(err)
 	}, nil
 }
+
+// Fail implements coll.Phases.
+func (p phases) Fail(err error) { p.g.failHere(err) }
 
 // onThisNode returns the error of a collective of the members on this node.
 func (g *Group) onThisNode(err error) error {

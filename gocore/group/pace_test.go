@@ -13,11 +13,11 @@ import (
 // phases on a node are parts of a collective over nodes.
 func TestHowOftenAWaitLooks(t *testing.T) {
 	pace := func(g *Group, s stage) work.Pace {
-		return (&task{g: g, stage: s}).Requests(&work.Batch{})
+		return (&collective{request: request{g: g}, progress: progress{stage: s}}).Requests(&work.Batch{})
 	}
 	for name, g := range map[string]*Group{"a node": {}, "nodes": {wire: &arrive.Wire{}}, "a phase": {silent: true}} {
 		t.Run(name, func(t *testing.T) {
-			for _, s := range []stage{queued, arriving, lingering} {
+			for _, s := range []stage{checked, announced, lingering} {
 				assert.Equal(t, work.Seldom, pace(g, s))
 			}
 			moving := work.Often

@@ -2,7 +2,6 @@ package group
 
 import (
 	"sync/atomic"
-	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/op"
@@ -42,7 +41,7 @@ func (g *Group) Prepare(d *op.Desc) (*Prepared, error) {
 	if err == nil && c.mayBeKept() {
 		p.known = true
 		p.sends, p.recvs = append(p.sends, d.Sends()...), append(p.recvs, d.Recvs()...)
-		c.scratch = coll.Scratch(&c.args, c.flags)
+		c.scratch = g.choices.Scratch(&c.args, c.flags)
 		if g.node != nil {
 			c.atArrival = coll.SumAtArrival(&c.args, c.flags)
 		}
@@ -71,35 +70,20 @@ func (p *Prepared) Submit(d *op.Desc, nested bool) (*work.Handle, work.Result, e
 	return p.g.submit(d, p, nested)
 }
 
-// take returns a collective for the call d. known tells whether it is filled with what check finds.
-func (p *Prepared) take(d *op.Desc) (c *collective, known bool) {
-	if p == nil || !p.knows(d) {
-		return collectives.Get().(*collective), false
+// take returns a collective for the call d, which is known, with what check has found.
+func (p *Prepared) take(d *op.Desc) *collective {
+	c := p.spare.Swap(nil)
+	if c == nil {
+		c = &collective{owner: p}
 	}
-	if c = p.spare.Swap(nil); c == nil {
-		c = new(collective)
-	}
-	c.request = p.found.request
-	c.timeout = d.Timeout(p.g.Timeout(), work.Longest)
-	if d.Flags&op.FlagAsync != 0 {
-		c.deadline = time.Now().Add(c.timeout)
-	}
-	return c, true
-}
-
-// giveBack takes back a collective of take, whose call has returned.
-func (p *Prepared) giveBack(c *collective, known bool) {
-	if !known {
-		c.recycle()
-		return
-	}
-	c.prog.Reset(nil)
-	p.spare.Store(c)
+	c.request, c.progress = p.found.request, progress{}
+	c.begins(d)
+	return c
 }
 
 // knows tells whether d is a call that is known.
 func (p *Prepared) knows(d *op.Desc) bool {
-	if !p.known || !unmoved(p.sends, d.Sends()) || !unmoved(p.recvs, d.Recvs()) {
+	if p == nil || !p.known || !unmoved(p.sends, d.Sends()) || !unmoved(p.recvs, d.Recvs()) {
 		return false
 	}
 	a := &p.found.args

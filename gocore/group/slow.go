@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
@@ -56,39 +57,39 @@ func (g *Group) Record(code uint8, d op.DType, count int64, member, window int, 
 	return err
 }
 
-// reportIfSlow reports a wait in c, in which the caller's thread is. Of a transfer, worker returns the member that is awaited, or -1.
-func (c *collective) reportIfSlow(s *world.Slowness, moving bool, worker func() int) {
-	if e, mark := c.g.Env, c.trace; !c.g.silent && s.Due(&e.Reports, time.Now(), time.Time{}) {
-		who := -1
-		if worker != nil {
-			who = worker()
-		}
-		c.g.reportCollective(s, world.Describe(c.sig), c.args.Seq, moving, who, func() bool { return e.Recorder.UnderWay(mark) })
-	}
-}
-
-// reportIfSlow reports t if a caller has waited for it for long, or for a collective behind it.
-func (t *task) reportIfSlow(now time.Time) {
-	e := t.g.Env
-	if t.g.silent || !t.slow.MayBeDue(&e.Reports, now) {
+// reportIfSlow reports c if a caller has waited for it for long, or for a collective behind it.
+func (c *collective) reportIfSlow(now time.Time) {
+	e := c.g.Env
+	if c.g.silent || !c.slow.MayBeDue(&e.Reports, now) {
 		return
 	}
-	if since := t.awaited(); !since.IsZero() && t.slow.Due(&e.Reports, now, since) {
-		worker := -1
-		if t.shared != nil && t.stage == running {
-			worker = t.shared.Worker()
+	var since time.Time
+	if c.handle != nil {
+		if since = c.awaited(); since.IsZero() {
+			return
 		}
-		mark := t.collective.trace
-		t.g.reportCollective(&t.slow, world.Describe(t.collective.sig), t.collective.args.Seq, t.stage != arriving, worker, func() bool { return e.Recorder.UnderWay(mark) })
 	}
+	if !c.slow.Due(&e.Reports, now, since) {
+		return
+	}
+	worker := -1
+	switch {
+	case c.stage != running:
+	case c.shared != nil:
+		worker = c.shared.Worker()
+	case c.form == coll.InRounds && c.handle == nil:
+		worker = c.g.late()
+	}
+	mark := c.trace
+	c.g.reportCollective(&c.slow, world.Describe(c.sig), c.args.Seq, c.stage != announced, worker, func() bool { return e.Recorder.UnderWay(mark) })
 }
 
-// awaited returns since when a caller waits for t, or for a collective of the queue, whose turn comes
-// after t. The zero time: none does.
-func (t *task) awaited() (since time.Time) {
-	t.g.mu.Lock()
-	defer t.g.mu.Unlock()
-	for _, u := range append([]*task{t}, t.g.queue...) {
+// awaited returns since when a caller waits for c, or for a collective of the queue, whose turn comes
+// after c. The zero time: none does.
+func (c *collective) awaited() (since time.Time) {
+	c.g.mu.Lock()
+	defer c.g.mu.Unlock()
+	for _, u := range append([]*collective{c}, c.g.queue...) {
 		if at := u.handle.Awaited(); !at.IsZero() && (since.IsZero() || at.Before(since)) {
 			since = at
 		}

@@ -9,15 +9,15 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// takeTurn makes it the turn of t. The caller holds mu, and no other collective is under way.
-func (g *Group) takeTurn(t *task) {
-	g.current = t
-	if !t.ahead {
+// takeTurn makes it the turn of c. The caller holds mu, and no other collective is under way.
+func (g *Group) takeTurn(c *collective) {
+	g.current = c
+	if !c.ahead {
 		g.seq++
-		t.collective.args.Seq = g.seq
+		c.args.Seq = g.seq
 	}
-	g.turn = t.collective.args.Seq
-	t.collective.trace.Begun(g.turn)
+	g.turn = c.args.Seq
+	c.trace.Begun(g.turn)
 }
 
 // beginTurn makes it the turn of c, which set busy and runs on the thread of its caller.
@@ -40,33 +40,33 @@ func (g *Group) begin(code op.Code) (idle bool, err error) {
 	return idle, err
 }
 
-// enqueue starts t if the group is idle, else appends it to the queue.
-func (g *Group) enqueue(t *task) error {
+// enqueue starts c if the group is idle, else appends it to the queue.
+func (g *Group) enqueue(c *collective) error {
 	g.mu.Lock()
-	if err := g.usableLocked(t.collective.args.Code); err != nil {
+	if err := g.usableLocked(c.args.Code); err != nil {
 		g.mu.Unlock()
 		return err
 	}
-	if g.busy && t.collective.nested {
+	if g.busy && c.nested {
 		g.mu.Unlock()
 		return status.New(status.Reentrant, "%s: called by a signal handler that interrupted a collective of the same group, which cannot end before the handler does. "+
-			"Let the handler set a flag, and all_reduce the flag at each step: signals land at different places on each rank", g.Of(t.collective.args.Code.String()))
+			"Let the handler set a flag, and all_reduce the flag at each step: signals land at different places on each rank", g.Of(c.args.Code.String()))
 	}
-	if t.collective.async && !t.refused {
-		t.counted = true
+	if c.async && !c.refused {
+		c.counted = true
 		g.async.Add(1)
 	}
 	if g.busy {
-		g.queue = append(g.queue, t)
+		g.queue = append(g.queue, c)
 		g.Env.Hold()
 		g.announceAhead()
 		g.mu.Unlock()
 		return nil
 	}
 	g.busy = true
-	g.takeTurn(t)
+	g.takeTurn(c)
 	g.mu.Unlock()
-	t.begin()
+	c.start()
 	return nil
 }
 
@@ -80,7 +80,7 @@ func (g *Group) release() {
 		g.announceAhead()
 		g.mu.Unlock()
 		g.Env.Unhold()
-		next.begin()
+		next.start()
 		return
 	}
 	left := g.queue
@@ -98,10 +98,10 @@ func (g *Group) release() {
 }
 
 // drop ends queued collectives that will not begin because of err.
-func drop(queue []*task, err error) {
-	for _, t := range queue {
-		t.g.Env.Unhold()
-		t.withdraw(status.New(status.CodeOf(err), "%s: given up before its turn came: %v", t.collective.of(), err))
+func drop(queue []*collective, err error) {
+	for _, c := range queue {
+		c.g.Env.Unhold()
+		c.withdraw(status.New(status.CodeOf(err), "%s: given up before its turn came: %v", c.of(), err))
 	}
 }
 
@@ -121,15 +121,15 @@ func (g *Group) expireGrace() time.Duration {
 func (g *Group) Expire(now time.Time) {
 	grace := g.expireGrace()
 	g.mu.Lock()
-	var late []*task // one that was announced ahead, and those behind it
+	var late []*collective // one that was announced ahead, and those behind it
 	var why error
-	for i, t := range g.queue {
-		if t.refused || !now.After(t.collective.deadline.Add(grace)) {
+	for i, c := range g.queue {
+		if c.refused || !now.After(c.deadline.Add(grace)) {
 			continue
 		}
 		what := fmt.Sprintf("%s timed out after %v: its turn did not come, because an operation before it is still under way",
-			t.collective.of(), t.collective.timeout)
-		if t.ahead && !g.node.Slots.Refuse(t.collective.args.Seq) {
+			c.of(), c.timeout)
+		if c.ahead && !g.node.Slots.Refuse(c.args.Seq) {
 			why = status.New(status.Timeout, "%s; all other members have come to it, so the group is broken", what)
 			late = slices.Clone(g.queue[i:])
 			g.queue = g.queue[:i]
@@ -138,8 +138,8 @@ func (g *Group) Expire(now time.Time) {
 			}
 			break
 		}
-		t.refuse()
-		t.end(status.New(status.Timeout, "%s; this rank refuses its part, and the group stays usable", what))
+		c.refuse()
+		c.report(status.New(status.Timeout, "%s; this rank refuses its part, and the group stays usable", what))
 	}
 	g.mu.Unlock()
 	if why == nil {

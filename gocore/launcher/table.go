@@ -2,8 +2,8 @@
 // variables that give the numbers of the ranks that they start.
 //
 // Package mpi reads it for the core (control method launcher). tools/opgen writes
-// python/paddlempi_launchers.py from it, for `import torch` and other code that must not load the
-// core.
+// python/paddlempi_bootstrap/known_launchers.py from it, for `import torch` and other code that
+// must not load the core.
 package launcher
 
 // Family is the family of MPIs to which a launcher or a library belongs.

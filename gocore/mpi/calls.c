@@ -2,22 +2,11 @@
 #include "calls.h"
 
 #include <limits.h>
-#include <stddef.h>
 #include <string.h>
 
 #include "table.h"
 
 _Static_assert(sizeof(void *) == 8, "handles are kept in 8 bytes");
-_Static_assert(sizeof(struct pmpi_mpi_call) == 120, "layout of mpi.Call");
-_Static_assert(offsetof(struct pmpi_mpi_call, in_place) == 4, "layout of mpi.Call");
-_Static_assert(offsetof(struct pmpi_mpi_call, comm) == 16, "layout of mpi.Call");
-_Static_assert(offsetof(struct pmpi_mpi_call, send_count) == 40, "layout of mpi.Call");
-_Static_assert(offsetof(struct pmpi_mpi_call, message) == 80, "layout of mpi.Call");
-_Static_assert(offsetof(struct pmpi_mpi_call, recv_displs) == 112, "layout of mpi.Call");
-_Static_assert(sizeof(struct pmpi_mpi_status) == 16, "layout of mpi.Status");
-_Static_assert(offsetof(struct pmpi_mpi_status, bytes) == 8, "layout of mpi.Status");
-_Static_assert(sizeof(struct pmpi_mpi_request) == 48, "layout of transport.Request");
-_Static_assert(offsetof(struct pmpi_mpi_request, bytes) == 24, "layout of transport.Request");
 _Static_assert(sizeof(int) == sizeof(int32_t), "int32 arrays are given to MPI as they are");
 
 static int32_t field(const raw_status *status, int32_t offset) {

@@ -15,24 +15,6 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// Go and C give Call, Status and transport.Request the same layout. If they did not, one of these constants
-// would not be 0, and would not compile. calls.c asserts the C side.
-const (
-	_ = -(unsafe.Sizeof(Call{}) - unsafe.Sizeof(C.struct_pmpi_mpi_call{}))
-	_ = -(unsafe.Offsetof(Call{}.InPlace) - 4)
-	_ = -(unsafe.Offsetof(Call{}.Comm) - 16)
-	_ = -(unsafe.Offsetof(Call{}.SendCount) - 40)
-	_ = -(unsafe.Offsetof(Call{}.Message) - 80)
-	_ = -(unsafe.Offsetof(Call{}.RecvDispls) - 112)
-	_ = -(unsafe.Sizeof(Status{}) - unsafe.Sizeof(C.struct_pmpi_mpi_status{}))
-	_ = -(unsafe.Offsetof(Status{}.Bytes) - 8)
-	_ = -(unsafe.Sizeof(transport.Request{}) - unsafe.Sizeof(C.struct_pmpi_mpi_request{}))
-	_ = -(unsafe.Offsetof(transport.Request{}.Bytes) - 24)
-	_ = -(unsafe.Offsetof(transport.Request{}.Made) - 40)
-	_ = -(int(FnDup) - int(C.PMPI_FN_DUP))
-	_ = -(int(FnReduceScatterBlock) - int(C.PMPI_FN_REDUCE_SCATTER_BLOCK))
-)
-
 // countsFit tells whether both counts fit into C's int.
 func (c *Call) countsFit() bool {
 	return uint64(c.SendCount|c.RecvCount) <= MaxCount

@@ -1,6 +1,6 @@
 // The C side of package mpi, as Go sees it. The structs here have no pointer types on purpose: cgo
 // then needs no run-time check of the memory that they are in. Go's mpi.Call, mpi.Status and
-// mpi.Slot have the same layout, which both languages assert.
+// transport.Request have the same layout (layouts_gen.go).
 #ifndef PMPI_MPI_CALLS_H
 #define PMPI_MPI_CALLS_H
 

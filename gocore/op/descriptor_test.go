@@ -7,8 +7,7 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
-// Sizes and offsets of pmpi_buf and pmpi_op in C on 64-bit machines. The C side asserts the same
-// numbers.
+// Sizes and offsets of pmpi_buf and pmpi_op in C on 64-bit machines, which programs were built with.
 func TestLayout(t *testing.T) {
 	var b Buf
 	assert.EqualValues(t, 48, unsafe.Sizeof(b))

@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/trace/cpu"
 )
 
 // Times in a ring are ticks of a clock that is cheap to read: the time stamp counter of the processor,
@@ -20,7 +21,7 @@ const (
 )
 
 var (
-	useCounter = invariant()
+	useCounter = cpu.Invariant()
 	// The monotonic clock of Go costs less than a system call, but begins anywhere.
 	goClock, goClockAt = time.Now(), monotonic()
 )
@@ -28,7 +29,7 @@ var (
 // now returns the time in ticks.
 func now() uint64 {
 	if useCounter {
-		return counter()
+		return cpu.Counter()
 	}
 	return goClockAt + uint64(time.Since(goClock))
 }

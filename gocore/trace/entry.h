@@ -7,7 +7,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "../arrive/words.h"
+#include "../primitives/words.h"
 
 enum {
 	TR_ENTRIES = 1024,
@@ -27,8 +27,6 @@ typedef struct tr_entry {
 	int32_t peer[2], tag[2];
 	uint32_t phase[2];
 } tr_entry;
-
-_Static_assert(sizeof(tr_entry) == 128, "this is entry of ring.go");
 
 /* Where the ring of this process is. */
 typedef struct tr_ring {

@@ -24,6 +24,7 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/segment"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/trace/cpu"
 )
 
 // entry.h, by which C enters messages, has some of these numbers too.
@@ -211,7 +212,7 @@ func (r *Ring) Begin(group int64, seq uint64, signature *[3]uint64, flags Flags)
 		at = 0
 	}
 	e.begun = at
-	release(&e.word, word)
+	cpu.Release(&e.word, word)
 	return Mark{e, word}
 }
 
@@ -297,7 +298,7 @@ func (m Mark) lock() bool {
 	return m.e != nil
 }
 
-func (m Mark) unlock() { release(&m.e.word, m.word) }
+func (m Mark) unlock() { cpu.Release(&m.e.word, m.word) }
 
 // Begun records that a collective has got its number and was announced, or that MPI was called for a
 // message (seq is 0). Only the first call counts.
@@ -344,6 +345,6 @@ func (m Mark) End(code status.Code) (first bool) {
 		return m.e == nil
 	}
 	m.e.outcome, m.e.ended = uint64(code), now()
-	release(&m.e.word, m.word|ended)
+	cpu.Release(&m.e.word, m.word|ended)
 	return true
 }

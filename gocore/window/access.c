@@ -1,7 +1,7 @@
 #define _GNU_SOURCE
 #include "access.h"
 
-#include "../arrive/words.h"
+#include "../primitives/words.h"
 
 #include <sched.h>
 #include <stdlib.h>

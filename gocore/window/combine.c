@@ -3,11 +3,11 @@
 #define _GNU_SOURCE
 #include "access.h"
 
-#include "../arrive/words.h"
+#include "../primitives/words.h"
 
 #include <string.h>
 
-#include "../../capi/pmpi_ops.h"
+#include "../op/op_gen.h"
 #include "../reduce/float16.h"
 
 #define MIN2(a, b) ((a) < (b) || (a) != (a) ? (a) : (b))
@@ -165,10 +165,10 @@ WIDE(replace128, memcpy(a, b, sizeof a))
 enum { ROWS = 12 };
 
 static int row_of(int32_t reduce) {
-	if (reduce >= PMPI_REDUCE_SUM && reduce <= PMPI_REDUCE_MAX)
-		return reduce - PMPI_REDUCE_SUM;
-	if (reduce >= PMPI_REDUCE_BAND && reduce <= PMPI_REDUCE_BXOR)
-		return 4 + reduce - PMPI_REDUCE_BAND;
+	if (reduce >= OP_REDUCE_SUM && reduce <= OP_REDUCE_MAX)
+		return reduce - OP_REDUCE_SUM;
+	if (reduce >= OP_REDUCE_BAND && reduce <= OP_REDUCE_BXOR)
+		return 4 + reduce - OP_REDUCE_BAND;
 	if (reduce >= PW_REPLACE && reduce <= PW_LXOR)
 		return 7 + reduce - PW_REPLACE;
 	return ROWS;
@@ -183,26 +183,26 @@ static int row_of(int32_t reduce) {
 #define BYTES(n)    {0, 0, 0, 0, 0, 0, 0, MOVES(n)}
 
 static const kernel kernels[][ROWS + 1] = {
-	[PMPI_DTYPE_BOOL] = {lor8, land8, land8, lor8, land8, lor8, lxor8, MOVES(8), LOGICAL(8)},
-	[PMPI_DTYPE_INT8] = INT(i8, 8),
-	[PMPI_DTYPE_UINT8] = INT(u8, 8),
-	[PMPI_DTYPE_INT16] = INT(i16, 16),
-	[PMPI_DTYPE_UINT16] = INT(u16, 16),
-	[PMPI_DTYPE_INT32] = INT(i32, 32),
-	[PMPI_DTYPE_UINT32] = INT(u32, 32),
-	[PMPI_DTYPE_INT64] = INT(i64, 64),
-	[PMPI_DTYPE_UINT64] = INT(u64, 64),
-	[PMPI_DTYPE_FLOAT16] = FLOAT(f16, 16),
-	[PMPI_DTYPE_BFLOAT16] = FLOAT(bf16, 16),
-	[PMPI_DTYPE_FLOAT32] = FLOAT(f32, 32),
-	[PMPI_DTYPE_FLOAT64] = FLOAT(f64, 64),
-	[PMPI_DTYPE_COMPLEX64] = {sum_c64, product_c64, 0, 0, 0, 0, 0, MOVES(64)},
-	[PMPI_DTYPE_COMPLEX128] = {sum_c128, product_c128, 0, 0, 0, 0, 0, replace128, replace128},
-	[PMPI_DTYPE_FLOAT8_E4M3FN] = BYTES(8),
-	[PMPI_DTYPE_FLOAT8_E5M2] = BYTES(8),
-	[PMPI_DTYPE_FLOAT8_E4M3FNUZ] = BYTES(8),
-	[PMPI_DTYPE_FLOAT8_E5M2FNUZ] = BYTES(8),
-	[PMPI_DTYPE_FLOAT8_E8M0FNU] = BYTES(8),
+	[OP_BOOL] = {lor8, land8, land8, lor8, land8, lor8, lxor8, MOVES(8), LOGICAL(8)},
+	[OP_INT8] = INT(i8, 8),
+	[OP_UINT8] = INT(u8, 8),
+	[OP_INT16] = INT(i16, 16),
+	[OP_UINT16] = INT(u16, 16),
+	[OP_INT32] = INT(i32, 32),
+	[OP_UINT32] = INT(u32, 32),
+	[OP_INT64] = INT(i64, 64),
+	[OP_UINT64] = INT(u64, 64),
+	[OP_FLOAT16] = FLOAT(f16, 16),
+	[OP_BFLOAT16] = FLOAT(bf16, 16),
+	[OP_FLOAT32] = FLOAT(f32, 32),
+	[OP_FLOAT64] = FLOAT(f64, 64),
+	[OP_COMPLEX64] = {sum_c64, product_c64, 0, 0, 0, 0, 0, MOVES(64)},
+	[OP_COMPLEX128] = {sum_c128, product_c128, 0, 0, 0, 0, 0, replace128, replace128},
+	[OP_FLOAT8_E4M3FN] = BYTES(8),
+	[OP_FLOAT8_E5M2] = BYTES(8),
+	[OP_FLOAT8_E4M3FNUZ] = BYTES(8),
+	[OP_FLOAT8_E5M2FNUZ] = BYTES(8),
+	[OP_FLOAT8_E8M0FNU] = BYTES(8),
 };
 
 static kernel kernel_of(int32_t dtype, int32_t reduce) {
@@ -233,7 +233,7 @@ int64_t pw_combine(pw_control *c, uint32_t holder, int32_t dtype, int32_t reduce
 		return -1;
 	if (reduce == PW_NO_OP)
 		x = 0;
-	if (dtype != PMPI_DTYPE_COMPLEX128) {
+	if (dtype != OP_COMPLEX128) {
 		f(at, step, x, old, n);
 		return n;
 	}

@@ -12,7 +12,7 @@ package work
 #include <time.h>
 #include <unistd.h>
 
-#include "yield.h"
+#include "../primitives/yield.h"
 
 static void pw_yield(void) { pmpi_yield(); }
 static int pw_shared(void) { return pmpi_core.shared; }

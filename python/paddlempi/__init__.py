@@ -80,7 +80,7 @@ from .work import Work
 
 if _TYPE_CHECKING:
     from .checkpoints import Checkpoint, checkpoint, latest_checkpoint
-    from .launching import launch
+    from .startup.launch import launch
     from .window import Window
 
 __version__ = "0.2.0"
@@ -176,7 +176,7 @@ _LATER = {
     "Window": ".window",
     "checkpoint": ".checkpoints",
     "latest_checkpoint": ".checkpoints",
-    "launch": ".launching",
+    "launch": ".startup.launch",
 }
 
 

@@ -12,10 +12,11 @@ import os
 import random
 import signal
 import socket
+import sys
 import time
 from pathlib import Path
 
-__all__ = ["GRACE", "MARK", "kill_marked", "marked", "sweep", "unused_port"]
+__all__ = ["GRACE", "MARK", "is_worker", "kill_marked", "marked", "sweep", "unused_port"]
 
 GRACE = 2.0
 """Seconds that the processes of a job have to end by themselves when its launcher has ended."""
@@ -129,3 +130,13 @@ def marked(mark: str) -> list[int]:
             if pid != os.getpid() and entry in path.read_bytes().split(b"\0"):
                 found.append(pid)
     return found
+
+
+def is_worker() -> bool:
+    """Whether ``multiprocessing`` started this process, which then is no rank itself."""
+    module = sys.modules.get("multiprocessing.process")
+    if module is None:
+        return False
+    # While a spawned worker imports the main module it has no parent process yet, only this flag.
+    inheriting: bool = getattr(module.current_process(), "_inheriting", False)
+    return inheriting or module.parent_process() is not None

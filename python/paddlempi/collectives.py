@@ -75,6 +75,9 @@ __all__ = [
     "scatter",
 ]
 
+# A name of this module is faster to look up than a member of the enumeration.
+_ALL_REDUCE = int(Op.ALL_REDUCE)
+
 _Group = ProcessGroup | None
 _RankList = Sequence[Sequence[int]] | None
 
@@ -109,7 +112,8 @@ def all_reduce(
         or (group is not None and group.__class__ is not ProcessGroup)
     ):
         return _submit_reduction(Op.ALL_REDUCE, None, tensor, op, group, async_op)
-    return _native.submit(3, 0 if group is None else group._id, None, tensor, op)  # type: ignore[no-any-return]
+    gid = 0 if group is None else group._id
+    return _native.submit(_ALL_REDUCE, gid, None, tensor, op)  # type: ignore[no-any-return]
 
 
 def all_reduce_coalesced(

@@ -209,14 +209,14 @@ def init_process_group(
             "end_file": _marks.file(),
         }
         try:
-            from .start import beginning, worlds
+            from .startup import core_init, worlds
 
             if comm is None:
                 world = worlds.find(rank, world_size, init_method, store)
             else:
                 world = worlds.World("mpi", "comm was given")
-            answer = beginning.begin(world, store, arguments)
-            beginning.compare(answer, rank, world_size)
+            answer = core_init.begin(world, store, arguments)
+            core_init.compare(answer, rank, world_size)
         except BaseException:
             _marks.left()
             raise
@@ -284,7 +284,7 @@ def is_available() -> bool:
     The core can be loaded, and there is an MPI library, or no MPI's launcher has started this
     process and others: then the ranks of one node need no MPI.
     """
-    from .start import worlds
+    from .startup import worlds
 
     try:
         if _native.control("info", sys_prefix=sys.prefix, mpi=None)["mpi"] is not None:

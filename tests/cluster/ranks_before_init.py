@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 
 import paddlempi as dist
-import paddlempi_place
 from paddlempi.errors import TimeoutError
+from paddlempi_bootstrap import mpi_launcher
 
-place = paddlempi_place.find()
+place = mpi_launcher.find()
 assert place is not None
 if place.rank == 1:
     sys.exit()

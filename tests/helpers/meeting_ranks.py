@@ -1,4 +1,4 @@
-"""Ranks that meet over a store, each a thread: for the tests of ``paddlempi.start``."""
+"""Ranks that meet over a store, each a thread: for the tests of ``paddlempi.startup``."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any
 
-from paddlempi.start import meeting
-from paddlempi.start.exchange import Exchange
-from paddlempi.start.file_store import FileStore
-from paddlempi.start.stores import Store
+from paddlempi.startup.rendezvous import meeting
+from paddlempi.startup.rendezvous.exchange import Exchange
+from paddlempi.startup.rendezvous.file_store import FileStore
+from paddlempi.startup.rendezvous.stores import Store
 
 Open = Callable[[int, float], Store]
 """Opens a rank's client of one store, which rank 0 may serve, until a deadline."""

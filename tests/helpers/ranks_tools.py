@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import paddlempi as dist
-import paddlempi_place
 import pytest
 from paddlempi import errors as errors
+from paddlempi_bootstrap import mpi_launcher
 
 # A busy machine may give a process no core for seconds.
 LATE = 7.0
@@ -139,7 +139,7 @@ def impatient_group(seconds: float, ranks: Sequence[int] | None = None) -> Any:
 
 def carried_by_mpi() -> bool:
     """Whether the newest world of this process is carried by an MPI."""
-    return bool(paddlempi_place.find(hidden=True))
+    return bool(mpi_launcher.find(hidden=True))
 
 
 def needs_mpi() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 GOCORE = ROOT / "gocore"
-HEADER = GOCORE / "arrive" / "words.h"
+HEADER = GOCORE / "primitives" / "words.h"
 
 # Loads that what comes later cannot pass, stores that what came before cannot pass, and exclusive
 # pairs and atomic instructions (LSE) that are one or both.

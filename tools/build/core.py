@@ -34,7 +34,7 @@ _SMALL_ROOMS = (
     ),
     *("meet", "method", "netif", "pmi", "ps/admin/...", "ps/checkpoint", "ps/client", "ps/link"),
     *("ps/master", "ps/request", "ps/route", "ps/server", "ps/table", "rollcall", "segment"),
-    *("status", "topo", "trace"),
+    *("status", "topo", "trace", "trace/cpu"),
 )
 
 # What no operation passes, or only with a call or two: mostly what the administration of parameter

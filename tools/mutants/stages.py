@@ -50,7 +50,7 @@ def front(mutant: Mutant) -> str:
     found = re.match(r"python/paddlempi/(torch|paddle|jax)/", mutant.file)
     if found:
         return found[1]
-    if mutant.file.startswith("python/paddlempi_"):  # what torch and Paddle load by themselves
+    if mutant.file.startswith("python/paddlempi_bootstrap/"):  # what torch loads by itself
         return "torch"
     return "jax" if mutant.file.startswith("capi/trampoline/") else ""
 

@@ -33,9 +33,10 @@ var outputs = []struct{ template, path string }{
 	{"registry_gen.go.tmpl", "gocore/coll/registry_gen.go"},
 	{"code_gen.go.tmpl", "gocore/ps/job/code_gen.go"},
 	{"pmpi_ops.h.tmpl", "capi/pmpi_ops.h"},
+	{"op_gen.h.tmpl", "gocore/op/op_gen.h"},
 	{"_ops.py.tmpl", "python/paddlempi/_ops.py"},
 	{"ops.md.tmpl", "docs/ops.md"},
-	{"paddlempi_launchers.py.tmpl", "python/paddlempi_launchers.py"},
+	{"known_launchers.py.tmpl", "python/paddlempi_bootstrap/known_launchers.py"},
 }
 
 func main() {

@@ -115,8 +115,9 @@ def build(folder: Path) -> tuple[Path, list[Function]]:
     shutil.copy(HERE / "entries.c", recorder)
     package = folder / "lib" / "paddlempi"
     shutil.copytree(ROOT / "python" / "paddlempi", package)
-    for module in (ROOT / "python").glob("*.py"):
-        shutil.copy(module, package.parent)
+    shutil.copytree(
+        ROOT / "python" / "paddlempi_bootstrap", package.with_name("paddlempi_bootstrap")
+    )
     exported = folder / "way.map"
     exported.write_text("{ global: PyInit__core; pmpi_way_start; pmpi_way_stop; local: *; };")
     core = package / "_core.abi3.so"

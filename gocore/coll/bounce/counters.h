@@ -4,7 +4,7 @@
 
 #include "rounds.h"
 
-#include "../../arrive/words.h"
+#include "../../primitives/words.h"
 
 #include <string.h>
 

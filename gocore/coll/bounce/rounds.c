@@ -2,7 +2,7 @@
 #include "cma.h"
 #include "counters.h"
 
-#include "../../work/yield.h"
+#include "../../primitives/yield.h"
 
 #include <stddef.h>
 

@@ -24,7 +24,7 @@
 #ifndef PMPI_BOUNCE_ROUNDS_H
 #define PMPI_BOUNCE_ROUNDS_H
 
-#include "../../mem/past.h"
+#include "../../primitives/past.h"
 #include "../../reduce/fold.h"
 
 #include <stdint.h>

@@ -1,9 +1,9 @@
 #define _GNU_SOURCE
 #include "chunks.h"
 
-#include "../../arrive/kill.h"
-#include "../../arrive/words.h"
-#include "../../work/yield.h"
+#include "../../primitives/kill.h"
+#include "../../primitives/words.h"
+#include "../../primitives/yield.h"
 
 #include <stddef.h>
 

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// killer compiles the harness with the points of arrive/kill.h.
+// killer compiles the harness with the points of primitives/kill.h.
 func killer(t *testing.T, replace ...string) string {
 	return harness(t, cmp.Or(os.Getenv("CC"), "cc"), "-O2 -DPADDLEMPI_KILL_POINTS", replace...)
 }

@@ -43,7 +43,7 @@ const sanitizer = "-O1 -g -fsanitize=thread"
 func harness(t *testing.T, cc, flags string, replace ...string) string {
 	t.Helper()
 	dir := t.TempDir()
-	for _, file := range []string{"arrive/slots.c", "arrive/slots.h", "arrive/kill.h", "arrive/words.h", "coll/shm/chunks.c", "coll/shm/chunks.h", "coll/shm/testdata/ranks.c", "reduce/fold.h", "work/yield.h"} {
+	for _, file := range []string{"arrive/slots.c", "arrive/slots.h", "primitives/kill.h", "primitives/words.h", "coll/shm/chunks.c", "coll/shm/chunks.h", "coll/shm/testdata/ranks.c", "reduce/fold.h", "primitives/yield.h"} {
 		text, err := os.ReadFile(filepath.Join("..", "..", file))
 		require.NoError(t, err)
 		to := filepath.Join(dir, file)

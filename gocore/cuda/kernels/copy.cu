@@ -4,22 +4,7 @@
 // It reads and writes every element once, 2 * count elements. That is the least possible if the
 // last dimension has stride 1. With another stride the memory moves all sectors of 32 bytes in
 // which the elements are.
-#include "dialect.h"
-
-#define MAX_DIMS 16
-
-// The fields of StridedArgs in gocore/cuda/kernels.go: the elements [from, from + count) of a
-// tensor, in row-major order.
-typedef struct pmpi_strided_args {
-	int64_t from;
-	int64_t count;
-	int64_t ndim;       // 0 to MAX_DIMS
-	void *flat;         // its first element is element `from`
-	void *strided;      // element 0 of the tensor
-	int64_t to_strided; // 1: write strided memory; 0: write flat memory
-	int64_t shape[MAX_DIMS];
-	int64_t strides[MAX_DIMS]; // in elements, of any sign
-} pmpi_strided_args;
+#include "arguments.h"
 
 typedef struct {
 	uint64_t x, y; // the alignment of complex128 is 8

@@ -11,21 +11,7 @@
 // If all arrays start at the same remainder modulo 16, as tensors of one allocator do, all elements
 // but those at the ends go in packs of 16 bytes. Otherwise they go one by one. A thread has the
 // packs of up to four sources in flight.
-#include "dialect.h"
-
-#define MAX_ARRAYS 64
-
-// The fields of ReduceArgs in gocore/cuda/kernels.go. The arrays need the alignment of their
-// elements only. A destination may be one of the sources. Otherwise it must not overlap any of
-// them.
-typedef struct pmpi_reduce_args {
-	int64_t count; // elements of each array
-	int64_t n_src; // 1 to MAX_ARRAYS
-	int64_t n_dst; // 1 to MAX_ARRAYS
-	const void *src[MAX_ARRAYS];
-	void *dst[MAX_ARRAYS];
-	double scale[MAX_ARRAYS]; // for PREMUL_SUM: a factor for each source
-} pmpi_reduce_args;
+#include "arguments.h"
 
 // The reduce ops, with the numbers of gocore/op.
 enum { SUM = 1, PRODUCT, MIN, MAX, AVG, BAND, BOR, BXOR, PREMUL_SUM };

@@ -14,8 +14,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "../../arrive/words.h"
-#include "../../mem/past.h"
+#include "../../primitives/words.h"
+#include "../../primitives/past.h"
 
 enum {
 	PM_LINE = 64,

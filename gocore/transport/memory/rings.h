@@ -11,8 +11,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "../../arrive/words.h"
-#include "../../work/yield.h"
+#include "../../primitives/words.h"
+#include "../../primitives/yield.h"
 #include "bulk.h"
 
 enum {
@@ -49,7 +49,7 @@ typedef struct pm_endpoint {
 	pm_pair pairs[];
 } pm_endpoint;
 
-/* The head of a packet; packet of packet.go. */
+/* The head of a packet, which Go writes by pm_write. */
 typedef struct pm_packet {
 	uint32_t kind; /* PM_*, and what pm_bulk_put returned */
 	int32_t tag;

@@ -46,12 +46,6 @@ type pair struct {
 	broken  uint32
 }
 
-var (
-	_ [unsafe.Sizeof(C.pm_end{})]byte      = [unsafe.Sizeof(ringEnd{})]byte{}
-	_ [unsafe.Sizeof(C.pm_pair{})]byte     = [unsafe.Sizeof(pair{})]byte{}
-	_ [unsafe.Sizeof(C.pm_endpoint{})]byte = [unsafe.Sizeof(shared{})]byte{}
-)
-
 // shared is the beginning of what an endpoint shares. The pairs follow, by rank.
 type shared struct {
 	lock  uint32

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from paddlempi_launchers import BY_PROCESS, KINDS
+from paddlempi_bootstrap.known_launchers import BY_PROCESS, KINDS
 
 from .. import _processes
 from . import marks as marks_of

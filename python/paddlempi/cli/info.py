@@ -20,7 +20,7 @@ from typing import Any
 
 from .. import __version__, _native, group
 from ..errors import Error
-from ..start import worlds
+from ..startup import worlds
 from . import paddle_alone
 
 __all__ = ["add_to", "ask", "gather", "version", "world"]
@@ -114,7 +114,7 @@ def gather(mpi: str | None = None) -> dict[str, Any]:
 
 
 def world() -> dict[str, Any]:
-    """Return which world ``init_process_group`` begins here, as ``start.worlds`` says, and why.
+    """Return which world ``init_process_group`` begins here, as ``startup.worlds`` says, and why.
 
     ``transport`` is what ``PADDLEMPI_TRANSPORT`` asks for; ``error`` why there is no world, or "".
     """
@@ -129,7 +129,7 @@ def world() -> dict[str, Any]:
 # Run in a child process, because `import torch` may fail in any way, a crash included.
 _IMPORT_TORCH = """
 import os, sys, torch, torch.distributed
-auto = sys.modules.get("paddlempi_autoload")
+auto = sys.modules.get("paddlempi_bootstrap.torch_autoload")
 if auto is None:
     off = os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0"
     why = "TORCH_DEVICE_BACKEND_AUTOLOAD=0" if off else "the package is not installed"

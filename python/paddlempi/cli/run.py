@@ -27,11 +27,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import paddlempi_starts
+from paddlempi_bootstrap import starters
 
-from .. import launcher
 from ..ps import session
-from . import ranks, restart
+from ..startup import unused_rank
+from ..startup.paddle_variables import PADDLE
+from . import local_ranks, restart
 
 __all__ = ["add_to", "run"]
 
@@ -156,14 +157,14 @@ def _start_ranks(chosen: argparse.Namespace, words: Sequence[str], options: Sequ
         keep = ["--keep-survivors"] if chosen.keep_survivors else []
         again = [*this, "-np", str(chosen.number), "--supervised", *keep, *script]
         return restart.run(chosen, again)
-    return ranks.run(chosen.number, [*this, *script], keep=bool(chosen.keep_survivors))
+    return local_ranks.run(chosen.number, [*this, *script], keep=bool(chosen.keep_survivors))
 
 
 def _run_script(script: str, arguments: Sequence[str], module: bool) -> None:
     # Variables come first, because the script may read its rank before it imports the framework.
-    found, _ = paddlempi_starts.nearest()
-    if launcher.PADDLE.fill(found):
-        launcher.watch(found)
+    found, _ = starters.nearest()
+    if PADDLE.fill(found):
+        unused_rank.watch(found)
     sys.meta_path.insert(0, _Fronts())
     sys.argv[:] = [script, *arguments]
     try:
@@ -174,7 +175,7 @@ def _run_script(script: str, arguments: Sequence[str], module: bool) -> None:
             sys.path.insert(0, str(Path(script).resolve().parent))
             runpy.run_path(script, run_name="__main__")
     except SystemExit as stop:
-        launcher.note_exit(stop.code)
+        unused_rank.note_exit(stop.code)
         raise
 
 

@@ -28,7 +28,7 @@ from collections.abc import Callable
 from typing import Any
 
 from paddlempi._processes import GRACE
-from paddlempi.cli import ranks
+from paddlempi.cli import local_ranks
 from paddlempi.testing import warm_rank, warm_wire
 
 _CORE = "paddlempi._core"
@@ -197,7 +197,7 @@ def start_job(connection: socket.socket) -> dict[str, Any]:
         os.set_blocking(wakes, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
-        end = ranks.end_with(os.getpid())
+        end = local_ranks.end_with(os.getpid())
         warm_wire.answer(connection, {"begun": True})
         runner = os.fork()
         if runner:
@@ -253,8 +253,8 @@ def _run_ranks(request: dict[str, Any]) -> dict[str, str]:
             resource.setrlimit(number, values)
         os.environ.clear()
         os.environ.update(request["env"])
-        status = ranks.run_started(request["np"], ranks.fork)
-    except ranks.Forked as forked:
+        status = local_ranks.run_started(request["np"], local_ranks.fork)
+    except local_ranks.Forked as forked:
         return forked.rank.variables
     except BaseException:
         traceback.print_exc()

@@ -12,7 +12,7 @@ import paddle
 
 from .. import ps
 from ..errors import DtypeError, UnsupportedError
-from ..ps.distributed import Access, CommonOptimizer, Vector
+from ..ps.distributed_optimizer import Access, CommonOptimizer, Vector
 from ..ps.layers import RemoteLayer, like_of, shape_of
 from ..ps.states import State
 from ..ps.stepping import discard_of

@@ -6,11 +6,12 @@ import os
 import socket
 from typing import Any
 
-import paddlempi_starts
+from paddlempi_bootstrap import starters
 
-from .. import group, launcher, objects
+from .. import _processes, group, objects
 from ..errors import LauncherError
-from ..launcher import PADDLE
+from ..startup import unused_rank
+from ..startup.paddle_variables import PADDLE
 
 __all__ = ["check_process", "clear", "fill_from_launcher", "fill_from_mpi"]
 
@@ -25,9 +26,9 @@ def fill_from_launcher() -> None:
     """
     global _filled
     _filled = False
-    found, _ = paddlempi_starts.nearest()
+    found, _ = starters.nearest()
     if PADDLE.fill(found):
-        launcher.watch(found)
+        unused_rank.watch(found)
 
 
 def check_process() -> None:
@@ -37,8 +38,8 @@ def check_process() -> None:
         LauncherError: a rank that runs MPI started this process, or ``paddle.distributed.spawn``
             started it and gave it another rank.
     """
-    found, _ = paddlempi_starts.nearest()
-    if found is not None and launcher.is_worker():
+    found, _ = starters.nearest()
+    if found is not None and _processes.is_worker():
         problem = _contradiction(found.rank, found.size)
         if problem:  # several workers of one rank: MPI would crash
             raise LauncherError(problem)
@@ -90,7 +91,7 @@ def clear() -> None:
     global _filled
     _filled = False
     PADDLE.clear()
-    launcher.unwatch()
+    unused_rank.unwatch()
 
 
 def _contradiction(rank: int, size: int) -> str | None:

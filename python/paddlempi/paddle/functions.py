@@ -9,10 +9,10 @@ from typing import Any
 
 import paddle
 import paddle.distributed as dist
-import paddlempi_starts
 from paddle.base import core as paddle_core
 from paddle.distributed import collective
 from paddle.distributed.communication import group as groups
+from paddlempi_bootstrap import starters
 
 from .. import group as core_group
 from .. import objects
@@ -104,7 +104,7 @@ def spawn(
     daemon: bool = False,
     **options: Any,
 ) -> Any:
-    found, _ = paddlempi_starts.nearest()
+    found, _ = starters.nearest()
     if found is not None and found.size > 1:
         raise LauncherError(
             f"spawn: {found.path or found.name} has started {found.size} processes, each "

@@ -34,7 +34,7 @@ from paddle.static.nn.common import PyFuncRegistry
 
 from ..errors import ArgumentError, DtypeError, UnsupportedError
 from ..ps import RemoteTable, pull, serve
-from ..ps.lookups import call_of
+from ..ps.missing_rows import call_of
 from ..ps.stepping import note, refuse, step
 from . import patches, private
 

@@ -18,7 +18,7 @@ from .. import ps
 from ..errors import ArgumentError, DtypeError, NotInitializedError, UnsupportedError
 from ..ps import Placed, Plan, RemoteTable
 from ..ps.dense import Blocks, pull, spread
-from ..ps.distributed import equal
+from ..ps.distributed_optimizer import equal
 from ..ps.role_map import RolesArgument
 from ..ps.session import as_trainer, barrier, flush, is_begun
 from ..ps.stepping import refuse

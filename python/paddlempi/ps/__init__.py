@@ -24,19 +24,20 @@ optimizers and the memory of a row.
 from importlib import import_module as _import_module
 from typing import Any as _Any
 
+from .data_shards import Task, Tasks, tasks
 from .export import export
 from .functions import KVRequest, server_function
 from .increments import apply_increment
+from .inference_tables import Tables, load
 from .initializers import Initializer, Normal, Uniform, Zeros
 from .kv import KV
 from .layers import prefetch
-from .loaded import Tables, load
-from .modes import set_mode
+from .mode_change import set_mode
 from .optimizers import SGD, Adagrad, Adam, AdamW, Momentum, Optimizer, RowWiseAdagrad
 from .plan import Placed, Plan, transpile
 from .prefetching import Prefetched
 from .remote import RemoteTable, pull, push
-from .saves import latest, restore, save
+from .save_restore import latest, restore, save
 from .session import (
     barrier,
     complete,
@@ -54,7 +55,6 @@ from .session import (
     trainer_group,
     trainers,
 )
-from .shards import Task, Tasks, tasks
 from .stepping import discard, note, step
 from .table import Table
 

@@ -17,7 +17,7 @@ from ..collectives import all_reduce
 from ..errors import ArgumentError
 from ..objects import all_gather_object
 from . import session, stepping
-from .distributed import CommonOptimizer
+from .distributed_optimizer import CommonOptimizer
 
 __all__ = ["clip_norm", "clip_value"]
 

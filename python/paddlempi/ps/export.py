@@ -30,8 +30,8 @@ from ..io.commit import Names, Save
 from ..io.dtypes import BY_NAME
 from ..io.progress import Bar
 from .cuts import Cut, cuts_of, open_cut
-from .differences import write_difference
-from .exported import NUMPY, Exported, canonical, chosen_of, shape_of, widened
+from .export_files import NUMPY, Exported, canonical, chosen_of, shape_of, widened
+from .increment_writer import write_difference
 
 __all__ = ["export"]
 

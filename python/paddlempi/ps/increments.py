@@ -16,7 +16,7 @@ from ..io import layout
 from ..io.commit import Names, Save
 from ..io.dtypes import BY_NAME
 from ..io.progress import Bar
-from .exported import (
+from .export_files import (
     INCREMENT,
     INCREMENT_FORMAT,
     Digests,

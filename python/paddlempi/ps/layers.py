@@ -15,7 +15,7 @@ from ..errors import ArgumentError, DtypeError
 from . import session
 from .config import whole
 from .initializers import Initializer
-from .lookups import checked_missing
+from .missing_rows import checked_missing
 from .optimizers import Optimizer
 from .prefetching import Prefetched, start
 from .remote import RemoteTable, pull_into

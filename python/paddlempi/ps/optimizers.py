@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from ..errors import ArgumentError, DtypeError
-from .plain import make_plain
+from .plain_numbers import make_plain
 
 __all__ = [
     "SGD",

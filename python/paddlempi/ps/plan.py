@@ -20,7 +20,7 @@ from ..errors import ArgumentError, DtypeError
 from ..group import DEFAULT_TIMEOUT
 from . import clipping, session
 from .dense import BLOCK, PLACEMENTS
-from .distributed import equal
+from .distributed_optimizer import equal
 from .layers import RemoteLayer
 from .optimizers import Optimizer
 from .remote import RemoteTable

@@ -10,11 +10,11 @@ from .._ops import TableCall
 from ..errors import DtypeError, NotInitializedError
 from . import session
 from .config import Configured, TableConfig, checked_ids, from_zero, length_of, rate_of
+from .data_shards import note_progress
 from .initializers import Initializer
-from .lookups import call_of
+from .missing_rows import call_of
 from .optimizers import Optimizer
 from .prefetching import Prefetched, finish, start
-from .shards import note_progress
 from .table import rows_of
 
 __all__ = ["RemoteTable", "pull", "push"]

@@ -36,9 +36,9 @@ from ..group_arguments import to_seconds
 from . import functions
 from .agreement import Mode, agree, files
 from .config import rate_of
-from .owners import Owners
 from .role_map import RolesArgument, deals, serves, trains
 from .sender import Sender
+from .table_owners import Owners
 
 __all__ = [
     "barrier",

@@ -12,8 +12,8 @@ from .. import _native, memory
 from ..errors import ArgumentError, DtypeError, Error
 from . import remote, session
 from .config import checked_ids
-from .owners import Owner
 from .remote import RemoteTable
+from .table_owners import Owner
 
 __all__ = [
     "discard",

@@ -12,7 +12,7 @@ from ..errors import ArgumentError, DtypeError, UnsupportedError
 from . import lifetime
 from .config import Configured, TableConfig, checked_ids, length_of, rate_of, whole
 from .initializers import Initializer
-from .lookups import call_of
+from .missing_rows import call_of
 from .optimizers import Optimizer
 
 __all__ = ["Table", "rows_of"]

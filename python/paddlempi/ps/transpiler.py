@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from ..errors import ArgumentError, DtypeError, UnsupportedError
 from . import session
-from .distributed import Access, CommonOptimizer, Vector, equal, rate_of_now
+from .distributed_optimizer import Access, CommonOptimizer, Vector, equal, rate_of_now
 from .layers import RemoteLayer, layers_in
 from .optimizers import Optimizer
 from .plan import Placed, Plan

@@ -242,8 +242,8 @@ def promote(tensor: Any) -> None:
     """Move the storage of a tensor into shared memory that the heap adopts, in place.
 
     All tensors of torch with this storage follow. Whatever else knows the address would not, so
-    the storage is moved only if nobody can know it: see :mod:`paddlempi.torch.promote`. Nothing is
-    done if the memory is in the heap already, or if there is none.
+    the storage is moved only if nobody can know it: see :mod:`paddlempi.torch.ddp_buckets`. Nothing
+    is done if the memory is in the heap already, or if there is none.
 
     Raises:
         UnsupportedError: somebody may know the address, or there is no shared memory.

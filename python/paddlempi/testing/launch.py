@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paddlempi_launchers import KINDS
+from paddlempi_bootstrap.known_launchers import KINDS
 
 from .._processes import GRACE, MARK, kill_marked, marked, sweep
 
@@ -237,8 +237,8 @@ def _script_and_words(argv: Sequence[str]) -> list[str]:
 
 
 def _without_mpi(np: int, argv: Sequence[str], env: Mapping[str, str]) -> Command:
-    code = "import sys; from paddlempi.cli import ranks; "
-    code += "sys.exit(ranks.run(int(sys.argv[1]), sys.argv[2:]))"
+    code = "import sys; from paddlempi.cli import local_ranks; "
+    code += "sys.exit(local_ranks.run(int(sys.argv[1]), sys.argv[2:]))"
     full = {k: v for k, v in env.items() if not k.startswith(_RANK_PREFIXES)}
     folder = os.path.dirname(sys.executable)
     full["PATH"] = os.pathsep.join([folder, full.get("PATH", os.defpath)])

@@ -9,9 +9,8 @@ import stat
 from dataclasses import dataclass
 from types import ModuleType
 
-import paddlempi_place
-import paddlempi_starts
 import pytest
+from paddlempi_bootstrap import mpi_launcher, starters
 
 
 @dataclass(frozen=True)
@@ -33,9 +32,9 @@ ALONE = Place(0, 1, "none", None)
 
 def find() -> Place:
     """Return this process's place: rank 0 of 1 if there is no launcher."""
-    start = paddlempi_starts.nearest()[1]
-    if start is not None:
-        return _started(start)
+    starter = starters.nearest()[1]
+    if starter is not None:
+        return _started(starter)
     found = _launcher()
     if found is None:
         return ALONE
@@ -43,14 +42,14 @@ def find() -> Place:
     return Place(found.rank, found.size, found.kind, on_this_host or None)
 
 
-def _started(start: paddlempi_starts.Start) -> Place:
+def _started(starter: starters.Starter) -> Place:
     """Return the place of a rank that no MPI's launcher has started."""
-    rank, size = int(os.environ[start.rank]), int(os.environ[start.size])
-    here = os.environ.get("LOCAL_WORLD_SIZE") == os.environ[start.size]
+    rank, size = int(os.environ[starter.rank]), int(os.environ[starter.size])
+    here = os.environ.get("LOCAL_WORLD_SIZE") == os.environ[starter.size]
     # A sign may be the same in two jobs. The port is not, while both run.
-    names = (start.sign, *start.address, *start.endpoints, "MASTER_PORT")
+    names = (starter.sign, *starter.address, *starter.endpoints, "MASTER_PORT")
     words = [os.environ.get(name, "") for name in names]
-    return Place(rank, size, start.name, "/".join(words) if here else None)
+    return Place(rank, size, starter.name, "/".join(words) if here else None)
 
 
 def launcher_stderr() -> int:
@@ -92,7 +91,7 @@ def initialise(place: Place) -> ModuleType:
 
 
 @functools.cache
-def _launcher() -> paddlempi_place.Place | None:
+def _launcher() -> mpi_launcher.Place | None:
     # hidden: a container may hide the launcher's process, so that only the variables tell of it.
     # Otherwise every rank would believe that it is the only one, and print a report of its own.
-    return paddlempi_place.find(hidden=True)
+    return mpi_launcher.find(hidden=True)

@@ -25,8 +25,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paddlempi_launchers import KINDS
-from paddlempi_starts import STARTS
+from paddlempi_bootstrap.known_launchers import KINDS
+from paddlempi_bootstrap.starters import STARTERS
 
 from . import warm_wire
 
@@ -48,7 +48,7 @@ _DROPPED = (
     *(prefix for kind in KINDS if not kind.any_mpi for prefix in kind.variable_prefixes),
     *("OMP_", "PYTHONWARNINGS", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHONSAFEPATH"),
     *("PYTHONFAULTHANDLER", "PYTHONINSPECT", "PADDLEMPI_"),
-    *(name for start in STARTS for name in (start.sign, start.rank, start.size)),
+    *(name for one in STARTERS for name in (one.sign, one.rank, one.size)),
 )
 # A pool of threads that a library makes at its import would not be there after a fork.
 _ADDED = {"OPENBLAS_NUM_THREADS": "1"}

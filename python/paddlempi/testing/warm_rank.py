@@ -197,5 +197,6 @@ def _restore_modules() -> None:
         threads = os.environ.get("OMP_NUM_THREADS", "")
         if threads.isdecimal() and int(threads):
             torch.set_num_threads(int(threads))
-        if "paddlempi_autoload" in loaded:  # it looks at the variables of the launcher
-            loaded["paddlempi_autoload"].torch()
+        autoload = loaded.get("paddlempi_bootstrap.torch_autoload")
+        if autoload is not None:  # it looks at the variables of the launcher
+            autoload.autoload()

@@ -12,7 +12,7 @@ package is installed, ``import torch`` does the same, but it sets no variables w
 mislead a program (docs/torch.md).
 """
 
-import paddlempi_stubs
+from paddlempi_bootstrap import torch_stubs
 
 from .activation import activate, init
 from .process_group import ProcessGroupMPI
@@ -21,5 +21,5 @@ from .work import Work
 __all__ = ["ProcessGroupMPI", "Work", "activate", "init"]
 
 # A user who imports this module wants our "mpi" also in a torch that was built with an MPI.
-paddlempi_stubs.register(replace_native=not paddlempi_stubs.lazily)
+torch_stubs.register(replace_native=not torch_stubs.lazily)
 activate()

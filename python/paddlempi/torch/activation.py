@@ -1,7 +1,8 @@
 """Our code for the private functions of torch through which torch makes its groups.
 
-``paddlempi_stubs`` has replaced these functions by stubs, which call the functions of the same
-names here. The docstring of each says what torch's function does, as read in torch 2.8 to 2.15.
+:mod:`paddlempi_bootstrap.torch_stubs` has replaced these functions by stubs, which call the
+functions of the same names here. The docstring of each says what torch's function does, as read in
+torch 2.8 to 2.15.
 """
 
 from __future__ import annotations
@@ -18,10 +19,9 @@ from types import FrameType
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-import paddlempi_starts
-import paddlempi_stubs
 import torch
 import torch.distributed.distributed_c10d as c10d
+from paddlempi_bootstrap import starters, torch_stubs
 
 from .. import group
 from ..errors import ArgumentError
@@ -49,7 +49,7 @@ __all__ = [
 def activate() -> None:
     """Install our exceptions and, if the user has imported ``paddlempi.torch``, set variables."""
     errors.install()
-    if not paddlempi_stubs.lazily:
+    if not torch_stubs.lazily:
         environment.fill()
 
 
@@ -80,7 +80,7 @@ def _leave() -> None:
 
 
 def _original(name: str) -> Any:
-    return paddlempi_stubs.originals[name]
+    return torch_stubs.originals[name]
 
 
 def _bound(name: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
@@ -99,9 +99,9 @@ def _devices(backend: object) -> dict[str, str]:
 def _is_ours(backend: object) -> bool:
     """Whether paddlempi serves some device of a backend string."""
     name = str(backend).lower()
-    if "mpi" not in name and not (name == "undefined" and paddlempi_stubs.defaults):
+    if "mpi" not in name and not (name == "undefined" and torch_stubs.defaults):
         return False
-    return any(name in paddlempi_stubs.entered for name in _devices(backend).values())
+    return any(name in torch_stubs.entered for name in _devices(backend).values())
 
 
 # How the default group begins
@@ -160,7 +160,7 @@ def new_process_group_helper(*arguments: Any, **named: Any) -> Any:
     if not _is_ours(asked):
         return _original("_new_process_group_helper")(*arguments, **named)
     devices = _devices(asked)
-    ours = [device for device, name in devices.items() if name in paddlempi_stubs.entered]
+    ours = [device for device, name in devices.items() if name in torch_stubs.entered]
     mixed = len(ours) < len(devices)
     if asked == "undefined":  # torch's default; torch up to 2.12 would not make ours for it
         asked = values["backend"] = ",".join(f"{device}:{devices[device]}" for device in devices)
@@ -178,11 +178,11 @@ def new_process_group_helper(*arguments: Any, **named: Any) -> Any:
             world.start(values["timeout"], world.Asked(rank, size, None, values["store"]))
             world.agree(rank, size, "init_process_group")
     _making.append(_Making(values["timeout"], frozenset(ours if mixed else ())))
-    paddlempi_stubs.naming += 1
+    torch_stubs.naming += 1
     try:
         made, store = _original("_new_process_group_helper")(*call.args, **call.kwargs)
     finally:
-        paddlempi_stubs.naming -= 1
+        torch_stubs.naming -= 1
         _making.pop()
     if mixed and isinstance(made, ProcessGroupMPI):  # register the order that the caller gave
         state = c10d._world
@@ -242,7 +242,7 @@ def env_rendezvous(
     ours = environment.is_ours("MASTER_PORT")
     rank, size = (-1, -1) if backend is None else _given(url)
     partial = not _is_ours(backend) and str(size) not in ("-1", os.environ.get("WORLD_SIZE"))
-    users = environment.is_set("MASTER_PORT") and paddlempi_starts.MEET not in os.environ
+    users = environment.is_set("MASTER_PORT") and starters.MEET not in os.environ
     if partial or (not ours and (not _is_ours(backend) or users)):
         yield from _original("env")(url, timeout=timeout, **options)
         return

@@ -1,30 +1,41 @@
-"""Futures that C++ asks for in a backward: the thread of the backward completes them.
+"""Backwards of torch: who calls in them, and who completes the futures that C++ asks for.
 
-DDP starts a collective for each bucket during the backward, and needs all of their futures when the
-backward ends: its finalizer, a final callback of autograd, waits for them in C++. Before the first
-collective of a backward, :func:`when_over` queues another final callback. It comes before DDP's,
-which is queued after the last bucket. It waits for the collectives, so that this thread drives
-them, and completes their futures.
+C++ leaves no frame. If autograd's engine calls a method of this front, the innermost frame outside
+the front (:func:`outside`) is that of the function that runs the backward. If a hook calls, it is
+the hook's.
+
+The thread of a backward completes the futures for which C++ asks in it. DDP starts a collective for
+each bucket during the backward, and needs all of their futures when the backward ends: its
+finalizer, a final callback of autograd, waits for them in C++. Before the first collective of a
+backward, :func:`when_over` queues another final callback. It comes before DDP's, which is queued
+after the last bucket. It waits for the collectives, so that this thread drives them, and completes
+their futures.
 
 The callback does not run if the backward raised an exception, and it comes too late if a thread
 waits for a future before: the finalizer of ``static_graph`` does. The thread of futures then
 completes the futures, after 2 ms in which no thread drove them. No function of Python waits for
 such a future, so it does not matter when and where it is completed. The futures of hooks in Python
-are those of :mod:`.turns`.
+are those of :mod:`.callback_order`.
 """
 
 from __future__ import annotations
 
 import collections
+import sys
 import weakref
+from types import FrameType
 from typing import Any
 
 import torch
 from torch.autograd import Variable
+from torch.autograd.graph import _engine_run_backward
 
 from .. import future as core_future
 
-__all__ = ["when_over"]
+__all__ = ["BACKWARD", "outside", "when_over"]
+
+BACKWARD = _engine_run_backward.__code__
+"""The code of the function of torch that runs a backward."""
 
 _LIMIT = 0.1
 """Seconds for which the callback waits for one collective; then the thread of futures takes over.
@@ -33,6 +44,17 @@ The limit matters if ranks start the collectives of several groups in different 
 backward runs inside another one (re-entrant checkpoints). The inner callback could then wait for
 ever for what another rank starts later.
 """
+
+
+def outside() -> FrameType | None:
+    """Return the innermost frame of this thread that is not of this front; None: there is none.
+
+    A thread of the engine, which computes the gradients of a GPU, has none.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__package__", "") == __package__:
+        frame = frame.f_back
+    return frame
 
 
 class _Callback:

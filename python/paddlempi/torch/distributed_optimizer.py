@@ -11,7 +11,7 @@ import torch
 from .. import _buffer, ps
 from ..errors import DtypeError, UnsupportedError
 from ..io.places import overlaps
-from ..ps.distributed import Access, CommonOptimizer, Vector, rate_of_now
+from ..ps.distributed_optimizer import Access, CommonOptimizer, Vector, rate_of_now
 from ..ps.layers import RemoteLayer, like_of, shape_of
 from ..ps.states import State
 from ..ps.stepping import discard_of

@@ -1,7 +1,7 @@
 """``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK`` ... for programs that read them before init.
 
-Their values come from the launcher's variables, read by :mod:`paddlempi_place`, as in ``import
-torch``. This module does not need torch.
+Their values come from the launcher's variables, read by :mod:`paddlempi_bootstrap.mpi_launcher`, as
+in ``import torch``. This module does not need torch.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import socket
 
-import paddlempi_place
-import paddlempi_starts
-from paddlempi_place import FILLED, Place, is_ours, set_ours
+from paddlempi_bootstrap import starters, torchrun_variables
+from paddlempi_bootstrap.mpi_launcher import Place
+from paddlempi_bootstrap.torchrun_variables import FILLED, is_ours, set_ours
 
 __all__ = ["contradiction", "fill", "is_ours", "is_set", "publish", "told_size"]
 
@@ -22,12 +22,12 @@ def fill() -> None:
     Unlike ``import torch`` it sets them in a job of one rank too, and ``MASTER_ADDR`` in a job on
     several nodes. Without a launcher it sets nothing.
     """
-    started, start = paddlempi_starts.nearest()
-    if start is not None:
-        paddlempi_place.forget()
+    started, starter = starters.nearest()
+    if starter is not None:
+        torchrun_variables.forget()
         return
     address = "" if started is None else _address(started)
-    paddlempi_place.fill(started, tell=True, address=address)
+    torchrun_variables.fill(started, tell=True, address=address)
 
 
 def is_set(name: str) -> bool:

@@ -10,9 +10,9 @@ from torch.utils import _python_dispatch
 from .. import _native
 from .._ops import ASYNC, Op
 from ..errors import ArgumentError
-from . import shown
+from . import dispatch
+from .argument_checks import Checked
 from .arguments import resolved, writable
-from .checked import Checked
 from .issue import tell_autograd
 from .profile import state
 from .work import OperationWork, Work
@@ -44,7 +44,7 @@ class Messages(Checked):
             and not self._extension.seconds
             and not state._is_profiler_enabled
             and not _python_dispatch._is_in_torch_dispatch_mode
-            and shown.transforms() is None
+            and dispatch.transforms() is None
         ):
             tensor = tensors[0]
             if tensor.__class__ in TENSORS and not tensor.is_neg() and not tensor.is_conj():

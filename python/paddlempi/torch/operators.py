@@ -5,7 +5,7 @@ C++ knows. Ours is none. So the operators get kernels in Python that call the me
 and pass on what belongs to others. They are registered under a dispatch key of which torch makes no
 other use with these operators, and only when they are needed (:func:`serve`, :func:`serve_all`):
 
-* ``FPGA``, which only the calls of :mod:`.shown` include. Other groups do not meet it.
+* ``FPGA``, which only the calls of :mod:`.dispatch` include. Other groups do not meet it.
 * ``BackendSelect``, which every thread includes, for who calls an operator without the method: a
   graph of ``make_fx``, or ``torch.ops.c10d``. Both need the group as an object of TorchScript, so
   this waits for the first one. From then on calls of other groups pass through Python too, which

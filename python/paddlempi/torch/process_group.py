@@ -36,7 +36,7 @@ from .. import _native, group, memory
 from .._ops import ASYNC, Op
 from ..errors import TimeoutError
 from ..group_arguments import to_seconds
-from . import operators, promote, sharding, shown, sparse, window, world
+from . import ddp_buckets, dispatch, fsdp_buffers, operators, sparse, window, world
 from .arguments import by_dtype, has_cuda, resolved, writable
 from .messages import TENSORS, VERSIONS, Messages
 from .profile import state
@@ -72,7 +72,7 @@ class ProcessGroupMPI(Messages):
         self, core: group.ProcessGroup, timeout: timedelta, is_world: bool = False
     ) -> None:
         super().__init__(core, timeout)
-        sharding.watch(ProcessGroupMPI)
+        fsdp_buffers.watch(ProcessGroupMPI)
         self._is_world = is_world
         self._name = ""
         self._desc = "undefined"
@@ -206,14 +206,14 @@ class ProcessGroupMPI(Messages):
                 and not self._extension.seconds
                 and not state._is_profiler_enabled
                 and not _python_dispatch._is_in_torch_dispatch_mode
-                and shown.transforms() is None
+                and dispatch.transforms() is None
             ):
                 gid = self._gid
                 if not opts.asyncOp:
                     _native.submit(_ALL_REDUCE, gid, None, tensor, reduce_code, _VERSIONS)
                     return DONE
                 if self._batch is None:
-                    promote.consider(self, tensor, 1)
+                    ddp_buckets.consider(self, tensor)
                     flags = _VERSIONS | ASYNC
                     operation = _native.submit(_ALL_REDUCE, gid, None, tensor, reduce_code, flags)
                     return OperationWork(operation, Op.ALL_REDUCE, (tensor,), gid)
@@ -228,7 +228,7 @@ class ProcessGroupMPI(Messages):
             opts = self._options(
                 Op.ALL_REDUCE, AllreduceOptions, opts, timeout, "reduceOp", reduceOp=op
             )
-        promote.expose(tensor)  # this is not the short way, so somebody may look on
+        ddp_buckets.expose(tensor)  # this is not the short way, so somebody may look on
         code, scale = self._reduction(Op.ALL_REDUCE, opts)
         if tensor.is_sparse:
             return sparse.allreduce(self, tensor, opts, code, scale)
@@ -545,4 +545,4 @@ def _joined(works: Sequence[Work], output: _Tensors) -> Work:
     return work
 
 
-shown.show(ProcessGroupMPI)
+dispatch.show(ProcessGroupMPI)

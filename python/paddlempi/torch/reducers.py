@@ -1,7 +1,7 @@
 """What torch's C++ Reducer, the part of DistributedDataParallel that reduces gradients, needs.
 
 * It keeps the C++ part of a Work, of which the Python part must live on.
-* It calls the hooks of DDP, whose futures are to be completed in order (:mod:`.turns`).
+* It calls the hooks of DDP, whose futures are to be completed in order (:mod:`.callback_order`).
 * One of its own hooks in C++ reads a list of tensors from the future of a Work. A future that
   Python completes has an object of Python instead. Its twin in Python does the same arithmetic.
 """
@@ -16,8 +16,8 @@ from typing import Any
 import torch.distributed
 from torch._C import _distributed_c10d as c10d
 
-from . import promote
-from .turns import in_order
+from . import ddp_buckets
+from .callback_order import in_order
 
 __all__ = ["watch"]
 
@@ -46,7 +46,7 @@ def watch(group_type: type) -> None:
         for argument in (*arguments, *named.values()):
             if isinstance(argument, group_type):
                 _groups[self] = argument
-                promote.know(argument, named["params"] if "params" in named else arguments[0])
+                ddp_buckets.know(argument, named["params"] if "params" in named else arguments[0])
 
     @functools.wraps(give)
     def keep_and_give(reducer: Any, work: Any, use_static_world_size: bool) -> None:

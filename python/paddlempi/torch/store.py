@@ -10,8 +10,8 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-import paddlempi_starts
 import torch.distributed as dist
+from paddlempi_bootstrap import starters
 
 from .. import _native, group, objects
 from ..errors import Error
@@ -75,7 +75,7 @@ def _served(size: int, timeout: timedelta) -> Any:
 
     The server listens on all interfaces. Only its own client uses this address.
     """
-    wanted = os.environ.get("MASTER_PORT", "") if paddlempi_starts.MEET in os.environ else ""
+    wanted = os.environ.get("MASTER_PORT", "") if starters.MEET in os.environ else ""
     if wanted.isdecimal():
         with suppress(RuntimeError):  # another process has the port meanwhile
             # multi_tenant: torch's own init may serve there too, later in this process.

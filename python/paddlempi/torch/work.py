@@ -16,7 +16,7 @@ from .. import future as core_future
 from .. import work as core_work
 from .._ops import Op
 from ..errors import ArgumentError, Error
-from . import backward, turns
+from . import backward, callback_order
 
 __all__ = ["DONE", "OperationWork", "Work"]
 
@@ -122,7 +122,7 @@ class Work(_Work):  # type: ignore[misc]
     """
 
     _promise: Any = None
-    _entry: turns.Entry | None = None
+    _entry: callback_order.Entry | None = None
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class Work(_Work):  # type: ignore[misc]
         finish: Callable[[], None] | None = None,
     ) -> None:
         super().__init__()
-        self._number = turns.next_number()
+        self._number = callback_order.next_number()
         self._parts = parts
         self._output = output
         self._finish = finish
@@ -231,7 +231,7 @@ class Work(_Work):  # type: ignore[misc]
         stream of a thread that waits for the future, and the streams of callbacks, wait for that
         copy or kernel. Functions given to ``then`` run at once if the future is done. Otherwise
         they run in one thread, those of the collectives of a group in the order in which the
-        collectives were issued; in a backward they run in its thread (:mod:`.turns`).
+        collectives were issued; in a backward they run in its thread (:mod:`.callback_order`).
         """
         with _lock:
             if self._promise is not None:
@@ -244,10 +244,10 @@ class Work(_Work):  # type: ignore[misc]
 
         if not self._is_collective():
             self._when_done(complete)
-        elif turns.asked_by_engine():
+        elif callback_order.asked_by_engine():
             self._when_done(complete, awaited=True)
         else:
-            self._entry = turns.enter(self, complete)
+            self._entry = callback_order.enter(self, complete)
         return promise
 
     @property
@@ -342,7 +342,7 @@ class OperationWork(core_work.WorkMethods, Work):
 
     def __init__(self, operation: Any, code: Op, output: Sequence[Any], group: int) -> None:
         _Work.__init__(self)
-        self._number = turns.next_number()
+        self._number = callback_order.next_number()
         self._op = operation
         self._code = code
         self._output = output

@@ -14,7 +14,7 @@ from .. import _native, group, objects
 from .._pages import PAGES
 from ..errors import ArgumentError
 from ..group_arguments import to_seconds
-from ..start import worlds
+from ..startup import worlds
 from . import environment
 from .errors import LauncherError
 

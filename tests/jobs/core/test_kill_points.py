@@ -1,4 +1,4 @@
-"""Rank 1 of 3 is killed in every state of an arrival and of a chunk (gocore/arrive/kill.h).
+"""Rank 1 of 3 is killed in every state of an arrival and of a chunk (gocore/primitives/kill.h).
 
 The core of these tests has points at which a process kills itself. The launchers leave the other
 ranks alone: those must raise within 5 s, name rank 1, and have ended every collective before alike,

@@ -114,8 +114,8 @@ def run(
     path = folder / "program.py"
     path.write_text(program)
     code = (
-        "import sys; from paddlempi.cli import ranks; "
-        "sys.exit(ranks.run(int(sys.argv[1]), sys.argv[2:], keep=True))"
+        "import sys; from paddlempi.cli import local_ranks; "
+        "sys.exit(local_ranks.run(int(sys.argv[1]), sys.argv[2:], keep=True))"
     )
     line = [sys.executable, "-c", code, str(size), *command, sys.executable, str(path), *words]
 

@@ -13,10 +13,10 @@ def two_do_not_come() -> None:
     """Rank 1 ends with status 0, rank 2 lives and does something else."""
     import sys
 
-    import paddlempi_place
+    from paddlempi_bootstrap import mpi_launcher
     from ranks_tools import done, end_first, errors, raises, stamp, stamps, start, wait_until
 
-    place = paddlempi_place.find()
+    place = mpi_launcher.find()
     assert place is not None
     if place.rank != 2:
         end_first(place.rank == 1)
@@ -37,10 +37,10 @@ def comes_late() -> None:
     import threading
 
     import paddlempi as dist
-    import paddlempi_place
+    from paddlempi_bootstrap import mpi_launcher
     from ranks_tools import done, errors, raises, stamp, stamps, start, wait_until, works
 
-    place = paddlempi_place.find()
+    place = mpi_launcher.find()
     assert place is not None
     if place.rank == 1:
         wait_until(lambda: {"raised-0", "raised-2"} <= stamps())
@@ -61,10 +61,10 @@ def comes_late() -> None:
 
 def goes_to_mpi_by_itself() -> None:
     """One rank has mpi4py start MPI, and waits there for the others."""
-    import paddlempi_place
+    from paddlempi_bootstrap import mpi_launcher
     from ranks_tools import done, leave_together, start, works
 
-    place = paddlempi_place.find()
+    place = mpi_launcher.find()
     assert place is not None
     if place.rank == 1:
         from mpi4py import MPI  # noqa: F401
@@ -78,10 +78,10 @@ def not_all_are_on_this_node() -> None:
     """The launcher does not say who is on this node, so the ranks do not meet. Rank 1 ends."""
     import os
 
-    import paddlempi_place
+    from paddlempi_bootstrap import mpi_launcher
     from ranks_tools import end_first, start
 
-    place = paddlempi_place.find()
+    place = mpi_launcher.find()
     assert place is not None
     end_first(place.rank == 1)
     for name in ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
@@ -123,10 +123,10 @@ def one_of_two_nodes() -> None:
     """Rank 3 ends. Rank 2 is on its node, ranks 0 and 1 are on another one."""
     import sys
 
-    import paddlempi_place
+    from paddlempi_bootstrap import mpi_launcher
     from ranks_tools import end_first, errors, raises, start
 
-    place = paddlempi_place.find()
+    place = mpi_launcher.find()
     assert place is not None and place.local_size == 2, place
     end_first(place.rank == 3)
     if place.rank == 2:

@@ -20,7 +20,7 @@ def installed(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: paddlempi\nVersion: 0.0\n")
     (folder / "entry_points.txt").write_text(
-        "[torch.backends]\npaddlempi = paddlempi_autoload:torch\n"
+        "[torch.backends]\npaddlempi = paddlempi_bootstrap.torch_autoload:autoload\n"
     )
     return tmp_path
 
@@ -61,7 +61,7 @@ def lazily() -> None:
         return [name for name in sys.modules if name.partition(".")[0] == "paddlempi"]
 
     before = dict(os.environ)
-    assert "paddlempi_autoload" in sys.modules
+    assert "paddlempi_bootstrap.torch_autoload" in sys.modules
     assert dist.is_mpi_available()
     for name in ("mpi", "MPI", "paddlempi", "PADDLEMPI"):
         assert dist.is_backend_available(name.lower())
@@ -98,7 +98,7 @@ def explicitly() -> None:
     import torch.distributed as dist
     from torch.distributed import init_process_group, monitored_barrier, new_group, split_group
 
-    assert "paddlempi_autoload" not in sys.modules
+    assert "paddlempi_bootstrap.torch_autoload" not in sys.modules
     assert not dist.is_mpi_available()
 
     import paddlempi.torch

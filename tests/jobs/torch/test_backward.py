@@ -14,10 +14,10 @@ def interrupted() -> None:
     import paddlempi.torch  # noqa: F401
     import torch
     import torch.distributed as dist
-    from paddlempi.torch import turns
+    from paddlempi.torch import callback_order
     from ranks_tools import done
 
-    turns.LIMIT = 1e6
+    callback_order.LIMIT = 1e6
     dist.init_process_group("mpi")
     futures = []
 

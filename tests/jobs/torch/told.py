@@ -102,10 +102,10 @@ def below() -> None:
 
 def mpi(found: dict[str, str | None], rank: int) -> None:
     """The core and MPI agree with what was told, and a caller may give the same numbers."""
-    import paddlempi_place
     from paddlempi import _native
+    from paddlempi_bootstrap import mpi_launcher
 
-    started, core = paddlempi_place.find(), _native.control("launcher")
+    started, core = mpi_launcher.find(), _native.control("launcher")
     assert started is not None
     for name, value in started._asdict().items():
         assert core[name] == value, (name, core[name], value)

@@ -14,7 +14,7 @@ import torch
 from models import Net, agree, alone, close, loss_of, seeded, train
 from paddlempi import future as core_future
 from paddlempi.torch import backward as torch_backward
-from paddlempi.torch import turns
+from paddlempi.torch import callback_order
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint
 
@@ -138,7 +138,7 @@ def test_an_error_in_the_backward(dist: ModuleType, rank: int, size: int) -> Non
     torch.futures.collect_all(futures).add_done_callback(lambda _: ended.set())
     assert ended.wait(SOON)
     assert [future.value()[0].tolist() for future in futures] == [[size] * 2] * 3
-    assert not torch_backward._callbacks and not turns._ends
+    assert not torch_backward._callbacks and not callback_order._ends
 
     start_model = seeded(Net)
     model = train(DDP(copy.deepcopy(start_model), bucket_cap_mb=SMALL), loss_of(size), rank)
@@ -177,7 +177,7 @@ def test_a_message_is_left_to_the_thread(
     dist: ModuleType, rank: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The end of a backward does not wait for a message that comes after it."""
-    monkeypatch.setattr(turns, "LIMIT", 1e6)
+    monkeypatch.setattr(callback_order, "LIMIT", 1e6)
     into = torch.zeros(2)
     arrived = threading.Event()
 

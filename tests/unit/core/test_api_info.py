@@ -123,7 +123,7 @@ import sys, types
 class Auto(types.ModuleType):
     error = {error}
     entered = {entered}
-sys.modules["paddlempi_autoload"] = Auto("paddlempi_autoload")
+sys.modules["paddlempi_bootstrap.torch_autoload"] = Auto("paddlempi_bootstrap.torch_autoload")
 """
 
 

@@ -17,7 +17,7 @@ import pytest
 from blocks import VERBS
 from paddlempi import ReduceOp, errors
 from paddlempi.testing import run
-from paddlempi_launchers import BY_PROCESS
+from paddlempi_bootstrap.known_launchers import BY_PROCESS
 
 # Where a name of the API may be.
 SCOPES = (

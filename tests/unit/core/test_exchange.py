@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 from paddlempi.errors import LauncherError, TimeoutError
-from paddlempi.start import joining, worlds
-from paddlempi.start.exchange import Abandoned, Exchange, Server
-from paddlempi.start.stores import MemoryStore
+from paddlempi.startup import worlds
+from paddlempi.startup.rendezvous import joining
+from paddlempi.startup.rendezvous.exchange import Abandoned, Exchange, Server
+from paddlempi.startup.rendezvous.stores import MemoryStore
 
 WORLD = "0123456789abcdef" * 2
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,16 +35,16 @@ MPI = {
 }
 
 # The floors of the Python package, from the bottom up. A module imports modules of lower floors, or
-# of its own floor. A folder is one entry.
+# of its own floor. A folder is one entry, but for modules of it that have their own.
 PYTHON = (
     ("errors", "_ops", "_pages", "tensor_types"),
     ("reduce_op", "_marks", "_processes", "group_arguments"),
     ("_native",),
     ("tensors",),
     ("_buffer",),
-    ("_exit", "_daemons", "memory", "start"),
+    ("_exit", "_daemons", "memory", "startup"),
     ("group",),
-    ("rank_list", "launcher", "future"),
+    ("rank_list", "startup.unused_rank", "future"),
     ("work",),
     ("arguments",),
     ("collectives",),
@@ -52,7 +53,7 @@ PYTHON = (
     ("objects", "prepared"),
     ("together",),
     ("window_proxy",),
-    ("context", "communicator", "checkpoints", "preemption", "jobs", "window", "launching"),
+    ("context", "communicator", "checkpoints", "preemption", "jobs", "window", "startup.launch"),
     ("io",),
     ("ps",),
     ("__init__",),
@@ -79,16 +80,16 @@ TORCH = (
         "profile",
         "backward",
         "dynamo",
-        "promote",
-        "sharding",
+        "ddp_buckets",
+        "fsdp_buffers",
         "snapshots",
-        "watch",
+        "blocked_threads",
     ),
-    ("turns",),
+    ("callback_order",),
     ("reducers", "work", "world"),
     ("store", "issue", "sparse"),
-    ("checked", "operators", "window"),
-    ("shown",),
+    ("argument_checks", "operators", "window"),
+    ("dispatch",),
     ("messages",),
     ("process_group",),
     ("mixed",),
@@ -199,11 +200,17 @@ def test_few_rooms_import_mpi() -> None:
     assert found <= MPI, "ask transport.Comm for it, which mpi.Communicator implements"
 
 
+def test_the_c_of_rooms_uses_that_of_the_list() -> None:
+    found = uses.c_of_rooms(GO)
+    for folder, room in GO.items():
+        assert found.get(folder, set()) == set(room.c_used), f"{folder}: tools/rooms.py, c="
+
+
 def test_the_rooms_stand_in_order() -> None:
     order = list(GO)
     for folder, room in GO.items():
         assert (ROOT / folder).is_dir(), folder
-        for name in room.imported:
+        for name in (*room.imported, *room.c_used):
             assert order.index(name) > order.index(folder), f"{name} must stand below {folder}"
 
 
@@ -271,6 +278,27 @@ def test_uses_of_c_are_found(write: Callable[[str, str], None]) -> None:
     }
 
 
+def test_uses_of_c_between_rooms_are_found(write: Callable[[str, str], None]) -> None:
+    for name, text in {
+        "capi/call.h": "int carry(int n);\n",
+        "capi/call.c": '#include "_cgo_export.h"\n__attribute__((weak, visibility("hidden"))) '
+        "int quick(const struct op *op);\n",
+        "gocore/top.c": "int quick(const struct op *op) {\n\treturn 0;\n}\nint limit = 3;\n",
+        "gocore/low.go": 'package low\n\n// #include "../capi/call.h" // above\nimport "C"\n',
+        "gocore/low.c": "extern int limit; // int quick(void);\nvoid goExit(int code);\n",
+        "gocore/exit.go": 'package gocore\n\n/*\n#cgo CFLAGS: -O2\n*/\nimport "C"\n\n'
+        "//export goExit\nfunc goExit(code C.int) {}\n",
+    }.items():
+        write(name, text)
+    assert uses.c_of_rooms(["capi", "gocore"]) == {"capi": {"gocore"}, "gocore": {"capi"}}
+    write("gocore/low.go", 'package low\n\n// #include "call.h"\nimport "C"\n')
+    with pytest.raises(AssertionError, match="which is not there"):
+        uses.c_of_rooms(["capi", "gocore"])
+    write("gocore/low.go", 'package low\n\n// #cgo CFLAGS: -O2 -I../capi\nimport "C"\n')
+    with pytest.raises(AssertionError, match="give the path"):
+        uses.c_of_rooms(["capi", "gocore"])
+
+
 def exported_types(folder: str) -> set[str]:
     """Return the exported types of a Go package, without those that protoc generates."""
     found: set[str] = set()
@@ -302,10 +330,16 @@ def is_module(name: str) -> bool:
 
 def floor(module: str) -> int:
     """Return the floor of a module, whose name begins below the package (``testing.plugin``)."""
-    for number, names in enumerate(PYTHON):
-        if module.partition(".")[0] in names:
-            return number
+    first, *more = module.split(".")
+    for name in (f"{first}.{more[0]}", first) if more else (first,):
+        for number, names in enumerate(PYTHON):
+            if name in names:
+                return number
     raise AssertionError(f"{module} is a new module: add it to PYTHON, on its floor")
+
+
+# From these packages modules are imported, not names.
+EXPANDED = {f"paddlempi.{name}" for name in ("torch", "paddle", "tensors", "startup")}
 
 
 class Imports(ast.NodeVisitor):
@@ -331,7 +365,7 @@ class Imports(ast.NodeVisitor):
         if name == "paddlempi":
             names = [alias.name for alias in node.names]
             self.found += [f"paddlempi.{n if is_module(n) else '__init__'}" for n in names]
-        elif name in ("paddlempi.torch", "paddlempi.paddle", "paddlempi.tensors"):
+        elif name in EXPANDED:
             self.found += [f"{name}.{alias.name}" for alias in node.names]
         else:
             self.found.append(name)
@@ -344,20 +378,31 @@ def test_python_imports_go_down(path: Path) -> None:
     parts = path.relative_to(ROOT / "python").with_suffix("").parts
     imports = Imports(list(parts[:-1]))
     imports.visit(ast.parse(path.read_text()))
-    own = parts[1]
+    own, module = parts[1], ".".join(parts[1:])
     for name in imports.found:
         first, _, inner = name.partition(".")
         outer = own in ("testing", "cli")  # no collective passes through these
-        if name.split(".")[:2] == ["paddlempi", own]:
+        if name.split(".")[:2] == ["paddlempi", own] and floor(inner) == floor(module):
             continue
         allowed = first not in FRAMEWORKS or outer or first in FRONTS.get(own, ())
         allowed = allowed or parts[1:] == ("tensors", first)  # a describer
         allowed = allowed or (*parts[1:], first) == ("tensors", "paddle", "numpy")
         assert allowed, f"{path} imports {first}"
-        if first == "paddlempi" and inner and inner.partition(".")[0] != own:
-            below = floor(inner) < floor(own)
-            room = floor(inner) == floor(own)
+        if first == "paddlempi" and inner:
+            below = floor(inner) < floor(module)
+            room = floor(inner) == floor(module)
             assert below or (room and not outer), f"{path} imports {inner}, which stands higher"
+
+
+def test_bootstrap_imports_neither_the_package_nor_a_framework() -> None:
+    """``import torch`` runs it, in every process."""
+    names = sorted(path.stem for path in (ROOT / "python" / "paddlempi_bootstrap").glob("*.py"))
+    code = "import sys\nbefore = set(sys.modules)\n"
+    code += "".join(f"import paddlempi_bootstrap.{name}\n" for name in names if name[0] != "_")
+    code += "print(*{name.partition('.')[0] for name in {*sys.modules} - before})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    others = {*done.stdout.split()} - sys.stdlib_module_names
+    assert others == {"paddlempi_bootstrap"}
 
 
 def inner_imports(room: str, floors: tuple[tuple[str, ...], ...]) -> Iterator[tuple[str, str]]:

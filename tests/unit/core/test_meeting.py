@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from meeting_ranks import Open, Rank, assert_one_world, ended, in_file
 from paddlempi.errors import ArgumentError, DtypeError, Error, LauncherError, TimeoutError
-from paddlempi.start import meeting, tcp_store
-from paddlempi.start.exchange import Exchange
-from paddlempi.start.file_store import FileStore
-from paddlempi.start.stores import MemoryStore, Store, adapt
-from paddlempi.start.tcp_store import TCPStore
+from paddlempi.startup.rendezvous import meeting, tcp_store
+from paddlempi.startup.rendezvous.exchange import Exchange
+from paddlempi.startup.rendezvous.file_store import FileStore
+from paddlempi.startup.rendezvous.stores import MemoryStore, Store, adapt
+from paddlempi.startup.rendezvous.tcp_store import TCPStore
 from ports import unused
 
 

@@ -18,7 +18,7 @@ from paddlempi.testing.client import Endpoint, HubError, connect
 from paddlempi.testing.hub import Connection, Hub, ranks_text
 from paddlempi.testing.launch import command, mpirun_path
 from paddlempi.testing.report import agree, compare_collections
-from paddlempi_launchers import KINDS
+from paddlempi_bootstrap.known_launchers import KINDS
 
 
 @pytest.fixture(autouse=True)

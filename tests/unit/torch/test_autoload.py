@@ -10,12 +10,10 @@ from pathlib import Path
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
-import paddlempi_autoload
-import paddlempi_place
-import paddlempi_stubs
 import pytest
-from paddlempi_launchers import BY_PROCESS, SIGNS
-from paddlempi_place import Place
+from paddlempi_bootstrap import mpi_launcher, torch_autoload, torch_stubs, torchrun_variables
+from paddlempi_bootstrap.known_launchers import BY_PROCESS, SIGNS
+from paddlempi_bootstrap.mpi_launcher import Place
 from torch_environment import NAMES
 
 ALONE: tuple[str, ...] = (*NAMES, "PADDLEMPI_FILLED", "PADDLEMPI_TORCH", "TORCHELASTIC_RUN_ID")
@@ -76,10 +74,10 @@ def variables() -> Iterator[Any]:
 def clear(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have nothing registered, as in a new process."""
     entered: set[str] = set()
-    monkeypatch.setattr(paddlempi_stubs, "entered", entered)
-    monkeypatch.setattr(paddlempi_autoload, "entered", entered)
-    monkeypatch.setattr(paddlempi_stubs, "originals", {})
-    monkeypatch.setattr(paddlempi_autoload, "error", None)
+    monkeypatch.setattr(torch_stubs, "entered", entered)
+    monkeypatch.setattr(torch_autoload, "entered", entered)
+    monkeypatch.setattr(torch_stubs, "originals", {})
+    monkeypatch.setattr(torch_autoload, "error", None)
 
 
 @pytest.fixture
@@ -131,10 +129,10 @@ def fake(monkeypatch: pytest.MonkeyPatch, variables: Any) -> Iterator[Any]:
 def test_both_names_are_entered_once(fake: Any, newer: bool) -> None:
     c10d = fake(newer=newer)
     for _ in range(2):
-        paddlempi_autoload.torch()
-        assert paddlempi_autoload.error is None
+        torch_autoload.autoload()
+        assert torch_autoload.error is None
     assert c10d.is_mpi_available()
-    assert paddlempi_autoload.entered == {"mpi", "paddlempi"}
+    assert torch_autoload.entered == {"mpi", "paddlempi"}
     # An older torch serves "mpi" by ProcessGroupMPI and refuses to register that name.
     assert c10d.Backend.registered == (["paddlempi", "mpi"] if newer else ["paddlempi"])
     assert callable(c10d.ProcessGroupMPI.create)
@@ -142,26 +140,26 @@ def test_both_names_are_entered_once(fake: Any, newer: bool) -> None:
 
 def test_a_native_mpi_is_left_alone_until_it_is_asked_for(fake: Any) -> None:
     c10d = fake(native=True)
-    paddlempi_autoload.torch()
+    torch_autoload.autoload()
     assert c10d.ProcessGroupMPI == "torch's own"
     assert c10d.Backend.registered == ["paddlempi"]
-    assert paddlempi_autoload.entered == {"paddlempi"}
-    paddlempi_stubs.register(replace_native=True)
+    assert torch_autoload.entered == {"paddlempi"}
+    torch_stubs.register(replace_native=True)
     assert callable(c10d.ProcessGroupMPI.create)
     assert c10d.Backend.registered == ["paddlempi", "mpi"]
-    assert paddlempi_autoload.entered == {"mpi", "paddlempi"}
+    assert torch_autoload.entered == {"mpi", "paddlempi"}
 
 
 def test_names_that_have_moved_are_told_and_nothing_is_replaced(fake: Any) -> None:
     c10d = fake(without=("split_group", "_world"))
     before = dict(vars(c10d))
     code = c10d._new_group_with_tag.__code__
-    paddlempi_autoload.torch()
+    torch_autoload.autoload()
     for part in ("9.9.9", "split_group", "_world"):
-        assert part in str(paddlempi_autoload.error)
-    assert "monitored_barrier" not in str(paddlempi_autoload.error)
+        assert part in str(torch_autoload.error)
+    assert "monitored_barrier" not in str(torch_autoload.error)
     with pytest.raises(ImportError, match="does not know this torch"):
-        paddlempi_stubs.register(replace_native=True)
+        torch_stubs.register(replace_native=True)
     assert vars(c10d) == before
     assert c10d._new_group_with_tag.__code__ is code
     assert c10d.Backend.registered == []
@@ -171,14 +169,14 @@ def test_a_function_that_is_no_plain_one_has_moved(fake: Any) -> None:
     c10d = fake()
     c10d.split_group = print
     with pytest.raises(ImportError, match="split_group as a plain function"):
-        paddlempi_stubs.register(replace_native=False)
+        torch_stubs.register(replace_native=False)
 
 
 def test_a_torch_without_distributed(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fake()
     monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", None)
-    paddlempi_autoload.torch()
-    assert isinstance(paddlempi_autoload.error, ImportError)
+    torch_autoload.autoload()
+    assert isinstance(torch_autoload.error, ImportError)
 
 
 def test_other_backends_go_to_torch_and_import_nothing(fake: Any) -> None:
@@ -189,7 +187,7 @@ def test_other_backends_go_to_torch_and_import_nothing(fake: Any) -> None:
     init = c10d.init_process_group
     signatures = [inspect.signature(function) for function in imported_before]
     env = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
-    paddlempi_autoload.torch()
+    torch_autoload.autoload()
     new_group, split_group, barrier = imported_before
     assert init() == ("init", None, {})
     assert init("gloo", rank=1) == ("init", "gloo", {"rank": 1})
@@ -212,13 +210,13 @@ def test_our_backends_come_here_also_from_functions_imported_before(
     c10d = fake()
     new_group, split_group = c10d._new_group_with_tag, c10d.split_group
     env = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
-    paddlempi_autoload.torch()
+    torch_autoload.autoload()
 
     class Front(ModuleType):
         def __getattr__(self, name: str) -> Any:
             return lambda *arguments, **named: (f"our {name}", arguments, named)
 
-    monkeypatch.setattr(paddlempi_stubs, "front", lambda: Front("front"))
+    monkeypatch.setattr(torch_stubs, "front", lambda: Front("front"))
     assert c10d.init_process_group("mpi", rank=3)[::2] == ("our init_process_group", {"rank": 3})
     helper = c10d._new_process_group_helper
     assert helper(1, 2, [], "cpu:mpi,cuda:nccl")[0] == "our new_process_group_helper"
@@ -279,20 +277,20 @@ def test_is_mpi_available(
     is_mpi_available = c10d.is_mpi_available
     assert not is_mpi_available()
     variables.update(given)
-    monkeypatch.setattr(paddlempi_place, "find", lambda: started)
+    monkeypatch.setattr(mpi_launcher, "find", lambda: started)
     monkeypatch.setattr(sys, "prefix", "/nowhere")  # this environment may have an MPI
-    paddlempi_autoload.torch()
-    assert paddlempi_autoload.error is None
+    torch_autoload.autoload()
+    assert torch_autoload.error is None
     assert is_mpi_available() is answer
-    assert paddlempi_stubs.originals["is_mpi_available"]() is True
-    monkeypatch.setattr(paddlempi_stubs, "naming", 1)  # torch asks before it makes a group
+    assert torch_stubs.originals["is_mpi_available"]() is True
+    monkeypatch.setattr(torch_stubs, "naming", 1)  # torch asks before it makes a group
     assert is_mpi_available() is True
 
 
 def test_the_answer_changes_with_the_variables(fake: Any, variables: Any) -> None:
     """A notebook without these variables starts processes that have them."""
     c10d = fake()
-    paddlempi_autoload.torch()
+    torch_autoload.autoload()
     assert c10d.is_mpi_available()
     variables.update(RANK="0", WORLD_SIZE="2", LOCAL_RANK="0")
     assert not c10d.is_mpi_available()
@@ -301,7 +299,7 @@ def test_the_answer_changes_with_the_variables(fake: Any, variables: Any) -> Non
 def test_a_native_mpi_answers_for_itself(fake: Any, variables: Any) -> None:
     c10d = fake(native=True)
     variables.update(RANK="0", WORLD_SIZE="2", TORCHELASTIC_RUN_ID="x")
-    paddlempi_autoload.torch()
+    torch_autoload.autoload()
     assert c10d.is_mpi_available()
     assert "PADDLEMPI_FILLED" not in variables
 
@@ -313,10 +311,10 @@ def test_the_variables_that_import_torch_sets(
         for name in ALONE:
             variables.pop(name, None)
         variables.update(given)
-        monkeypatch.setattr(paddlempi_place, "find", lambda: started)
+        monkeypatch.setattr(mpi_launcher, "find", lambda: started)
         clear(monkeypatch)
         fake(without=moved)
-        paddlempi_autoload.torch()
+        torch_autoload.autoload()
         return {name: variables[name] for name in NAMES if name in variables}
 
     found = shown(JOB)
@@ -332,12 +330,12 @@ def test_the_variables_that_import_torch_sets(
     }
     assert shown(None) == {}
     assert shown(JOB, "split_group") == {}, "a torch that is not known"
-    assert paddlempi_autoload.error is not None
+    assert torch_autoload.error is not None
     assert "MASTER_ADDR" not in shown(JOB._replace(local_size=2))
     given = shown(JOB, RANK="2", MASTER_ADDR="there", MASTER_PORT="29500")
     assert given == found | {"MASTER_ADDR": "there", "MASTER_PORT": "29500"}
-    assert not paddlempi_place.is_ours("RANK")
-    assert paddlempi_place.is_ours("WORLD_SIZE")
+    assert not torchrun_variables.is_ours("RANK")
+    assert torchrun_variables.is_ours("WORLD_SIZE")
 
 
 @pytest.mark.parametrize(
@@ -375,10 +373,10 @@ def test_whom_import_torch_tells(
     fake()
     variables.pop("CUDA_VISIBLE_DEVICES", None)
     variables.update(given)
-    monkeypatch.setattr(paddlempi_place, "find", lambda: started)
+    monkeypatch.setattr(mpi_launcher, "find", lambda: started)
     before = dict(variables)
-    paddlempi_autoload.torch()
-    assert paddlempi_autoload.error is None
+    torch_autoload.autoload()
+    assert torch_autoload.error is None
     if told:
         assert (variables["RANK"], variables["WORLD_SIZE"], variables["LOCAL_RANK"]) == (
             "2",
@@ -468,9 +466,9 @@ def test_launchers(
         (folder / "cmdline").write_text("\0".join(words) + "\0")
         if words[0].startswith("/"):
             (folder / "exe").symlink_to(words[0])
-    monkeypatch.setattr(paddlempi_place, "_PROC", str(tmp_path))
+    monkeypatch.setattr(mpi_launcher, "_PROC", str(tmp_path))
     monkeypatch.setattr(os, "getppid", lambda: 100)
-    got = paddlempi_place.find()
+    got = mpi_launcher.find()
     if got is None or found is None:
         assert got is found
         return

@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 from meeting_ranks import Open, Rank, assert_one_world, ended
 from paddlempi.errors import TimeoutError
-from paddlempi.start.stores import adapt
+from paddlempi.startup.rendezvous.stores import adapt
 
 
 @pytest.fixture(params=["hash", "tcp", "file", "prefix"])

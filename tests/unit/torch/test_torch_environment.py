@@ -7,11 +7,11 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import paddlempi_place
 import pytest
 import torch_environment
 from paddlempi import _native
-from paddlempi_place import Place
+from paddlempi_bootstrap import mpi_launcher, torchrun_variables
+from paddlempi_bootstrap.mpi_launcher import Place
 from torch_environment import NAMES
 
 PRTERUN = Place(
@@ -31,7 +31,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launched]:
 
     def fill(base: Place | None = PRTERUN, host: str = "node-7", **changed: Any) -> Any:
         started = None if base is None else base._replace(host=host, **changed)
-        monkeypatch.setattr(paddlempi_place, "find", lambda: started)
+        monkeypatch.setattr(mpi_launcher, "find", lambda: started)
         environment = torch_environment.load()
         environment.fill()
         return environment
@@ -79,13 +79,13 @@ def test_nothing_outside_a_launcher(launched: Launched) -> None:
 def test_what_import_torch_sets_by_itself(launched: Launched) -> None:
     """``import torch`` sets only what is certain. test_autoload.py tests in which processes."""
     launched(None)
-    paddlempi_place.fill(PRTERUN, tell=True)
+    torchrun_variables.fill(PRTERUN, tell=True)
     assert set(shown()) == set(NAMES) - {"MASTER_ADDR", "MASTER_PORT"}
     launched()  # import paddlempi.torch
     assert set(shown()) == set(NAMES)
-    paddlempi_place.fill(PRTERUN._replace(job="other@1", local_size=8), tell=True)
+    torchrun_variables.fill(PRTERUN._replace(job="other@1", local_size=8), tell=True)
     assert shown()["MASTER_ADDR"] == "127.0.0.1"
-    paddlempi_place.fill(PRTERUN._replace(size=1, rank=0, job="third@1"), tell=False)
+    torchrun_variables.fill(PRTERUN._replace(size=1, rank=0, job="third@1"), tell=False)
     assert shown() == {}
     launched(size=1, rank=0, local_size=1, local_rank=0)
     assert shown()["WORLD_SIZE"] == "1"
@@ -129,7 +129,7 @@ def test_the_place_of_the_store(launched: Launched) -> None:
     environment = launched(None)
     environment.publish("10.0.0.1", 4242)
     assert shown() == {}
-    paddlempi_place.fill(PRTERUN, tell=True)
+    torchrun_variables.fill(PRTERUN, tell=True)
     environment.publish("10.0.0.1", 4242)
     assert (shown()["MASTER_ADDR"], shown()["MASTER_PORT"]) == ("10.0.0.1", "4242")
     assert environment.is_ours("MASTER_PORT")

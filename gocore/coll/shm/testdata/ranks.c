@@ -1,8 +1,8 @@
 /* The ranks of a node go through collectives: arrive (slots.c), some ahead of their turn, share out
  * the chunks (chunks.c), and now and then refuse or give up. argv: ranks, collectives, a seed,
  * whether ranks may give up (0, 1, or 2 for in the work and more often), how many collectives a
- * rank may have announced, and RANK:POINT:N for each rank that is killed (arrive/kill.h). Prints
- * how the collectives ended.
+ * rank may have announced, and RANK:POINT:N for each rank that is killed (primitives/kill.h).
+ * Prints how the collectives ended.
  *
  * The ranks are threads of one process, for ThreadSanitizer: every tensor, payload and result is
  * plain memory, so it reports whoever touches one too early. If some rank is killed, they are

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import paddlempi_place
+from paddlempi_bootstrap import mpi_launcher
 
 from ... import group
 from ...errors import ArgumentError, Error
@@ -234,7 +234,7 @@ def _check(chosen: argparse.Namespace) -> None:
             f"{', '.join(chosen.operations) or 'steps'}"
         )
     # Under a launcher rank 0's host counts.
-    missing = "" if paddlempi_place.find() else _no_folder(chosen)
+    missing = "" if mpi_launcher.find() else _no_folder(chosen)
     if missing:
         raise ArgumentError(missing)
     if chosen.model and not chosen.step:

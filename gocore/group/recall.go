@@ -1,0 +1,104 @@
+package group
+
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/paddlempi/paddlempi/gocore/coll"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/work"
+)
+
+// A short call of one tensor, in place and in host memory, is checked once: what check has found holds for every later one that
+// differs only in where its tensor lies.
+
+// checkedCalls are those of a group. The zero value is ready for use; all methods are safe for concurrent use. A call whose place
+// another one takes is checked again.
+type checkedCalls struct {
+	kept [32]atomic.Pointer[checkedCall]
+}
+
+// checkedCall is one of them.
+type checkedCall struct {
+	code   op.Code
+	reduce op.ReduceOp
+	scale  float64
+	root   int32
+	tensor op.Buf // without its memory
+	found  request
+	at     *coll.AtArrival
+}
+
+// callPlace returns the place of d among the calls that are kept. ok is false for a call that is never kept.
+func callPlace(d *op.Desc) (place int, ok bool) {
+	if d.NSend != 0 || d.NRecv > 1 {
+		return 0, false
+	}
+	place = int(d.Code) * 5
+	for _, b := range d.Recvs() {
+		if b.Strides != nil || b.Data == nil {
+			return 0, false
+		}
+		place += int(b.Count&0xff)*3 + int(b.DType)
+	}
+	return place % len(checkedCalls{}.kept), true
+}
+
+// find returns the call that d repeats; nil if there is none.
+func (k *checkedCalls) find(d *op.Desc) *checkedCall {
+	place, ok := callPlace(d)
+	if !ok {
+		return nil
+	}
+	t := k.kept[place].Load()
+	if t == nil || t.code != d.Code || t.reduce != d.ReduceOp || t.scale != d.Scale || t.root != d.Root || len(t.found.args.Recv) != int(d.NRecv) {
+		return nil
+	}
+	for _, b := range d.Recvs() {
+		if k := &t.tensor; b.Count != k.Count || b.DType != k.DType || b.DeviceType != k.DeviceType {
+			return nil
+		}
+	}
+	return t
+}
+
+// keep keeps c, a call d that was checked, if later ones may repeat it.
+func (k *checkedCalls) keep(d *op.Desc, c *collective) {
+	place, ok := callPlace(d)
+	if !ok || !c.mayBeKept() || c.g.payloads == nil || c.g.forced != 0 || c.args.Neighbours != nil || coll.Bytes(&c.args) > c.g.payloads.Room() {
+		return
+	}
+	t := &checkedCall{code: d.Code, reduce: d.ReduceOp, scale: d.Scale, root: d.Root, found: c.request}
+	t.found.one = [2]coll.Part{}
+	t.found.args.Recv = t.found.one[1 : 1+d.NRecv]
+	if d.NRecv == 1 {
+		t.tensor = d.Recvs()[0]
+	}
+	if c.g.node != nil {
+		t.at = coll.SumAtArrival(&c.args, c.flags)
+	}
+	k.kept[place].Store(t)
+}
+
+// repeat fills c with what was found, for the tensor of d.
+func (t *checkedCall) repeat(c *collective, d *op.Desc) {
+	c.request = t.found
+	c.args.Recv = c.one[1 : 1+d.NRecv]
+	for i, b := range d.Recvs() {
+		c.args.Recv[i] = coll.Part{Data: b.Data, Count: b.Count}
+	}
+	if t.at != nil {
+		c.sum = *t.at
+		c.sum.Sum.To = d.Recvs()[0].Data
+		c.atArrival = &c.sum
+	}
+	c.begins(d)
+}
+
+// begins sets what each call of an operation that was checked before has of its own.
+func (r *request) begins(d *op.Desc) {
+	r.timeout, r.deadline = d.Timeout(r.g.Timeout(), work.Longest), time.Time{}
+	if d.Flags&op.FlagAsync != 0 {
+		r.deadline = time.Now().Add(r.timeout)
+	}
+}

@@ -1,0 +1,402 @@
+package group
+
+import (
+	"time"
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/coll"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/work"
+)
+
+// A collective is a state machine. step takes it as far as it goes without waiting, and says what it waits for. The thread of
+// a synchronous caller calls step again and again (carryOut), the engine does it for every other one (Poll). Whether the
+// members arrive by control slots or by wire makes no difference here.
+type stage int32
+
+const (
+	checked   stage = iota // in the queue, or its turn has just come
+	announced              // this member waits for the others
+	running                // all have agreed, and the algorithm is under way
+	lingering              // it has failed for its caller, but others still use its memory
+	over
+)
+
+// wants is what a collective waits for.
+type wants int
+
+const (
+	nothing  wants = iota // it is over
+	aStep                 // another step at once
+	members               // other members: they are seen in memory that all share
+	requests              // the engine: it tests requests of MPI, and takes further what lingers
+)
+
+const (
+	// arrivalSpin is how many pauses a synchronous call spins before it waits adaptively: some 20 us. crowdedSpin: where
+	// there are more ranks than cores.
+	arrivalSpin = 2000
+	crowdedSpin = 64
+	// waitingSpin is how many pauses each look of an adaptive wait makes.
+	waitingSpin = 20
+
+	// A synchronous call looks wireLooks times by itself whether all members have come by wire: some 50 us, and once more for
+	// bytesOfLook bytes that it sends, because a long payload takes its time on the wire. After the first wireSpins, which
+	// take as long as a message to another node and back, it yields the core between two looks. The rank for which it waits
+	// may need that core, also where there seems to be a core for each rank: two containers, or a rank and the threads of
+	// another program.
+	wireLooks   = 100
+	wireSpins   = 24
+	bytesOfLook = 512
+)
+
+// carryOut takes c to its end on the thread of its caller. The group is busy with c. What waits for requests, or by wire for
+// longer, is handed to the engine. If others may use the memory after an error, left is the handle that comes with it.
+func (c *collective) carryOut() (left *work.Handle, err error) {
+	g := c.g
+	spin := arrivalSpin
+	if g.Env.Node.Crowded() {
+		spin = crowdedSpin
+	}
+	c.beginTurn()
+	want := c.announce(spin)
+	if want == members && g.wire != nil {
+		want = c.lookAtWire()
+	}
+	var asked time.Time // when the caller was last asked for an interrupt
+	for {
+		switch {
+		case want == nothing && c.handle == nil:
+			return nil, c.err
+		case want == requests, c.handle != nil, want == members && g.wire != nil:
+			return c.handOver(want)
+		case want == members:
+			stop := g.Env.Engine.Wait(func() bool {
+				want = c.step(waitingSpin)
+				return want != members
+			}, time.Time{}, g.Env.Interrupt)
+			asked = time.Time{}
+			if stop == nil {
+				continue
+			}
+			c.asked = stop
+		case want == aStep && c.form == coll.InRounds: // a long tensor may keep this member from ever waiting
+			c.asked = g.interrupt(&asked)
+		}
+		want = c.step(spin)
+	}
+}
+
+// interrupt returns the error of an interrupt, for a loop that does not wait. It looks when the last look, at asked, is long ago.
+func (g *Group) interrupt(asked *time.Time) error {
+	now := time.Now()
+	if asked.IsZero() {
+		*asked = now
+	}
+	if now.Sub(*asked) < work.InterruptEvery || g.Env.Interrupt == nil {
+		return nil
+	}
+	*asked = now
+	return g.Env.Interrupt()
+}
+
+// lookAtWire looks for a moment whether all members have come by wire. A collective whose input travels in its payload is over then.
+func (c *collective) lookAtWire() (want wants) {
+	want = members
+	if c.flags&coll.Inline == 0 {
+		return want
+	}
+	for looks := int64(0); looks < wireLooks+coll.Bytes(&c.args)/bytesOfLook && want == members; looks++ {
+		if looks >= wireSpins || c.g.Env.Node.Crowded() {
+			work.Yield()
+		}
+		want = c.step(0)
+	}
+	return want
+}
+
+// handOver gives c to the engine, and waits until it is over for its caller.
+func (c *collective) handOver(want wants) (left *work.Handle, err error) {
+	g := c.g
+	if c.handle == nil {
+		c.takeHandle()
+	}
+	if want != nothing {
+		g.mu.Lock()
+		g.current = c
+		g.mu.Unlock()
+		if c.stage == lingering { // nobody else takes c further
+			g.Env.Engine.StartProgress()
+		}
+		g.Env.Engine.Add(c)
+		g.Env.Engine.CalledMPI()
+	}
+	left, _, err = c.await()
+	return left, err
+}
+
+// takeHandle gives c the handle by which its caller knows it, and copies what the caller keeps only during the call.
+func (c *collective) takeHandle() {
+	c.handle = c.g.Env.Engine.NewHandle()
+	c.copied = len(c.staged) > 0 || c.inPieces
+	if c.deadline.IsZero() {
+		c.deadline = time.Now().Add(c.timeout)
+	}
+	for i := range c.staged {
+		c.staged[i].CopyLayout()
+	}
+}
+
+// start begins c, whose turn it is, in the engine.
+func (c *collective) start() {
+	if c.announce(0) == nothing {
+		return
+	}
+	if c.flags&coll.Device != 0 || c.g.wire != nil {
+		c.g.Env.Engine.Add(c) // the device or the wire works while the host polls
+	} else {
+		c.g.Env.Engine.AddPatient(c)
+	}
+}
+
+// Requests implements work.Task. Once all members have arrived, polling moves the data.
+func (c *collective) Requests(b *work.Batch) work.Pace {
+	if c.stage < running {
+		return work.Seldom
+	}
+	c.prog.Requests(b)
+	switch {
+	case c.stage != running:
+		return work.Seldom
+	case c.g.wire != nil, c.g.silent:
+		return work.Often
+	}
+	return work.Always
+}
+
+// Poll implements work.Task.
+func (c *collective) Poll() bool {
+	for {
+		if want := c.step(1); want != aStep {
+			return want == nothing
+		}
+	}
+}
+
+// step takes c, which was announced, as far as it goes without waiting. It pauses up to spin times until other members have done
+// what it waits for.
+func (c *collective) step(spin int) wants {
+	switch {
+	case c.news.Err != nil:
+		return c.end(c.news.Err)
+	case c.stage == announced:
+		state, res, err := c.g.arrival.Poll(spin)
+		return c.takeArrival(state, res, err, true)
+	}
+	return c.work(spin)
+}
+
+// announce announces c, unless that was done ahead of its turn, and pauses up to spin times until all members have come. If c
+// cannot say what belongs to its announcement, it is refused.
+func (c *collective) announce(spin int) wants {
+	g := c.g
+	c.stage = announced
+	if c.ahead {
+		g.node.Slots.Turn(g.turn)
+		return members
+	}
+	payload, err := c.payload()
+	if err != nil {
+		c.refuseInstead(err)
+	}
+	flags := c.flags
+	switch {
+	case c.refused:
+		flags |= arrive.Refused
+		c.deadline = time.Now().Add(g.Timeout()) // its first deadline may have passed
+	case c.handle != nil || g.wire != nil:
+	case c.atArrival != nil:
+		return c.announceAndSum(payload, spin)
+	case !g.Env.Survives:
+		flags |= arrive.Sync
+	}
+	state, res, err := g.arrival.Announce(g.turn, &c.sig, flags, payload, spin)
+	if g.wire != nil {
+		g.Env.Engine.CalledMPI()
+	}
+	if err == nil && c.handle != nil {
+		return members // the engine looks
+	}
+	return c.takeArrival(state, res, err, false)
+}
+
+// announceAndSum announces a prepared c. What it has to do is then done, if all members have come.
+func (c *collective) announceAndSum(payload arrive.Payload, spin int) wants {
+	g := c.g
+	flags := c.flags
+	if !g.Env.Survives {
+		flags |= arrive.Sync
+	}
+	summed, state, res := g.node.Slots.AnnounceAndSum(g.turn, &c.sig, flags, payload, spin, &c.atArrival.Sum, unsafe.Pointer(&c.atArrival.Fold))
+	if !summed {
+		return c.takeArrival(state, res, nil, false)
+	}
+	g.arrived = g.turn
+	c.took(c.atArrival.Inline())
+	return c.end(nil)
+}
+
+// payload returns what c tells with its announcement. It is called when c is announced, because it reads the input.
+func (c *collective) payload() (arrive.Payload, error) {
+	if c.refused {
+		return arrive.Payload{}, nil
+	}
+	if c.offer.CarriesInput() {
+		if err := c.pack(); err != nil {
+			return arrive.Payload{}, err
+		}
+	}
+	return c.offer.Payload(&c.args), nil
+}
+
+// takeArrival takes in what a look at the arrival has shown, and begins the algorithm if all members have come. waited says that
+// this member has looked before.
+func (c *collective) takeArrival(state arrive.State, res arrive.Result, err error, waited bool) wants {
+	g := c.g
+	if err == nil && (state == arrive.Pending || state == arrive.Rubbish) {
+		if state == arrive.Rubbish {
+			err = c.rubbishError()
+		} else if err = c.mustStop(); err == nil {
+			return members
+		}
+		if c.refused && g.local && g.Ending() != nil {
+			return c.isOver(nil) // the announcement stays in the control slots: a member that comes later sees the refusal
+		}
+		if !g.arrival.GiveUp(g.turn, status.CodeOf(err)) {
+			if c.handle == nil && status.CodeOf(err) == status.Interrupted {
+				c.interrupted = err
+			}
+			state, res, err = c.cameAfterAll()
+		}
+	}
+	if state == arrive.Closed && err == nil {
+		err = c.closedError()
+	}
+	switch {
+	case err != nil:
+		return c.end(err)
+	case waited:
+		c.trace.Arrived()
+	}
+	g.arrived = g.turn
+	if c.refused {
+		return c.isOver(nil)
+	}
+	alg, err := c.choose(state, res)
+	if err != nil {
+		return c.end(err)
+	}
+	return c.run(alg)
+}
+
+// cameAfterAll polls the arrival at c once more, which this member could not give up: all members had
+// announced c. It returns an error if a slot has changed since, which no member does.
+func (c *collective) cameAfterAll() (arrive.State, arrive.Result, error) {
+	g := c.g
+	state, res, err := g.arrival.Poll(0)
+	if err != nil || state == arrive.Agreed || state == arrive.Differ || g.node == nil {
+		return state, res, err
+	}
+	g.node.Slots.Stop(g.turn, status.GroupBroken)
+	if state == arrive.Closed {
+		return state, res, c.closedError()
+	}
+	return state, res, c.rubbishError()
+}
+
+// run begins alg. All members have come. It may take the whole timeout, whatever the arrival took.
+func (c *collective) run(alg *coll.Algorithm) wants {
+	g := c.g
+	c.stage, c.deadline = running, time.Time{}
+	here := c.handle == nil // on the thread of the caller
+	if !here {
+		c.deadline = time.Now().Add(c.timeout)
+	}
+	var err error
+	switch {
+	case c.form == coll.AtOnce: // it reads the payloads, for which the tensors were packed
+		if err = alg.Compute(&c.args); c.lends() {
+			c.computed = err
+			return aStep
+		}
+		return c.end(err)
+	case c.form == coll.InChunks:
+		return c.share(alg)
+	}
+	if err = c.pack(); err != nil {
+		return c.end(err)
+	}
+	if c.form == coll.InRounds && here {
+		if err = alg.Begin(&c.args, &c.prog); err != nil {
+			return c.end(err)
+		}
+		return aStep
+	}
+	if err = c.prog.Build(alg, &c.args); err == nil && c.form == coll.InOneGo {
+		g.Env.Watcher.Start()
+		g.blocking.Store(g.turn)
+		err = c.prog.Run()
+		g.blocking.Store(0)
+		g.Env.Engine.CalledMPI()
+		return c.end(err)
+	}
+	switch g.Env.Engine.CalledMPI(); {
+	case err != nil:
+		return c.end(err)
+	case here:
+		return requests
+	}
+	return aStep
+}
+
+// pack copies the tensors that are not contiguous to memory that is.
+func (c *collective) pack() error {
+	for i := range c.staged {
+		if err := c.staged[i].Pack(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// work takes c further, which runs or lingers.
+func (c *collective) work(spin int) wants {
+	done, want, err := false, members, error(nil)
+	switch {
+	case c.shared != nil:
+		done, err = c.stepChunks(spin)
+	case c.lends():
+		done, err = c.isRead(spin), c.computed
+	case c.form == coll.InRounds && c.handle == nil:
+		done, want, err = c.stepRounds(spin)
+	default:
+		done, err = c.prog.Poll()
+		c.notePhase()
+		if done {
+			c.g.Env.Engine.CalledMPI() // its last messages may not have left yet
+		}
+	}
+	if done {
+		return c.end(err)
+	}
+	switch {
+	case c.stage == lingering:
+		return requests
+	case c.stopping == nil:
+		if err := c.mustStop(); err != nil {
+			return c.stop(err)
+		}
+	}
+	return want
+}
