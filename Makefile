@@ -73,7 +73,7 @@ verify lint format generate: ; $(CHECK) $@
 ## ptx the text of the device's kernels, to read, in build/ptx
 ptx: ; $(IN) verify,tools tools/ptx/ptx.py --texts build/ptx
 ## way trace some calls on 2 ranks, and write docs/way.md: the files that they pass through (as root)
-way: ; $(IN) openmpi:torch,tools tools/way/way.py
+way: ; $(IN) tools,openmpi:torch tools/way/way.py
 ## docs the site of the documents, in build/site: no link or anchor is dead, every public name is documented
 docs: export NO_MKDOCS_2_WARNING := 1
 docs: ; $(IN) docs -m mkdocs build

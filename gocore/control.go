@@ -12,6 +12,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/diagnose"
 	"github.com/paddlempi/paddlempi/gocore/dl"
 	"github.com/paddlempi/paddlempi/gocore/group"
+	"github.com/paddlempi/paddlempi/gocore/health"
 	"github.com/paddlempi/paddlempi/gocore/method"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/netif"
@@ -19,7 +20,6 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/topo"
 	"github.com/paddlempi/paddlempi/gocore/work"
-	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // methods are the methods of pmpi_control. Requests and replies are JSON objects. Control is for
@@ -294,7 +294,7 @@ type coreInfo struct {
 	Arrive      string           `json:"arrive"` // how the ranks of a node share memory; "" before init
 	Helper      *helperInfo      `json:"helper"` // nil before init
 	Heap        heapInfo         `json:"heap"`
-	Liveness    *world.Watch     `json:"liveness"`     // nil before init
+	Liveness    *health.Watch    `json:"liveness"`     // nil before init
 	ReportAfter *float64         `json:"report_after"` // seconds of a wait that is reported, 0: none is; nil before init
 	Algorithms  any              `json:"algorithms"`   // which serve the group of all ranks; nil before init, and on one node
 	CUDA        *diagnose.CUDA   `json:"cuda"`         // nil unless the request asked for it

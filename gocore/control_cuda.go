@@ -23,13 +23,13 @@ func controlCUDA(request []byte, _ work.Interrupt) (any, error) {
 		return nil, err
 	}
 	if r.Try {
-		if w.env.Aware.Trial == nil {
+		if w.env.Device.Aware.Trial == nil {
 			return world.Awareness{How: "asked", Reason: "there is no Python to try it with"}, nil
 		}
-		works, seen := w.env.Aware.Trial()
+		works, seen := w.env.Device.Aware.Trial()
 		return world.Awareness{Aware: works, How: "tried", Reason: seen}, nil
 	}
-	return w.env.Aware.Awareness(r.Wait), nil
+	return w.env.Device.Aware.Awareness(r.Wait), nil
 }
 
 // controlCUDATrial carries out a trial; it runs in the child process.

@@ -75,9 +75,9 @@ func Init(o InitOptions) error {
 	if endsTheJob(env) {
 		forgetLast()
 	}
-	env.Survives = o.Survives
+	env.Groups.Survives = o.Survives
 	if lib != nil {
-		env.Aware.Trial = diagnose.NewTrial(lib.Info(), env.Topo.LocalRank, o.Trial, closing.add)
+		env.Device.Aware.Trial = diagnose.NewTrial(lib.Info(), env.Topo.LocalRank, o.Trial, closing.add)
 	}
 	env.Engine.Panicked = func(p any) { Poison(fmt.Sprint(p)) }
 	w := newMembership(lib, env)
@@ -243,7 +243,7 @@ func Exit(code int) {
 // tellFailure tells the ranks of this node that this process ends with a status, which is not 0.
 func tellFailure(code int) {
 	if w := initial.Load(); w != nil {
-		w.env.Fail(code)
+		w.env.Node.Fail(code)
 	}
 }
 

@@ -290,7 +290,7 @@ func (s *party) world(by way) (*membership, error) {
 		return nil, err
 	}
 	_ = both.Free()
-	env.Aware.Trial = s.g.Env.Aware.Trial
+	env.Device.Aware.Trial = s.g.Env.Device.Aware.Trial
 	env.Engine.Panicked = s.g.Env.Engine.Panicked
 	w := newMembership(library, env)
 	_, err = w.add(func(id int64) (*group.Group, error) { return group.World(env, id, s.g.Timeout()) })

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/exchange"
+	"github.com/paddlempi/paddlempi/gocore/health"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/pmi"
 	"github.com/paddlempi/paddlempi/gocore/rollcall"
@@ -47,7 +48,7 @@ func (j *Job) close() {
 func (o *InitOptions) begin() (transport.Comm, mpi.Library, error) {
 	if o.Job == nil {
 		return o.overMPI(func(options mpi.Options) (mpi.Library, error) {
-			return rollcall.Open(options, rollcall.Terms{ReportAfter: world.ReportAfter(), Interrupt: o.Interrupt})
+			return rollcall.Open(options, rollcall.Terms{ReportAfter: health.ReportAfter(), Interrupt: o.Interrupt})
 		})
 	}
 	fd := o.Job.Exchange

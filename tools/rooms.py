@@ -79,8 +79,8 @@ ROOMS = (
         "gocore",
         "the functions behind the C interface: init, submit, wait, exit, the control methods; the "
         "worlds and their groups by id",
-        "channel crash diagnose dl exchange grid group heap meet messages method mpi netif op pmi "
-        "ps/job reduce rollcall status topo trace transport window work world",
+        "channel crash diagnose dl exchange grid group health heap meet messages method mpi netif "
+        "op pmi ps/job reduce rollcall status topo trace transport window work world",
         files="doc boundary control control_grid control_join join control_cuda control_heap "
         "control_files control_trace window_calls servers core start prepared guests world windows "
         "closers",
@@ -101,8 +101,8 @@ ROOMS = (
         "gocore/group",
         "process groups: how they are made and end, the order of their collectives, the life of a "
         "call, checks of arguments, errors that name ranks",
-        "arrive buffer coll coll/bounce coll/ipc coll/shm cuda grid heap mem messages op status "
-        "trace transport work world",
+        "arrive buffer coll coll/bounce coll/ipc coll/shm cuda grid health heap mem messages op "
+        "status trace transport work world",
     ),
     Room(
         "gocore/window",
@@ -114,16 +114,26 @@ ROOMS = (
     Room(
         "gocore/messages",
         "send, recv, sendrecv and probe between the members of a group",
-        "buffer cuda mem op status trace transport work world",
+        "buffer cuda health mem op status trace transport work world",
         c="primitives trace transport/memory",
     ),
     Room(
         "gocore/world",
-        "what all groups of a world share: the exchange at the start, the memory of a node, "
-        "who has left or died, the mailbox, the flight recorder, "
-        "reports of long waits, the departure",
-        "arrive channel coll dl heap liveness mem op segment status topo trace transport "
+        "what all groups of a world share: the settings and the exchange at the start, the memory "
+        "of a node, how ranks meet and how they end together",
+        "arrive coll dl health heap mailbox mem segment status topo trace transport "
         "transport/memory work",
+    ),
+    Room(
+        "gocore/health",
+        "which ranks have left or died, what each one does, and for whom this one waits too long: "
+        "the roster, questions, the flight recorder, reports, the watcher",
+        "arrive dl heap liveness mailbox op segment status topo trace transport",
+    ),
+    Room(
+        "gocore/mailbox",
+        "letters between the cores, by kind and key",
+        "channel transport",
     ),
     Room(
         "gocore/buffer",

@@ -1,12 +1,3 @@
-// Package arrive is the arrival at a collective: a member announces what it is about to do, and
-// waits until all other members have announced the same.
-//
-// MPI is called only after that. The deadline, Ctrl-C, the names of missing ranks and the
-// comparison of the signatures belong to this wait, in which nothing has been sent and the
-// collective can still be given up (design D4).
-//
-// There are two kinds of arrival: ControlSlots, shared cache lines for a group on one node, and Wire,
-// messages for a group that spans nodes.
 package arrive
 
 import (

@@ -17,7 +17,7 @@ type Tag int32
 
 // The rooms that send messages.
 const (
-	Groups Tag = iota + 1 // package group: meetings, and which ranks have come
+	Groups Tag = iota + 1 // package mailbox: meetings and questions
 	Joins                 // package gocore: what the ranks of a party tell each other while it is joined with another one
 )
 

@@ -1,11 +1,3 @@
-// Package coll turns a collective into steps: MPI calls and local work.
-//
-// Each algorithm has a file, named operation_algorithm.go. The comment there lists the steps and
-// the bytes that the algorithm moves. The registry (registry_gen.go, which tools/opgen generates from its
-// table) holds the algorithms of each operation, and Choose picks the first that is enabled. Enabled sees
-// only what all ranks have agreed on, because ranks that choose different algorithms deadlock.
-//
-// In these comments n is the number of ranks, and S the bytes of one rank's tensor or share.
 package coll
 
 import (

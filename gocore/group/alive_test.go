@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"github.com/paddlempi/paddlempi/gocore/channel"
+	"github.com/paddlempi/paddlempi/gocore/health"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
 	"github.com/paddlempi/paddlempi/gocore/op"
@@ -72,7 +73,7 @@ func TestARankOfAnotherNodeDies(t *testing.T) {
 
 func TestNoConnectionsInAJobOfOneNode(t *testing.T) {
 	ranks(t, 2, nil, func(t *testing.T, e *world.Env, _ *Group) {
-		assert.Equal(t, world.Watch{After: 5, Off: "all ranks are on one node", Dead: []world.Death{}}, e.Roster.Watch())
+		assert.Equal(t, health.Watch{After: 5, Off: "all ranks are on one node", Dead: []health.Death{}}, e.Roster.Watch())
 	})
 }
 
@@ -160,6 +161,27 @@ func TestTheEndDoesNotWaitForADeadRank(t *testing.T) {
 	})
 }
 
+// The watcher names ranks of the world, also those of a group whose members have other numbers.
+func TestACallOfMPIThatCannotEndNamesRanksOfTheWorld(t *testing.T) {
+	ranks(t, 3, []int{0, 1, 2}, func(t *testing.T, e *world.Env, _ *Group) {
+		if e.Topo.Rank == 0 {
+			return
+		}
+		g, err := New(e, 1, []int{1, 2}, 20*time.Second)
+		if !assert.NoError(t, err) {
+			return
+		}
+		if e.Topo.Rank == 2 {
+			dies(e)
+			return
+		}
+		g.blocking.Store(5)
+		var stuck *health.Stuck
+		assert.Eventually(t, func() bool { stuck = g.Stuck(time.Now()); return stuck != nil }, 20*time.Second, 10*time.Millisecond)
+		assert.Equal(t, &health.Stuck{Seq: 5, Ranks: []int{1, 2}, Dead: []int{2}}, stuck)
+	})
+}
+
 // A rank that is known to be dead is sent no letters: MPICH may crash in a send to it.
 func TestADeadRankIsSentNothing(t *testing.T) {
 	var told, sent atomic.Int64
@@ -179,11 +201,11 @@ func TestADeadRankIsSentNothing(t *testing.T) {
 			dies(e)
 		}
 		if rank == 0 {
-			e.Mail.Ask(2, 1, 1)
+			e.Roster.Questions.Ask(2, 1, 1)
 			assert.Eventually(t, func() bool { return len(e.Roster.Watch().Dead) == 1 }, 10*time.Second, time.Millisecond)
 			told.Store(1)
-			e.Mail.Ask(2, 1, 1)
-			e.Answer(2, 1, 1)
+			e.Roster.Questions.Ask(2, 1, 1)
+			e.Roster.Questions.Answer(2, 1, 1)
 		}
 		return nil
 	}))

@@ -8,9 +8,9 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/coll"
+	"github.com/paddlempi/paddlempi/gocore/health"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
-	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // agreed tells whether a collective at which all members have arrived may run. The answer is the
@@ -54,7 +54,7 @@ func (c *collective) mismatch(entries []arrive.Entry) error {
 		if !ok {
 			at = len(parties)
 			sigs[e.Signature] = at
-			parties = append(parties, party{what: world.Describe(e.Signature)})
+			parties = append(parties, party{what: health.Describe(e.Signature)})
 		}
 		parties[at].ranks = append(parties[at].ranks, c.g.Ranks[i])
 	}

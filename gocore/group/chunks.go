@@ -70,9 +70,6 @@ func (c *collective) stepChunks(spin int) (done bool, err error) {
 		return true, c.chunksError(o, state)
 	}
 	if state == shm.Done { // all chunks were claimed, so nothing could be given up
-		if status.CodeOf(c.stopping) == status.Interrupted {
-			c.interrupted = c.stopping
-		}
 		return true, nil
 	}
 	return true, c.stopping

@@ -10,6 +10,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/coll/shm"
 	"github.com/paddlempi/paddlempi/gocore/cuda"
+	"github.com/paddlempi/paddlempi/gocore/health"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/trace"
@@ -66,8 +67,8 @@ type progress struct {
 	err      error   // for a caller whose thread has taken it to its end
 
 	asked error // why the caller does not want to wait any more
-	// interrupted is an interrupt that came when all members had arrived, too late to give the
-	// collective up. The caller gets it as an error once the collective is over.
+	// interrupted is an interrupt, which the caller gets as an error also if it comes too late to give the collective up: once it
+	// is over.
 	interrupted error
 	stopping    error     // why this member waits no longer than until stopBy for chunks that others work on
 	stopBy      time.Time // see stopping
@@ -75,7 +76,7 @@ type progress struct {
 	trace trace.Mark // its entry in the flight recorder
 	phase coll.Phase // in which it is, as was last recorded
 	looks int        // calls of mustStop
-	slow  world.Slowness
+	slow  health.Slowness
 	news  world.News // MPI has told of a death in this collective
 	world.Mourning
 }
@@ -232,9 +233,9 @@ func (c *collective) record(flags trace.Flags) {
 }
 
 // of describes the collective and its group.
-func (c *collective) of() string { return c.g.Of(world.Describe(c.sig)) }
+func (c *collective) of() string { return c.g.Of(health.Describe(c.sig)) }
 
 // numbered describes the collective c of g with its number.
 func (c *collective) numbered() string {
-	return fmt.Sprintf("%s, number %d", world.Describe(c.sig), c.args.Seq)
+	return fmt.Sprintf("%s, number %d", health.Describe(c.sig), c.args.Seq)
 }

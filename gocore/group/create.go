@@ -8,6 +8,7 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/coll"
+	"github.com/paddlempi/paddlempi/gocore/health"
 	"github.com/paddlempi/paddlempi/gocore/heap"
 	"github.com/paddlempi/paddlempi/gocore/messages"
 	"github.com/paddlempi/paddlempi/gocore/op"
@@ -25,7 +26,7 @@ func World(e *world.Env, id int64, timeout time.Duration) (*Group, error) {
 	ranks := transport.EveryRank(e.Topo.Size)
 	var g *Group
 	build := func(comm transport.Comm) (err error) {
-		g, err = assemble(e, id, 0, ranks, comm, e.Forced, timeout)
+		g, err = assemble(e, id, 0, ranks, comm, e.Groups.Forced, timeout)
 		return err
 	}
 	if _, ok := comm.(transport.Limited); ok {
@@ -50,9 +51,9 @@ func New(e *world.Env, id int64, ranks []int, timeout time.Duration) (*Group, er
 	if len(ranks) == 1 {
 		return assemble(e, id, 0, ranks, nil, 0, timeout)
 	}
-	key, began := e.Key(ranks), time.Now()
+	key, began := e.Groups.Key(ranks), time.Now()
 	if err := e.Meet("new_group", "called new_group with the same ranks; every member must call it, in the same order", key, ranks, timeout); err != nil {
-		e.Unmake(ranks)
+		e.Groups.Unmake(ranks)
 		return nil, err
 	}
 	c := creating(e, "new_group", ranks, key, began, timeout)
@@ -84,7 +85,11 @@ func assemble(e *world.Env, id int64, key uint64, ranks []int, comm transport.Co
 	if err := g.join(comm); err != nil {
 		return nil, err
 	}
-	e.Remember(g, trace.Group{ID: id, Key: key, Rank: g.Rank, Ranks: ranks}, g.wire != nil)
+	var asked health.Respondent
+	if g.wire != nil {
+		asked = g
+	}
+	e.Remember(g, trace.Group{ID: id, Key: key, Rank: g.Rank, Ranks: ranks}, asked)
 	return g, nil
 }
 

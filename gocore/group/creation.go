@@ -5,6 +5,7 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/paddlempi/paddlempi/gocore/health"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/work"
@@ -105,7 +106,7 @@ func (c *creation) lost(p transport.Limited) error {
 	}
 	if now := time.Now(); len(left) == 0 || c.leftAt.IsZero() {
 		c.leftAt = now
-	} else if now.Sub(c.leftAt) > world.LeftGrace {
+	} else if now.Sub(c.leftAt) > health.LeftGrace {
 		return status.New(status.PeerLeft, "%s(ranks=%v): world rank(s) %s have ended; the group was not made", c.what, status.Brief(c.ranks), status.Brief(left)).WithRanks(left...)
 	}
 	return nil
@@ -188,7 +189,7 @@ func attempt(e *world.Env, what string, ranks []int, ends, build func() error, a
 			}
 		}
 	}()
-	tick := time.NewTicker(world.WatchEvery)
+	tick := time.NewTicker(health.WatchEvery)
 	defer tick.Stop()
 	var since time.Time // when a death was seen first
 	for {
@@ -200,7 +201,7 @@ func attempt(e *world.Env, what string, ranks []int, ends, build func() error, a
 			if since.IsZero() && e.Roster.AnyDied(ranks) {
 				since = now
 			}
-			if why == nil && !since.IsZero() && now.Sub(since) > world.DeathGrace {
+			if why == nil && !since.IsZero() && now.Sub(since) > health.DeathGrace {
 				why = unmadeError(e, what, ranks, e.Roster.Dead(ranks))
 			}
 			if why != nil {

@@ -48,7 +48,7 @@ func ranksInMemory(t *testing.T, n int, f func(t *testing.T, e *world.Env, world
 
 // meets is what a member does that comes to a meeting of new_group and stops then.
 func meets(t *testing.T, e *world.Env, ranks []int) {
-	assert.NoError(t, e.Meet("new_group", "called it", e.Key(ranks), ranks, 10*time.Second))
+	assert.NoError(t, e.Meet("new_group", "called it", e.Groups.Key(ranks), ranks, 10*time.Second))
 }
 
 // A member that stops when all have met, whichever it is, is named at the deadline. The next group of the same ranks is made.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 
+	"github.com/paddlempi/paddlempi/gocore/health"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/transport"
@@ -40,7 +41,7 @@ func TestOneLeavesAndTheOthersAreToldAtOnce(t *testing.T) {
 						assert.Equal(t, status.PeerLeft, se.Code)
 						assert.Equal(t, []int{2}, se.Ranks)
 					}
-					assert.Less(t, time.Since(began), world.AskAfter, "no rank has asked")
+					assert.Less(t, time.Since(began), health.AskAfter, "no rank has asked")
 					break
 				}
 				assert.True(t, leaves(t, e), "MPI can be finalized")

@@ -49,7 +49,7 @@ func (c *collective) checkDevice() error {
 	if s.IPC && g.local && c.mappable && coll.Exportable(&c.args) {
 		c.flags |= coll.IPC
 	}
-	if !s.Direct || !coll.DirectOK(&c.args) || !g.Env.Aware.CUDAAware() {
+	if !s.Direct || !coll.DirectOK(&c.args) || !g.Env.Device.Aware.CUDAAware() {
 		c.flags |= coll.NotDirect
 	}
 	if !s.Staged {

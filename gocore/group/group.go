@@ -112,7 +112,7 @@ func (g *Group) usableLocked(code op.Code) error {
 		return status.New(status.GroupBroken, "%s: the group of ranks %s is broken by an earlier failure (%v); make a new group, or end the job",
 			code, status.Brief(g.Ranks), g.broken)
 	}
-	if g.wire != nil && g.Env.Joined {
+	if g.wire != nil && g.Env.Topo.Joined {
 		// MPICH crashes in a send to a process of another job that has died (measured).
 		if dead := g.Dead(); len(dead) > 0 {
 			return g.DiedError(code.String(), dead, "over several nodes the group takes no more calls")
@@ -126,7 +126,7 @@ func (g *Group) usableLocked(code op.Code) error {
 func (g *Group) noteBroken() {
 	g.messages.CloseQuick()
 	if !g.silent {
-		g.Env.BrokeAfter(g.Timeout())
+		g.Env.Departure.BrokeAfter(g.Timeout())
 	}
 }
 

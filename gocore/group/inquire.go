@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
-	"github.com/paddlempi/paddlempi/gocore/world"
+	"github.com/paddlempi/paddlempi/gocore/health"
 )
 
 // Members of one node see in shared memory which members have announced a collective, and which
@@ -27,14 +27,14 @@ type inquiry struct {
 	since      time.Time // when this rank first looked at the collective
 	last       time.Time // when the last question was sent
 	lastMember int       // the member that was asked last
-	asked      world.Asked
+	asked      health.Asked
 	here       map[int]bool // members that have announced the collective
 }
 
 // begin starts over if seq is another collective. The caller holds mu.
 func (q *inquiry) begin(seq uint64, now time.Time) {
 	if q.seq != seq {
-		q.seq, q.since, q.asked, q.here = seq, now, world.Asked{}, map[int]bool{}
+		q.seq, q.since, q.asked, q.here = seq, now, health.Asked{}, map[int]bool{}
 	}
 }
 
@@ -48,7 +48,7 @@ func (q *inquiry) look(now time.Time) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.begin(g.turn, now)
-	if now.Sub(q.since) < world.AskAfter || now.Sub(q.last) < world.AskEvery {
+	if now.Sub(q.since) < health.AskAfter || now.Sub(q.last) < health.AskEvery {
 		return
 	}
 	for range g.Size {
@@ -64,7 +64,7 @@ func (q *inquiry) look(now time.Time) {
 // question asks a member about the current collective. The caller holds mu.
 func (q *inquiry) question(member int, now time.Time) {
 	q.asked.Ask(member, now)
-	q.g.Env.Mail.Ask(q.g.Ranks[member], q.g.key, q.seq)
+	q.g.Env.Roster.Questions.Ask(q.g.Ranks[member], q.g.key, q.seq)
 }
 
 // ask asks all members about the current collective. It returns those that have not answered within

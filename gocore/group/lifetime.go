@@ -160,8 +160,5 @@ func (g *Group) Settled() bool {
 // Blocking tells whether a thread is inside a blocking call of MPI.
 func (g *Group) Blocking() bool { return g.blocking.Load() != 0 }
 
-// Member returns the rank of this process in the group.
-func (g *Group) Member() int { return g.Rank }
-
-// Messages returns what carries the group's messages; nil if there is none.
-func (g *Group) Messages() transport.Endpoint { return g.messages.Comm() }
+// DropMessages takes messages that have come for this member and that nobody will receive: see world.Departure.
+func (g *Group) DropMessages() bool { return g.messages.DropNext() }

@@ -31,7 +31,7 @@ func (g *Group) tellOthers() {
 	}
 	for i, r := range g.Ranks {
 		if i != g.Rank && !g.Env.Roster.Died(r) {
-			g.Env.Answer(r, g.key, gaveUp.Seq)
+			g.Env.Roster.Questions.Answer(r, g.key, gaveUp.Seq)
 		}
 	}
 }

@@ -125,13 +125,15 @@ func large() op.Buf { return floats(make([]float32, 300_000)...) }
 func TestAnInputThatWasSentIsNotTakenBack(t *testing.T) {
 	for name, nodes := range map[string][]int{"two": {0, 1}, "three": {0, 1, 2}, "five": {0, 0, 1, 1, 2}} {
 		t.Run(name, func(t *testing.T) {
+			gaveUp := make(chan struct{}) // a rank that did not wait for that could come before the deadline of rank 0
 			ranks(t, len(nodes), nodes, func(t *testing.T, e *world.Env, g *Group) {
 				if g.Rank == 0 {
 					_, err := sum(g, floats(1), 300*time.Millisecond, 0)
 					assert.Equal(t, status.Timeout, status.CodeOf(err), "%v", err)
+					close(gaveUp)
 					return
 				}
-				time.Sleep(time.Second)
+				<-gaveUp
 				b := floats(1)
 				_, err := sum(g, b, time.Minute, 0)
 				if err == nil {

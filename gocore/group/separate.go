@@ -53,10 +53,10 @@ func (g *Group) Separate(what string, timeout time.Duration, meanwhile func(tell
 	if g.Size == 1 {
 		return nil, meanwhile(func(words []int64) ([][]int64, error) { return [][]int64{slices.Clone(words)}, nil })
 	}
-	key, began := e.Key(g.Ranks), time.Now()
+	key, began := e.Groups.Key(g.Ranks), time.Now()
 	need := fmt.Sprintf("called %s; every member must call it, in the same order as new_group", what)
 	if err := e.Meet(what, need, key, g.Ranks, timeout); err != nil {
-		e.Unmake(g.Ranks)
+		e.Groups.Unmake(g.Ranks)
 		return nil, err
 	}
 	c := creating(e, what, g.Ranks, key, began, timeout)

@@ -6,16 +6,16 @@ import (
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/coll"
+	"github.com/paddlempi/paddlempi/gocore/health"
 	"github.com/paddlempi/paddlempi/gocore/op"
-	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
-// This file has the waits of a group that are reported if they last long (world.Reports).
+// This file has the waits of a group that are reported if they last long (health.Reports).
 
 // reportCollective reports a wait in collective seq of g.
-func (g *Group) reportCollective(s *world.Slowness, what string, seq uint64, moving bool, worker int, still func() bool) {
-	w := world.Wait{What: g.Of(fmt.Sprintf("%s, number %d", what, seq)), How: "has not come", Nobody: "all members have come to it, and none of those that could be asked is stalled",
-		Since: s.Since, ID: world.WaitID("collective", g.key, seq), Past: true, Key: g.key, Seq: seq, Moving: moving, Still: still}
+func (g *Group) reportCollective(s *health.Slowness, what string, seq uint64, moving bool, worker int, still func() bool) {
+	w := health.Wait{What: g.Of(fmt.Sprintf("%s, number %d", what, seq)), How: "has not come", Nobody: "all members have come to it, and none of those that could be asked is stalled",
+		Since: s.Since, ID: health.WaitID("collective", g.key, seq), Past: true, Key: g.key, Seq: seq, Moving: moving, Still: still}
 	switch {
 	case moving && worker >= 0 && worker != g.Rank:
 		w.Ranks, w.Moving = []int{g.Ranks[worker]}, false
@@ -41,7 +41,7 @@ func (g *Group) ReportWait(what string, member int, since time.Time, still func(
 	}
 	if member != g.Rank {
 		rank := g.Ranks[member]
-		o.Report(&world.Wait{What: g.Of(what), How: "is awaited", Since: since, ID: world.WaitID("window", g.key, uint64(rank)), Key: g.key, Ranks: []int{rank}, Still: still})
+		o.Report(&health.Wait{What: g.Of(what), How: "is awaited", Since: since, ID: health.WaitID("window", g.key, uint64(rank)), Key: g.key, Ranks: []int{rank}, Still: still})
 	}
 	return true
 }
@@ -81,7 +81,7 @@ func (c *collective) reportIfSlow(now time.Time) {
 		worker = c.g.late()
 	}
 	mark := c.trace
-	c.g.reportCollective(&c.slow, world.Describe(c.sig), c.args.Seq, c.stage != announced, worker, func() bool { return e.Recorder.UnderWay(mark) })
+	c.g.reportCollective(&c.slow, health.Describe(c.sig), c.args.Seq, c.stage != announced, worker, func() bool { return e.Recorder.UnderWay(mark) })
 }
 
 // awaited returns since when a caller waits for c, or for a collective of the queue, whose turn comes

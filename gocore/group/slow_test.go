@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 
+	"github.com/paddlempi/paddlempi/gocore/health"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
@@ -173,7 +174,7 @@ func TestOnlyWaitsAreReported(t *testing.T) {
 }
 
 func TestReportsAreOffIfTheUserWantsSo(t *testing.T) {
-	t.Setenv(world.ReportVariable, "0")
+	t.Setenv(health.ReportVariable, "0")
 	ranks(t, 2, nil, func(t *testing.T, e *world.Env, g *Group) {
 		e.Reports.Write = func(line string) { assert.Fail(t, line) }
 		if g.Rank == 1 {

@@ -80,11 +80,21 @@ func (c *collective) carryOut() (left *work.Handle, err error) {
 			if stop == nil {
 				continue
 			}
-			c.asked = stop
+			c.ask(stop)
 		case want == aStep && c.form == coll.InRounds: // a long tensor may keep this member from ever waiting
-			c.asked = g.interrupt(&asked)
+			if stop := g.interrupt(&asked); stop != nil {
+				c.ask(stop)
+			}
 		}
 		want = c.step(spin)
+	}
+}
+
+// ask says that the caller does not want to wait any more, because of err.
+func (c *collective) ask(err error) {
+	c.asked = err
+	if status.CodeOf(err) == status.Interrupted {
+		c.interrupted = err
 	}
 }
 
@@ -218,7 +228,7 @@ func (c *collective) announce(spin int) wants {
 	case c.handle != nil || g.wire != nil:
 	case c.atArrival != nil:
 		return c.announceAndSum(payload, spin)
-	case !g.Env.Survives:
+	case !g.Env.Groups.Survives:
 		flags |= arrive.Sync
 	}
 	state, res, err := g.arrival.Announce(g.turn, &c.sig, flags, payload, spin)
@@ -235,7 +245,7 @@ func (c *collective) announce(spin int) wants {
 func (c *collective) announceAndSum(payload arrive.Payload, spin int) wants {
 	g := c.g
 	flags := c.flags
-	if !g.Env.Survives {
+	if !g.Env.Groups.Survives {
 		flags |= arrive.Sync
 	}
 	summed, state, res := g.node.Slots.AnnounceAndSum(g.turn, &c.sig, flags, payload, spin, &c.atArrival.Sum, unsafe.Pointer(&c.atArrival.Fold))
@@ -274,9 +284,6 @@ func (c *collective) takeArrival(state arrive.State, res arrive.Result, err erro
 			return c.isOver(nil) // the announcement stays in the control slots: a member that comes later sees the refusal
 		}
 		if !g.arrival.GiveUp(g.turn, status.CodeOf(err)) {
-			if c.handle == nil && status.CodeOf(err) == status.Interrupted {
-				c.interrupted = err
-			}
 			state, res, err = c.cameAfterAll()
 		}
 	}
@@ -344,7 +351,7 @@ func (c *collective) run(alg *coll.Algorithm) wants {
 		return aStep
 	}
 	if err = c.prog.Build(alg, &c.args); err == nil && c.form == coll.InOneGo {
-		g.Env.Watcher.Start()
+		g.Env.Groups.Watcher.Start()
 		g.blocking.Store(g.turn)
 		err = c.prog.Run()
 		g.blocking.Store(0)

@@ -5,9 +5,9 @@ import (
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/coll"
+	"github.com/paddlempi/paddlempi/gocore/health"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
-	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // This file says when a collective that is under way has to be given up, and what is done then.
@@ -27,7 +27,7 @@ func (c *collective) mustStop() error {
 		_, err := c.handle.Result() // the caller was interrupted
 		return err
 	case g.Ending() != nil:
-		return g.EndingError(world.Describe(c.sig))
+		return g.EndingError(health.Describe(c.sig))
 	}
 	if c.looks++; c.looks%lookEvery != 0 {
 		return nil

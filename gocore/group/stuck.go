@@ -4,19 +4,20 @@ import (
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/health"
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // stuck is a collective that is inside MPI, and what the watcher knows of the members.
 type stuck struct {
 	seq  uint64
-	slow world.Slowness
+	slow health.Slowness
 	world.Mourning
 }
 
 // Stuck returns the collective in which a thread of this process waits inside a blocking MPI call that cannot end,
 // because members have died. It returns nil if there is none.
-func (g *Group) Stuck(now time.Time) *world.Stuck {
+func (g *Group) Stuck(now time.Time) *health.Stuck {
 	seq := g.blocking.Load()
 	if seq == 0 {
 		g.stuck = stuck{}
@@ -30,7 +31,7 @@ func (g *Group) Stuck(now time.Time) *world.Stuck {
 		g.reportCollective(&s.slow, g.recordedAs(seq), seq, true, -1, func() bool { return g.blocking.Load() == seq })
 	}
 	if dead := s.Over(&g.Members, now); dead != nil {
-		return &world.Stuck{Seq: seq, Ranks: g.Ranks, Dead: dead}
+		return &health.Stuck{Seq: seq, Ranks: g.Ranks, Dead: g.World(dead)}
 	}
 	return nil
 }
@@ -38,7 +39,7 @@ func (g *Group) Stuck(now time.Time) *world.Stuck {
 // recordedAs describes collective seq of g, which is under way, as this rank has recorded it.
 func (g *Group) recordedAs(seq uint64) string {
 	if s, ok := g.Env.Recorder.Signature(g.ID, seq); ok {
-		return world.Describe(arrive.Signature(s))
+		return health.Describe(arrive.Signature(s))
 	}
 	return "a collective"
 }

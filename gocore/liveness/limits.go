@@ -20,15 +20,21 @@ const (
 
 // After reads Variable.
 func After() (time.Duration, error) {
-	text, _ := dl.Getenv(Variable)
+	return Seconds(Variable, defaultAfter, leastAfter, mostAfter)
+}
+
+// Seconds reads an environment variable that says a time in seconds: 0, or one from least to most. If it is not set, the
+// time is unset.
+func Seconds(variable string, unset, least, most time.Duration) (time.Duration, error) {
+	text, _ := dl.Getenv(variable)
 	if text == "" {
-		return defaultAfter, nil
+		return unset, nil
 	}
 	seconds, err := strconv.ParseFloat(text, 64)
-	if after := seconds * float64(time.Second); err == nil && (seconds == 0 || after >= float64(leastAfter) && after <= float64(mostAfter)) {
+	if after := seconds * float64(time.Second); err == nil && (seconds == 0 || after >= float64(least) && after <= float64(most)) {
 		return time.Duration(after), nil
 	}
-	return 0, status.New(status.Argument, "init: %s=%s is neither 0 nor a number of seconds from %v to %v", Variable, text, leastAfter.Seconds(), mostAfter.Seconds())
+	return 0, status.New(status.Argument, "init: %s=%s is neither 0 nor a number of seconds from %v to %v", variable, text, least.Seconds(), most.Seconds())
 }
 
 // limits are the times by which a silent host counts as dead.

@@ -30,7 +30,7 @@ func (g *Messages) newDeviceTensor(code op.Code, side string, bufs []op.Buf, dev
 		return nil, true, err
 	}
 	comm := g.Comm()
-	if len(bufs) == 1 && bufs[0].Contiguous() && !viaCopy && g.Env.Device.Direct && !comm.HostMemoryOnly() && g.Env.Aware.CUDAAware() {
+	if len(bufs) == 1 && bufs[0].Contiguous() && !viaCopy && g.Env.Device.Direct && !comm.HostMemoryOnly() && g.Env.Device.Aware.CUDAAware() {
 		t.gate = t.before
 		return t, true, nil
 	}

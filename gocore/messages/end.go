@@ -5,9 +5,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/paddlempi/paddlempi/gocore/health"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/transport"
-	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // This file gives messages up: at their deadline, after an interrupt, because the peer has left.
@@ -102,7 +102,7 @@ func (m *message) peerLeft(peer int32, now time.Time) bool {
 	if m.leftAt.IsZero() {
 		m.leftAt = now
 	}
-	return now.Sub(m.leftAt) > world.LeftGrace
+	return now.Sub(m.leftAt) > health.LeftGrace
 }
 
 // endedError names the peer that has ended, or all other members if peer is negative. If some of them

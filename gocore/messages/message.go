@@ -8,6 +8,7 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/buffer"
 	"github.com/paddlempi/paddlempi/gocore/cuda"
+	"github.com/paddlempi/paddlempi/gocore/health"
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
@@ -131,7 +132,7 @@ type message struct {
 	transfers [2]transfer // a send, a receive, or both
 	n         int         // number of transfers
 	polls     int
-	slow      world.Slowness
+	slow      health.Slowness
 	news      world.News   // MPI has told of a death in this message
 	since     time.Time    // when this rank first looked whether the peer has left
 	leftAt    time.Time    // when this rank saw that the peer had left

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/cuda"
+	"github.com/paddlempi/paddlempi/gocore/health"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/trace"
@@ -41,6 +42,7 @@ type Messages struct {
 	mu      sync.Mutex
 	comm    transport.Comm // nil in a group of one until its first message
 	waiting []*transfer    // transfers whose tensor is not ready, receives that look for a message, and those behind them
+	dropped *dropped       // the message that is being dropped; nil if there is none
 
 	quick     *C.pq_group  // nil: no message of the group goes without Go
 	queued    atomic.Int32 // len(waiting); can be read without mu
@@ -278,7 +280,7 @@ func (g *Messages) unqueue(tr *transfer) {
 // report reports a wait for a message, or until one is received. peers are the world ranks that
 // could end it. If any rank may send, only the first such wait of a group is reported: a thread that
 // serves requests waits for the next one, and that is no fault of anybody.
-func (g *Messages) report(s *world.Slowness, what string, peers []int, mark trace.Mark) {
+func (g *Messages) report(s *health.Slowness, what string, peers []int, mark trace.Mark) {
 	if len(peers) == 0 {
 		if g.toldOfAny.Swap(true) {
 			return
@@ -291,6 +293,6 @@ func (g *Messages) report(s *world.Slowness, what string, peers []int, mark trac
 	for _, r := range peers {
 		words = append(words, uint64(r))
 	}
-	e.Reports.Report(&world.Wait{What: g.Of(what), How: "is awaited", Nobody: "there is no other member", Since: s.Since,
-		ID: world.WaitID("message", words...), Key: g.key, Ranks: peers, Still: func() bool { return e.Recorder.UnderWay(mark) }})
+	e.Reports.Report(&health.Wait{What: g.Of(what), How: "is awaited", Nobody: "there is no other member", Since: s.Since,
+		ID: health.WaitID("message", words...), Key: g.key, Ranks: peers, Still: func() bool { return e.Recorder.UnderWay(mark) }})
 }

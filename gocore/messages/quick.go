@@ -14,7 +14,7 @@ import (
 // openQuick lets C carry out short messages of the group by itself, if all members are on this node (quick.h).
 func (g *Messages) openQuick() {
 	quick, ok := g.comm.(transport.Quick)
-	if !ok || g.Size < 2 || g.Env.Joined {
+	if !ok || g.Size < 2 || g.Env.Topo.Joined {
 		return
 	}
 	of := quick.Quick()

@@ -47,7 +47,7 @@ var sonames = map[launcher.Family][]string{
 }
 
 type search struct {
-	*system
+	host   *system
 	looked []string
 	// started is the family of a launcher whose executable this process may not read, for example
 	// because it is in another user namespace. Where its library is remains unknown, but the
@@ -61,7 +61,7 @@ func (s *search) note(format string, args ...any) {
 }
 
 func (s *system) discover(o Options) (Found, []string, error) {
-	q := &search{system: s}
+	q := &search{host: s}
 	if o.SelfStart != nil {
 		q.started = launcher.MPICH
 	}
@@ -98,7 +98,7 @@ func (s *system) userChoice(o Options) (path, how string) {
 }
 
 func (s *search) explicit(o Options) (Found, bool, error) {
-	path, how := s.userChoice(o)
+	path, how := s.host.userChoice(o)
 	if path == "" {
 		s.note("%s: not set", EnvLibrary)
 		return Found{}, false, nil
@@ -106,15 +106,15 @@ func (s *search) explicit(o Options) (Found, bool, error) {
 	if !strings.Contains(path, "/") {
 		return Found{path, how}, true, nil // a soname: the dynamic loader finds it
 	}
-	if s.dir(path) {
-		if p, ok := s.firstLibrary(path, launcher.Any); ok {
+	if s.host.dir(path) {
+		if p, ok := s.host.firstLibrary(path, launcher.Any); ok {
 			return Found{p, how}, true, nil
 		}
 		return Found{}, false, status.New(status.MPINotFound, "%s is %s, a directory without an MPI library: none of %s in it or its lib",
 			path, how, strings.Join(sonames[launcher.Any], ", "))
 	}
-	real := s.library(path)
-	if !s.file(real) {
+	real := s.host.library(path)
+	if !s.host.file(real) {
 		return Found{}, false, status.New(status.MPINotFound, "%s is %s, but there is no such file; name the libmpi.so of an MPI, "+
 			"or leave it out to have one looked for", real, how)
 	}
@@ -144,7 +144,7 @@ func (s *system) loaded() []string {
 }
 
 func (s *search) running(Options) (Found, bool, error) {
-	files := s.loaded()
+	files := s.host.loaded()
 	if len(files) == 0 {
 		s.note("libraries loaded already: no MPI among them")
 		return Found{}, false, nil
@@ -177,7 +177,7 @@ func (s *system) checkExplicit(o Options, running Info) error {
 }
 
 func (s *search) launchers(o Options) (Found, bool, error) {
-	l := s.launcher()
+	l := s.host.launcher()
 	switch {
 	case l.Name == "":
 		s.note("launcher: none among the parents of this process")
@@ -196,13 +196,13 @@ func (s *search) launchers(o Options) (Found, bool, error) {
 	}
 	why := "that of the launcher " + l.Path
 	prefix := l.prefix()
-	if p, ok := s.firstLibrary(prefix, l.kind.Family); ok {
+	if p, ok := s.host.firstLibrary(prefix, l.kind.Family); ok {
 		return Found{p, why}, true, nil
 	}
-	if dir := s.get("OMPI_LIBDIR_LOC"); l.kind.Family == launcher.OpenMPI && dir != "" {
+	if dir := s.host.get("OMPI_LIBDIR_LOC"); l.kind.Family == launcher.OpenMPI && dir != "" {
 		// Open MPI's mpirun sets this variable. Its daemon may be a PRRTE that is installed
 		// elsewhere.
-		if p, ok := s.firstLibrary(dir, l.kind.Family); ok {
+		if p, ok := s.host.firstLibrary(dir, l.kind.Family); ok {
 			return Found{p, why}, true, nil
 		}
 	}
@@ -220,7 +220,7 @@ func (s *search) variables(Options) (Found, bool, error) {
 		name string
 		of   launcher.Family
 	}{{"OPAL_PREFIX", launcher.OpenMPI}, {"I_MPI_ROOT", launcher.MPICH}} {
-		prefix := s.get(v.name)
+		prefix := s.host.get(v.name)
 		if prefix == "" {
 			s.note("%s: not set", v.name)
 			continue
@@ -229,7 +229,7 @@ func (s *search) variables(Options) (Found, bool, error) {
 			s.note("%s=%s: not of the launcher's family", v.name, prefix)
 			continue
 		}
-		if p, ok := s.firstLibrary(prefix, v.of); ok {
+		if p, ok := s.host.firstLibrary(prefix, v.of); ok {
 			return Found{p, fmt.Sprintf("that of %s=%s", v.name, prefix)}, true, nil
 		}
 		s.note("%s=%s: no %s under it", v.name, prefix, strings.Join(sonames[v.of], ", "))
@@ -240,15 +240,15 @@ func (s *search) variables(Options) (Found, bool, error) {
 // wheels looks where pip puts the data files of wheels: under sys.prefix, and under the user's base
 // directory.
 func (s *search) wheels(o Options) (Found, bool, error) {
-	prefixes := []string{o.SysPrefix, s.get("PYTHONUSERBASE")}
-	if home := s.get("HOME"); home != "" && prefixes[1] == "" {
+	prefixes := []string{o.SysPrefix, s.host.get("PYTHONUSERBASE")}
+	if home := s.host.get("HOME"); home != "" && prefixes[1] == "" {
 		prefixes[1] = filepath.Join(home, ".local")
 	}
 	for _, prefix := range prefixes {
 		if prefix == "" {
 			continue
 		}
-		all := s.libraries(prefix, s.started)
+		all := s.host.libraries(prefix, s.started)
 		if len(all) == 0 {
 			s.note("%s: no %s", filepath.Join(prefix, "lib"), strings.Join(sonames[s.started], ", "))
 			continue
@@ -272,7 +272,7 @@ func (s *search) loader(Options) (Found, bool, error) {
 // askLoader asks the dynamic loader for the sonames of a family.
 func (s *search) askLoader(of launcher.Family) (string, bool) {
 	for _, name := range sonames[of] {
-		path, err := s.load(name)
+		path, err := s.host.load(name)
 		if err == nil {
 			return path, true
 		}

@@ -19,6 +19,7 @@ type Topology struct {
 	LocalCPUs            int   // number of CPUs on which the ranks of this node may run, all together
 	CPUs                 CPUs  // those of this rank
 	Node                 []int // node of each world rank; nodes are numbered in the order of their first ranks
+	Joined               bool  // the ranks are those of several jobs, which are connected until their world ends
 }
 
 // Crowded tells whether the node has more ranks than CPUs for them. A rank that spins then takes
@@ -73,7 +74,7 @@ func (t *Topology) number(rows [][]int64) {
 // DiscoverJoined is Discover for ranks of several jobs. It does not ask the transport: MPICH numbers the nodes of each job, and
 // takes two hosts for one if they have the same number in their jobs (measured). It is collective over all.
 func DiscoverJoined(all transport.Exchange) (*Topology, error) {
-	t := &Topology{Rank: all.Rank(), Size: all.Size()}
+	t := &Topology{Rank: all.Rank(), Size: all.Size(), Joined: true}
 	mine := identity()
 	names := len(mine)
 	for _, w := range affinity() {

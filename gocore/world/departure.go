@@ -3,10 +3,13 @@ package world
 import (
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
+	"github.com/paddlempi/paddlempi/gocore/mailbox"
 	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
@@ -30,9 +33,6 @@ const (
 	// lastWord is how long a rank that does not finalize MPI goes on calling it, so that what it has sent
 	// reaches the others.
 	lastWord = 300 * time.Millisecond
-	// mostDropped is the length of the longest message that is taken to be dropped. The sender of a longer
-	// one ends with a request under way.
-	mostDropped = 1 << 30
 )
 
 type departureStage int
@@ -48,16 +48,28 @@ const (
 
 // Departure is how far the end of this rank has come.
 type Departure struct {
-	e       *Env
-	stage   departureStage
-	request *transport.Request // of the round under way
-	words   unsafe.Pointer     // of agreeing: what this rank says, and what all say; 1: MPI can be finalized
-	stuck   bool               // a thread of this process is inside MPI, and does not return
-	until   time.Time          // the end of settling
-	dropped *dropped           // the message that is being dropped; nil if there is none
+	e        *Env
+	stage    departureStage
+	request  *transport.Request // of the round under way
+	words    unsafe.Pointer     // of agreeing: what this rank says, and what all say; 1: MPI can be finalized
+	stuck    bool               // a thread of this process is inside MPI, and does not return
+	until    time.Time          // the end of settling
+	dropping bool               // messages are being dropped
+	closed   bool               // the groups are freed; Base, Roster and Node are not
 
-	mu       sync.Mutex            // guards stranded
+	ended atomic.Pointer[status.Error] // why no operation must wait any longer; nil while they may
+	users atomic.Int32                 // calls under way that belong to no operation of a group: see Env.Use
+
+	mu       sync.Mutex            // guards broke and stranded
+	broke    time.Duration         // the longest timeout of the groups that broke; 0 if none did
 	stranded map[fmt.Stringer]bool // messages that were given up while MPI still sends them
+}
+
+// BrokeAfter notes that a group with this timeout broke.
+func (d *Departure) BrokeAfter(timeout time.Duration) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.broke = max(d.broke, timeout)
 }
 
 // Strand notes a message that was given up while MPI still sends it. Its text names it and its group.
@@ -74,19 +86,12 @@ func (d *Departure) ArrivedAfterAll(m fmt.Stringer) {
 	delete(d.stranded, m)
 }
 
-// dropped is a message that is received only so that its sender is done.
-type dropped struct {
-	on      transport.Endpoint
-	request *transport.Request
-	block   unsafe.Pointer
-}
-
 // begin begins the departure. All groups have taken their last call.
 func (d *Departure) begin() error {
 	if d.stage != staying {
 		return nil
 	}
-	if d.e.Joined && d.Deserted() {
+	if d.e.Topo.Joined && d.Deserted() {
 		d.stage = undeparted // Intel MPI hangs in a barrier with a rank of another job that has died (measured)
 		return nil
 	}
@@ -130,7 +135,7 @@ func (d *Departure) stageOver() bool {
 func (d *Departure) AllDeparted() bool {
 	d.e.Mail.Pump()
 	d.e.Engine.Tick() // operations that were given up
-	for _, g := range d.e.liveGroups() {
+	for _, g := range d.e.Groups.all() {
 		g.Settled()
 	}
 	switch d.stage {
@@ -161,58 +166,21 @@ func (d *Departure) finalizable() bool {
 
 // Settled tells whether nothing of any group is under way: no operation, and no request of MPI.
 func (d *Departure) Settled() bool {
-	return d.e.makers.Load() == 0 && d.dropped == nil &&
-		all(d.e.liveGroups(), func(g Group) bool { return !g.UnderWay() && g.Settled() })
+	return d.users.Load() == 0 && !d.dropping &&
+		all(d.e.Groups.all(), func(g Group) bool { return !g.UnderWay() && g.Settled() })
 }
 
-// dropMessages takes one message after another that has come for this rank.
+// dropMessages takes messages that have come for this rank.
 func (d *Departure) dropMessages() {
-	if m := d.dropped; m != nil {
-		if !transport.Over(m.on, m.request) {
-			return
-		}
-		m.on.Release(m.request)
-		mem.Free(m.block)
-		d.dropped = nil
+	d.dropping = false
+	for _, g := range d.e.Groups.all() {
+		d.dropping = g.DropMessages() || d.dropping
 	}
-	for _, g := range d.e.liveGroups() {
-		on := g.Messages()
-		if on == nil {
-			continue
-		}
-		_, refuses := on.(transport.Fragmenter)
-		st, found, err := on.Probe(transport.AnySource, transport.AnyTag)
-		if err != nil || !found || st.Bytes > mostDropped && !refuses {
-			continue
-		}
-		msg, found, err := on.Match(transport.AnySource, transport.AnyTag)
-		if err != nil || !found {
-			continue
-		}
-		if d.dropped = drop(on, msg); d.dropped != nil {
-			return
-		}
-	}
-}
-
-// drop begins to receive a message. It returns nil if that fails.
-func drop(on transport.Endpoint, msg transport.Message) *dropped {
-	m, err := &dropped{on: on}, error(nil)
-	if f, ok := on.(transport.Fragmenter); ok {
-		m.request, err = f.Refuse(msg)
-	} else if m.block, err = mem.Alloc(max(1, msg.Bytes)); err == nil { // Open MPI 5 crashes if a long message has no room
-		m.request, err = on.Take(msg, m.block, msg.Bytes)
-	}
-	if err != nil {
-		mem.Free(m.block)
-		return nil
-	}
-	return m
 }
 
 // reportLost writes one line about the messages of this rank that are under way when all ranks have left.
 func (d *Departure) reportLost() {
-	if !d.e.departed.Load() {
+	if !d.e.Roster.Questions.Departed() {
 		return // destroy_process_group: their works have told of it
 	}
 	d.mu.Lock()
@@ -233,29 +201,25 @@ func (d *Departure) reportLost() {
 func (d *Departure) stayAway() {
 	for r := range d.e.Topo.Node {
 		if r != d.e.Topo.Rank {
-			d.e.Mail.send(r, mailAbsent, processKey, nil)
+			d.e.Mail.Send(r, mailbox.Absent, mailbox.OfProcess, nil)
 		}
 	}
-	_ = work.NewEngine().Wait(d.e.Mail.sent, time.Now().Add(lastWord), nil)
+	_ = work.NewEngine().Wait(d.e.Mail.Sent, time.Now().Add(lastWord), nil)
 }
 
 // AwaitDepartures waits until AllDeparted, and tells whether MPI can be finalized. It returns false if some
 // rank has died, says that it ends without the others, or has a thread inside MPI that does not return. There
 // is no deadline, because the other ranks may go on for long, unless a group broke and nothing tells of dead
-// hosts: then it is the group's timeout. It waits with a new engine, because the engine of e was stopped.
+// hosts: then it is the group's timeout.
 func (d *Departure) AwaitDepartures() bool {
 	var deadline time.Time
-	d.e.mu.Lock()
-	if d.e.broke > 0 && d.e.Roster.alive == nil && len(d.e.Roster.hidden()) > 0 {
-		deadline = time.Now().Add(d.e.broke)
+	d.mu.Lock()
+	if d.broke > 0 && d.e.Roster.Unseen() {
+		deadline = time.Now().Add(d.broke)
 	}
-	d.e.mu.Unlock()
-	dead := false
-	err := work.NewEngine().Wait(func() bool {
-		gone := d.AllDeparted()
-		dead = d.Deserted() // MPI may end the collectives then
-		return gone || dead || d.stage == undeparted || d.e.Mail.has(mailAbsent)
-	}, deadline, nil)
+	d.mu.Unlock()
+	_, err := d.Await(deadline, nil)
+	dead := d.Deserted() // MPI may end the collectives then
 	finalizable := d.finalizable() && !dead
 	switch {
 	case err != nil || d.stage == undeparted:
@@ -270,11 +234,11 @@ func (d *Departure) AwaitDepartures() bool {
 }
 
 // Await takes the departure further until it is over. It returns false without an error if it never will be: some rank
-// has died, or has ended without the others.
+// has died, or has ended without the others. It waits with a new engine, because the engine of e was stopped.
 func (d *Departure) Await(deadline time.Time, interrupt work.Interrupt) (over bool, err error) {
 	err = work.NewEngine().Wait(func() bool {
 		over = d.AllDeparted()
-		return over || d.Deserted() || d.stage == undeparted || d.e.Mail.has(mailAbsent)
+		return over || d.Deserted() || d.stage == undeparted || d.e.Mail.Has(mailbox.Absent)
 	}, deadline, interrupt)
 	return over, err
 }
@@ -303,22 +267,11 @@ func (d *Departure) EndTogether() bool {
 // End tells the other ranks that the process of this one may end, and whether those of all ranks do. If its departure failed, they may
 // never hear of it: then they see that it has ended early.
 func (d *Departure) End(all bool) {
-	d.e.Roster.alive.Leave(all)
-	if d.e.Node.presence != nil && d.stage != undeparted {
-		d.e.Node.presence.Go()
+	d.e.Roster.Leave(all)
+	if d.stage != undeparted {
+		d.e.Node.Go()
 	}
 }
 
 // Deserted tells whether the departure cannot be over, because some rank has died or ended without it.
-func (d *Departure) Deserted() bool { return d.e.Roster.alive.AnyDead() || d.endedEarly() }
-
-// endedEarly tells whether the process of a rank of this node has ended before the departure was over: it has
-// died, or the program has called os._exit after destroy_process_group.
-func (d *Departure) endedEarly() bool {
-	for i, r := range d.e.Node.ranks {
-		if v := d.e.Node.views[r]; v != nil && d.e.Node.presence != nil && v.DeadNow() && !d.e.Node.presence.Gone(i) {
-			return true
-		}
-	}
-	return false
-}
+func (d *Departure) Deserted() bool { return d.e.Roster.AnyDead() || d.e.Node.EndedEarly() }

@@ -17,6 +17,12 @@ const chunkDefault = 4 << 20
 // device is slower below and faster above (docs/benchmarks.md).
 const reduceOnDevice = 4 << 20
 
+// Device says how tensors in device memory may go.
+type Device struct {
+	DeviceSettings
+	Aware Aware // whether MPI takes device memory
+}
+
 // DeviceSettings is what environment variables say about tensors in device memory.
 type DeviceSettings struct {
 	Chunk               int64 // bytes; the smallest value of all ranks

@@ -1,95 +1,145 @@
 package world
 
 import (
-	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"encoding/binary"
+	"fmt"
+	"hash/fnv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/paddlempi/paddlempi/gocore/coll"
+	"github.com/paddlempi/paddlempi/gocore/health"
+	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/trace"
 )
 
-// The groups of a world. Members of a group that spans nodes ask each other how far they have come, also one that has freed
-// the group. So of each of the groups that were freed last this rank remembers that, and nothing else.
+// Group is what Env asks of a group of its world.
+type Group interface {
+	// Expire gives up the queued collectives whose deadline has passed.
+	Expire(now time.Time)
+	// Stuck returns the collective in which a thread is inside MPI and cannot return; nil if there is none.
+	Stuck(now time.Time) *health.Stuck
+	// Blocking tells whether a thread is inside a blocking call of MPI.
+	Blocking() bool
 
-// about is what Env notes of a group.
+	// The steps in which a group ends, in their order: see Drain.
+
+	// RefuseCalls makes the group take no more calls. It returns false if it took none before.
+	RefuseCalls() bool
+	// StartsNothing tells whether every operation of the group has begun.
+	StartsNothing() bool
+	// UnderWay tells whether the group has an operation that is not over.
+	UnderWay() bool
+	// Patience is how long the end of the group waits for operations under way.
+	Patience() time.Duration
+	// Close tells the other members on this node that this one comes to no further collective, because of reason.
+	Close(reason status.Code)
+	// Farewell is Close for the members of other nodes. No thread is inside a call of the group.
+	Farewell(reason status.Code)
+	// Settled tells whether no arrival is under way that was given up. It takes it further.
+	Settled() bool
+	// DropMessages takes messages that have come for this member and that nobody will receive, one after the other, so that
+	// their senders are done. It tells whether one is under way.
+	DropMessages() bool
+	// Free gives back everything that the group is made of.
+	Free(reason status.Code) error
+}
+
+// Groups are the groups of a world that this rank has made, and what holds for all of them.
+type Groups struct {
+	// Survives says that no collective of this rank's groups may block in MPI, where the death of a
+	// member cannot be told to the caller. It is set before the first collective.
+	Survives bool
+	Forced   coll.Forced     // algorithms that the group of all ranks prefers
+	Watcher  *health.Watcher // ends the process if a member dies while a thread is inside MPI
+
+	queued atomic.Int32  // collectives that are in the queue of their group
+	hellos atomic.Uint64 // meetings to which this rank has come
+
+	mu   sync.Mutex
+	made map[string]int  // how many groups were made of a list of ranks
+	live map[Group]about // groups that were made and not freed
+}
+
+// about is what is noted of a group.
 type about struct {
 	id    int64
 	key   uint64
 	spans bool // its members share no memory, so that they ask each other
 }
 
-// mostFreed is how many groups that were freed are remembered. A member that asks about an earlier one gets the answer for a
-// group that this rank has not made yet, and waits until its deadline.
-const mostFreed = 1024
-
-// freedGroup is how far a rank came in a group that it has freed.
-type freedGroup struct {
-	standing arrive.Standing
-	member   int
-}
-
-// freedGroups are the groups that were freed last, by key.
-type freedGroups struct {
-	byKey map[uint64]freedGroup
-	order []uint64 // a ring of keys
-	next  int
-}
-
-func (f *freedGroups) add(key uint64, g freedGroup) {
-	if f.byKey == nil {
-		f.byKey = map[uint64]freedGroup{}
+// all returns the groups that are not freed.
+func (s *Groups) all() []Group {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list := make([]Group, 0, len(s.live))
+	for g := range s.live {
+		list = append(list, g)
 	}
-	f.byKey[key] = g
-	if len(f.order) < mostFreed {
-		f.order = append(f.order, key)
-		return
-	}
-	delete(f.byKey, f.order[f.next])
-	f.order[f.next] = key
-	f.next = (f.next + 1) % mostFreed
+	return list
 }
 
-// Remember enters a group that was made. Its key identifies it on all members; spans says that its members share no memory,
-// so that they ask each other.
-func (e *Env) Remember(g Group, as trace.Group, spans bool) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.live[g] = about{as.ID, as.Key, spans}
-	e.Recorder.ring.Join(as)
-	if spans {
-		e.byKey[as.Key] = g
+// stuck returns a collective in which a thread is inside MPI and cannot return; nil if there is none.
+func (s *Groups) stuck(now time.Time) (found *health.Stuck) {
+	for _, g := range s.all() {
+		if stuck := g.Stuck(now); found == nil {
+			found = stuck
+		}
+	}
+	return found
+}
+
+// Remember enters a group that was made. Its key identifies it on all members. If its members share no memory, they ask each
+// other, and asked answers; else it is nil.
+func (e *Env) Remember(g Group, as trace.Group, asked health.Respondent) {
+	e.Groups.mu.Lock()
+	e.Groups.live[g] = about{as.ID, as.Key, asked != nil}
+	e.Recorder.Join(as)
+	e.Groups.mu.Unlock()
+	if asked != nil {
+		e.Roster.Questions.Join(as.Key, as.Rank, asked)
 	}
 }
 
 // Forget removes a group that was freed, or that its members never use.
 func (e *Env) Forget(g Group) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	was, there := e.live[g]
-	if !there {
-		return
+	e.Groups.mu.Lock()
+	was, there := e.Groups.live[g]
+	if there {
+		delete(e.Groups.live, g)
+		e.Recorder.Leave(was.id)
 	}
-	delete(e.live, g)
-	e.Recorder.ring.Leave(was.id)
+	e.Groups.mu.Unlock()
 	if was.spans {
-		delete(e.byKey, was.key)
-		e.freed.add(was.key, freedGroup{g.Standing(), g.Member()})
+		e.Roster.Questions.Forget(was.key)
 	}
 }
 
-// groupOf returns the group that spans nodes and has a key; nil if there is none.
-func (e *Env) groupOf(key uint64) Group {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.byKey[key]
+// Key identifies a group before it exists. It is made of the ranks and of how many groups of the
+// same ranks were made before. The members count these alike, because they make them in the same
+// order.
+func (s *Groups) Key(ranks []int) uint64 {
+	h := fnv.New64a()
+	var b [8]byte
+	for _, r := range ranks {
+		binary.LittleEndian.PutUint64(b[:], uint64(r))
+		h.Write(b[:])
+	}
+	name := fmt.Sprint(ranks)
+	s.mu.Lock()
+	n := s.made[name]
+	s.made[name]++
+	s.mu.Unlock()
+	binary.LittleEndian.PutUint64(b[:], uint64(n))
+	h.Write(b[:])
+	return h.Sum64()
 }
 
-// standingOf returns how far this rank has come in the group that spans nodes and has a key, or came in it, and which member
-// it is. ok is false if it knows of no such group.
-func (e *Env) standingOf(key uint64) (s arrive.Standing, member int, ok bool) {
-	e.mu.Lock()
-	g, freed := e.byKey[key], e.freed.byKey
-	was, ok := freed[key]
-	e.mu.Unlock()
-	if g != nil {
-		return g.Standing(), g.Member(), true
-	}
-	return was.standing, was.member, ok
+// Unmake takes back the key of an attempt that failed. The next attempt on this rank then has the same key. A
+// member that did not come to this attempt has that key at its next attempt, too.
+func (s *Groups) Unmake(ranks []int) {
+	s.mu.Lock()
+	s.made[fmt.Sprint(ranks)]--
+	s.mu.Unlock()
 }

@@ -28,21 +28,21 @@ type handover struct {
 // run hands the files over. It is collective over comm, whose ranks may be on several nodes. opened says of each rank
 // of comm whether it had the files of its node's givers without sockets, and complete whether it has them now.
 func (h *handover) run() (opened, complete []bool, err error) {
-	mine := absent()
+	mine := segment.None()
 	if h.file != nil {
-		mine = present(h.file.Address().Words())
+		mine = segment.Some(h.file.Address().Words())
 	}
 	if h.addresses, err = h.comm.Gather(mine, nil); err != nil {
 		return nil, nil, err
 	}
 	h.open()
-	if opened, err = gatherBool(h.comm, len(h.lacks) == 0, nil); err != nil || !slices.Contains(opened, false) {
+	if opened, err = transport.GatherBool(h.comm, len(h.lacks) == 0, nil); err != nil || !slices.Contains(opened, false) {
 		return opened, opened, err
 	}
 	if err := h.bySockets(opened); err != nil {
 		return nil, nil, err
 	}
-	complete, err = gatherBool(h.comm, len(h.lacks) == 0, nil)
+	complete, err = transport.GatherBool(h.comm, len(h.lacks) == 0, nil)
 	return opened, complete, err
 }
 
@@ -68,28 +68,4 @@ func (h *handover) open() {
 // address returns where a peer that has a file says it is. The peer may be wrong, and segment checks what it opens.
 func (h *handover) address(r int) segment.Address {
 	return segment.Of([3]int64(h.addresses[r][1:]))
-}
-
-// present returns what a rank tells the others of something that it has: the word 1, then an address or a rendezvous.
-func present(w [3]int64) []int64 { return append([]int64{1}, w[:]...) }
-
-// absent returns what a rank tells that does not have it: as many words, all 0.
-func absent() []int64 { return make([]int64, 4) }
-
-// gatherBool tells all ranks of comm whether this one says yes, and returns what each says. It waits
-// as Exchange.Gather does.
-func gatherBool(comm transport.Exchange, yes bool, wait transport.Wait) ([]bool, error) {
-	mine := []int64{0}
-	if yes {
-		mine[0] = 1
-	}
-	rows, err := comm.Gather(mine, wait)
-	if err != nil {
-		return nil, err
-	}
-	all := make([]bool, len(rows))
-	for r, row := range rows {
-		all[r] = row[0] != 0
-	}
-	return all, nil
 }

@@ -13,7 +13,7 @@ import (
 func (n *Node) shareHeaps() error {
 	own, mistake := heap.OfProcess()
 	views := map[int]*heap.View{}
-	h := handover{comm: n.base, peers: n.ranks, givers: n.ranks, size: segment.AnySize}
+	h := handover{comm: n.base, peers: n.Ranks, givers: n.Ranks, size: segment.AnySize}
 	if own != nil {
 		h.file = own.File()
 	}
@@ -25,12 +25,12 @@ func (n *Node) shareHeaps() error {
 		return err
 	}
 	opened, complete, err := h.run()
-	n.views, n.adopts = views, true
+	n.Views, n.adopts = views, true
 	if err != nil {
 		n.closeViews()
 		return err
 	}
-	for _, r := range n.ranks {
+	for _, r := range n.Ranks {
 		n.adopts = n.adopts && opened[r]
 		if complete[r] || n.noHeaps != "" {
 			continue
@@ -44,32 +44,21 @@ func (n *Node) shareHeaps() error {
 	return nil
 }
 
-// others returns the other ranks of this node.
-func (n *Node) others() []int {
-	var list []int
-	for _, r := range n.ranks {
-		if r != n.topo.Rank {
-			list = append(list, r)
-		}
-	}
-	return list
-}
-
 func (n *Node) closeViews() {
-	for r, v := range n.views {
+	for r, v := range n.Views {
 		v.Close()
-		delete(n.views, r)
+		delete(n.Views, r)
 	}
-	n.views = nil
+	n.Views = nil
 }
 
 // Opens tells whether a heap may adopt files (heap.Adopt): all other ranks of this node, if there are
 // any, share heaps and can open each other's files.
-func (n *Node) Opens() bool { return n.noHeaps == "" && (n.adopts || len(n.others()) == 0) }
+func (n *Node) Opens() bool { return n.noHeaps == "" && (n.adopts || len(n.Ranks) == 1) }
 
 // Adopts tells whether a collective gains by a file that a heap has adopted: Opens, and other ranks map the
 // heap.
-func (n *Node) Adopts() bool { return n.Opens() && len(n.views) > 0 }
+func (n *Node) Adopts() bool { return n.Opens() && len(n.Views) > 0 }
 
 // Heaps tells whether the ranks of this node can map each other's heaps, and why not.
 func (n *Node) Heaps() (shared bool, why string) { return n.noHeaps == "", n.noHeaps }

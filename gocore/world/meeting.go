@@ -5,11 +5,12 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"slices"
 	"sync/atomic"
 	"time"
 
+	"github.com/paddlempi/paddlempi/gocore/health"
+	"github.com/paddlempi/paddlempi/gocore/mailbox"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
@@ -58,17 +59,23 @@ type meeting struct {
 	key   uint64
 	ranks []int
 	began time.Time
-	slow  Slowness
+	slow  health.Slowness
 	looks int
 	over  atomic.Bool
 }
 
-// reportIfSlow reports a wait for members that have not come. came says that they have, and are named
-// only if they are stalled. It looks at the clock at every 32nd call.
+// reportIfSlow reports a wait for members that have not come. came says that they have: the first member decides then, and
+// reports who is missing, and they are named only if they are stalled. It looks at the clock at every 32nd call.
 func (m *meeting) reportIfSlow(missing []int, came bool) {
-	if m.looks++; m.looks&31 == 0 && m.slow.Due(&m.e.Reports, time.Now(), time.Time{}) {
-		m.e.Reports.meeting(&m.slow, m.what, m.key, m.ranks, missing, came, func() bool { return !m.over.Load() })
+	if m.looks++; m.looks&31 != 0 || !m.slow.Due(&m.e.Reports, time.Now(), time.Time{}) {
+		return
 	}
+	kind := "meeting"
+	if came {
+		kind = "decision"
+	}
+	m.e.Reports.Report(&health.Wait{What: fmt.Sprintf("%s(ranks=%s)", m.what, status.Brief(m.ranks)), How: "has not called it", Since: m.slow.Since,
+		ID: health.WaitID(kind, m.key), Key: m.key, Ranks: slices.Clone(missing), Moving: came, Still: func() bool { return !m.over.Load() }})
 }
 
 // left returns those of ranks that have left the job, as far as this rank knows. It asks those of other nodes after a
@@ -100,7 +107,7 @@ func (m *meeting) collect(others []int, deadline time.Time) (missing []int, err 
 		a := came[r]
 		a.round, a.still = round, false
 		a.asked = binary.LittleEndian.AppendUint64(bytes.Clone(a.number), round)
-		e.Mail.send(r, mailReady, key, a.asked)
+		e.Mail.Send(r, mailbox.Ready, key, a.asked)
 	}
 	round := uint64(0) // round 0 asks one member whose hello has arrived; every later round asks all
 	err = e.wait(func() bool {
@@ -110,7 +117,7 @@ func (m *meeting) collect(others []int, deadline time.Time) (missing []int, err 
 		}
 		missing = missing[:0]
 		for _, r := range others {
-			number, ok := e.Mail.peek(mailHello, r, key)
+			number, ok := e.Mail.Peek(mailbox.Hello, r, key)
 			switch {
 			case !ok:
 				delete(came, r)
@@ -138,7 +145,7 @@ func (m *meeting) collect(others []int, deadline time.Time) (missing []int, err 
 		}
 		for _, r := range others {
 			a := came[r]
-			if body, ok := e.Mail.take(mailStill, r, key); ok && bytes.Equal(body, a.asked) {
+			if body, ok := e.Mail.Take(mailbox.Still, r, key); ok && bytes.Equal(body, a.asked) {
 				a.still = true
 			}
 			if !a.still {
@@ -154,42 +161,44 @@ func (m *meeting) collect(others []int, deadline time.Time) (missing []int, err 
 	case len(left) > 0:
 		err, missing = errLeft, left
 	}
-	kind, list := mailGo, []byte(nil)
-	if err != nil {
-		kind = mailFail
-		list = binary.LittleEndian.AppendUint32(list, failOf(err))
-		for _, r := range missing {
-			list = binary.LittleEndian.AppendUint32(list, uint32(r))
-		}
-	}
-	for _, r := range others {
-		if number, ok := e.Mail.take(mailHello, r, key); ok {
-			e.Mail.send(r, kind, key, append(number, list...))
-		}
-	}
-	_ = e.Engine.Wait(e.Mail.sent, time.Now().Add(time.Second), nil)
+	m.decide(others, missing, err)
 	return missing, err
 }
 
-// The reasons in a mailFail.
+// The reasons in a mailbox.Fail.
 const (
 	failLate uint32 = iota // the ranks have not come
 	failLeft               // the ranks have left the job
 )
 
-func failOf(err error) uint32 {
-	if err == errLeft {
-		return failLeft
+// decide tells the others that all have come, or why the meeting fails and which members are missing.
+func (m *meeting) decide(others, missing []int, err error) {
+	kind, list := mailbox.Go, []byte(nil)
+	if err != nil {
+		kind = mailbox.Fail
+		why := failLate
+		if err == errLeft {
+			why = failLeft
+		}
+		list = binary.LittleEndian.AppendUint32(list, why)
+		for _, r := range missing {
+			list = binary.LittleEndian.AppendUint32(list, uint32(r))
+		}
 	}
-	return failLate
+	for _, r := range others {
+		if number, ok := m.e.Mail.Take(mailbox.Hello, r, m.key); ok {
+			m.e.Mail.Send(r, kind, m.key, append(number, list...))
+		}
+	}
+	_ = m.e.Engine.Wait(m.e.Mail.Sent, time.Now().Add(time.Second), nil)
 }
 
 // attend is meet on the members other than the first.
 func (m *meeting) attend(deadline time.Time) (missing []int, err error) {
 	e, key, ranks, first := m.e, m.key, m.ranks, m.ranks[0]
 	asked := false // by the first member, which reports who is missing
-	number := binary.LittleEndian.AppendUint64(nil, e.hellos.Add(1))
-	e.Mail.send(first, mailHello, key, number)
+	number := binary.LittleEndian.AppendUint64(nil, e.Groups.hellos.Add(1))
+	e.Mail.Send(first, mailbox.Hello, key, number)
 	over, left := false, false
 	var decided error // the first member has decided that the meeting fails
 	var gone []int    // members that have left, as this one has seen first
@@ -197,14 +206,17 @@ func (m *meeting) attend(deadline time.Time) (missing []int, err error) {
 	until := deadline
 	err = e.wait(func() bool {
 		e.Mail.Pump()
-		if body, ok := e.Mail.take(mailReady, first, key); ok && bytes.HasPrefix(body, number) && time.Now().Before(deadline.Add(readyLimit)) {
-			until, asked = later(deadline, time.Now()).Add(decisionGrace), true
-			e.Mail.send(first, mailStill, key, body)
+		if body, ok := e.Mail.Take(mailbox.Ready, first, key); ok && bytes.HasPrefix(body, number) && time.Now().Before(deadline.Add(readyLimit)) {
+			until, asked = time.Now().Add(decisionGrace), true
+			if latest := deadline.Add(decisionGrace); until.Before(latest) {
+				until = latest
+			}
+			e.Mail.Send(first, mailbox.Still, key, body)
 		}
-		if body, ok := e.Mail.take(mailGo, first, key); ok && bytes.Equal(body, number) {
+		if body, ok := e.Mail.Take(mailbox.Go, first, key); ok && bytes.Equal(body, number) {
 			return true
 		}
-		if body, ok := e.Mail.take(mailFail, first, key); ok && bytes.HasPrefix(body, number) {
+		if body, ok := e.Mail.Take(mailbox.Fail, first, key); ok && bytes.HasPrefix(body, number) {
 			missing, decided = decodeFail(body[len(number):], ranks)
 			return true
 		}
@@ -216,7 +228,7 @@ func (m *meeting) attend(deadline time.Time) (missing []int, err error) {
 			if gone = m.left(ranks); len(gone) > 0 {
 				leftAt = now
 			}
-		} else if left = now.Sub(leftAt) > LeftGrace; left { // else the decision may be on its way
+		} else if left = now.Sub(leftAt) > health.LeftGrace; left { // else the decision may be on its way
 			over, missing = true, gone // not those that have left since, because of these
 		}
 		if !over {
@@ -230,7 +242,7 @@ func (m *meeting) attend(deadline time.Time) (missing []int, err error) {
 		}
 	}
 	if err != nil {
-		e.Mail.send(first, mailBye, key, nil)
+		e.Mail.Send(first, mailbox.Bye, key, nil)
 	} else {
 		err = decided
 	}
@@ -254,19 +266,12 @@ func decodeFail(body []byte, ranks []int) (missing []int, err error) {
 	return missing, err
 }
 
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
-}
-
 // meetError turns the error of a meeting into one that names the members that did not come.
 func (e *Env) meetError(what, need string, err error, ranks, missing []int, timeout time.Duration) error {
 	switch {
 	case err == nil:
 		return nil
-	case e.ended.Load() != nil:
+	case e.Departure.ended.Load() != nil:
 		return e.EndingError(what, ranks)
 	case err != work.ErrDeadline && err != errLeft:
 		return err
@@ -278,32 +283,4 @@ func (e *Env) meetError(what, need string, err error, ranks, missing []int, time
 		return status.New(status.PeerLeft, "%s(ranks=%v): world rank(s) %v have ended and will not come", what, status.Brief(ranks), status.Brief(missing)).WithRanks(missing...)
 	}
 	return status.New(status.Timeout, "%s(ranks=%v): after %v world rank(s) %v had not %s", what, status.Brief(ranks), timeout, status.Brief(missing), need).WithRanks(missing...)
-}
-
-// Key identifies a group before it exists. It is made of the ranks and of how many groups of the
-// same ranks were made before. The members count these alike, because they make them in the same
-// order.
-func (e *Env) Key(ranks []int) uint64 {
-	h := fnv.New64a()
-	var b [8]byte
-	for _, r := range ranks {
-		binary.LittleEndian.PutUint64(b[:], uint64(r))
-		h.Write(b[:])
-	}
-	name := fmt.Sprint(ranks)
-	e.mu.Lock()
-	n := e.made[name]
-	e.made[name]++
-	e.mu.Unlock()
-	binary.LittleEndian.PutUint64(b[:], uint64(n))
-	h.Write(b[:])
-	return h.Sum64()
-}
-
-// Unmake takes back the key of an attempt that failed. The next attempt on this rank then has the same key. A
-// member that did not come to this attempt has that key at its next attempt, too.
-func (e *Env) Unmake(ranks []int) {
-	e.mu.Lock()
-	e.made[fmt.Sprint(ranks)]--
-	e.mu.Unlock()
 }

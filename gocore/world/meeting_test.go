@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/paddlempi/paddlempi/gocore/health"
+	"github.com/paddlempi/paddlempi/gocore/mailbox"
 	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
@@ -34,6 +36,13 @@ func envs(t *testing.T, n int, nodes []int, f func(t *testing.T, e *Env)) {
 	all.Wait()
 }
 
+// A setting that is wrong is the error of every rank, before anything is made.
+func TestASettingOfReportsIsChecked(t *testing.T) {
+	t.Setenv(health.ReportVariable, "0.01")
+	_, err := NewEnv(mpifake.World(mpifake.New(1)[0]), time.Second, nil)
+	assert.Equal(t, status.Argument, status.CodeOf(err))
+}
+
 // end destroys a world.
 func end(t *testing.T, e *Env) {
 	settled, err := e.Destroy()
@@ -56,12 +65,11 @@ func TestAHelloThatWasTakenBackIsNotTakenForTheNextAttempt(t *testing.T) {
 			assert.ErrorIs(t, err, work.ErrDeadline)
 			assert.Equal(t, []int{0}, missing)
 			assert.Less(t, time.Since(began), decisionGrace) // rank 0 never asked: there is no decision
+			// To rank 0 it is as if the letter that takes the hello back had not come.
+			e.Mail.Send(0, mailbox.Hello, key, binary.LittleEndian.AppendUint64(nil, 1))
 			gaveUp.Done()
 		} else {
 			gaveUp.Wait()
-			// Rank 0 has received the hello, but not the message that takes it back.
-			e.Mail.Pump()
-			e.Mail.inbox[letter{mailHello, 1, key}] = binary.LittleEndian.AppendUint64(nil, 1)
 			missing, err := e.meet("test", key, both, 50*time.Millisecond)
 			assert.ErrorIs(t, err, work.ErrDeadline)
 			assert.Equal(t, []int{1}, missing)
@@ -86,9 +94,9 @@ func FuzzMail(f *testing.F) {
 		f.Add(letter(kind, 1, slices.Concat(number, number)...))
 		f.Add(letter(kind, 3, slices.Concat(number, number, number)...))
 	}
-	f.Add(letter(byte(mailFail), 1, slices.Concat(number, []byte{255, 255, 255, 255, 0, 0, 0, 128})...))
+	f.Add(letter(byte(mailbox.Fail), 1, slices.Concat(number, []byte{255, 255, 255, 255, 0, 0, 0, 128})...))
 	f.Setenv("PADDLEMPI_DEAD_AFTER", "0") // connections would take most of the time
-	f.Add(letter(byte(mailReady), 1, slices.Concat(number, number)...))
+	f.Add(letter(byte(mailbox.Ready), 1, slices.Concat(number, number)...))
 	f.Fuzz(func(t *testing.T, input []byte) {
 		libs := mpifake.New(2, mpifake.Nodes([]int{0, 1}), mpifake.Patience(5*time.Second))
 		var all sync.WaitGroup
@@ -107,8 +115,8 @@ func FuzzMail(f *testing.F) {
 				}
 				defer end(t, e)
 				both := []int{0, 1}
-				pair := e.Key(both)
-				e.Unmake(both)
+				pair := e.Groups.Key(both)
+				e.Groups.Unmake(both)
 				if e.Topo.Rank != int(first) {
 					err := e.Meet("new_group", "come", pair, both, 30*time.Millisecond)
 					var named *status.Error
@@ -117,21 +125,17 @@ func FuzzMail(f *testing.F) {
 							assert.True(t, r == 0 || r == 1)
 						}
 					}
-					e.Mail.mu.Lock()
-					assert.LessOrEqual(t, len(e.Mail.inbox), 2*mostLetters)
-					e.Mail.mu.Unlock()
 					return
 				}
-				keys := []uint64{0, pair, 5, processKey}
+				keys := []uint64{0, pair, 5, mailbox.OfProcess}
 				for rest := input; len(rest) >= 3; {
 					n := min(int(rest[2]), len(rest)-3)
-					kind := mailKind(rest[0] & 0x7f)
-					if kind != mailGo { // it says that all members have come: then this rank is believed
-						e.Mail.send(1-e.Topo.Rank, kind, keys[int(rest[1])%len(keys)], rest[3:3+n])
+					kind := mailbox.Kind(rest[0] & 0x7f)
+					if kind != mailbox.Go { // it says that all members have come: then this rank is believed
+						e.Mail.Send(1-e.Topo.Rank, kind, keys[int(rest[1])%len(keys)], rest[3:3+n])
 					}
 					rest = rest[3+n:]
 				}
-				_ = e.Mail.channel.Send(1-e.Topo.Rank, input) // no header at all
 			}()
 		}
 		all.Wait()

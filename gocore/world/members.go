@@ -84,9 +84,7 @@ func (m *Members) DiedError(what string, members []int, after string) error {
 // AwaitName waits, on the thread of a caller, as long as err should not be told (News).
 func (m *Members) AwaitName(err error) {
 	var n News
-	if n.Waits(m, err) {
-		_ = m.Env.Engine.Wait(func() bool { return !n.Waits(m, err) }, time.Time{}, nil)
-	}
+	_ = m.Env.Engine.Wait(func() bool { return !n.Waits(m, err) }, time.Time{}, nil)
 }
 
 // Named returns err, or the error of the operation if err tells of a death.
@@ -157,7 +155,7 @@ func (m *Members) WorldRank(member int) int { return m.Ranks[member] }
 
 // HeapOf returns the heap of another member; nil if it cannot be mapped here. It is in use between Use
 // and done only.
-func (m *Members) HeapOf(member int) *heap.View { return m.Env.Node.views[m.Ranks[member]] }
+func (m *Members) HeapOf(member int) *heap.View { return m.Env.Node.Views[m.Ranks[member]] }
 
 // Engine returns what drives requests of the transport.
 func (m *Members) Engine() *work.Engine { return m.Env.Engine }

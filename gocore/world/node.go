@@ -3,8 +3,7 @@ package world
 import (
 	"slices"
 
-	"github.com/paddlempi/paddlempi/gocore/arrive"
-	"github.com/paddlempi/paddlempi/gocore/heap"
+	"github.com/paddlempi/paddlempi/gocore/health"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/topo"
 	"github.com/paddlempi/paddlempi/gocore/transport"
@@ -14,24 +13,22 @@ import (
 // Node is what the ranks of this rank's node share: memory files, which package segment makes. Its methods are safe
 // for concurrent use.
 type Node struct {
-	base     transport.Comm
-	topo     *topo.Topology
-	ranks    []int                // world ranks on this node
-	presence *arrive.ControlSlots // shows which of them have left; nil if they cannot share memory
-	way      way                  // how they came to share memory
-	views    map[int]*heap.View   // heaps of the other ones, by world rank; nil if they cannot be shared
-	adopts   bool                 // they can open each other's files through /proc
-	noHeaps  string               // why views is nil; "" if this rank is alone on its node
-	crowded  bool                 // there are more ranks than cores
-	local    *memory.Comm         // connects the ranks of this node; nil if they cannot share memory, and where base needs none
+	health.NodeView // who the ranks are, and what their memory shows of them
+
+	base    transport.Comm
+	way     way          // how they came to share memory
+	adopts  bool         // they can open each other's files through /proc
+	noHeaps string       // why Views is nil; "" if this rank is alone on its node
+	crowded bool         // there are more ranks than cores
+	local   *memory.Comm // connects the ranks of this node; nil if they cannot share memory, and where base needs none
 }
 
 // newNode opens what the ranks of each node share. direct says that this rank may give messages of device memory to base.
 // newNode is collective over base. After an error there is what was opened before.
 func newNode(base transport.Comm, t *topo.Topology, direct bool) (*Node, error) {
-	n := &Node{base: base, topo: t, ranks: t.Peers(), crowded: t.Crowded()}
+	n := &Node{NodeView: health.NodeView{Ranks: t.Peers()}, base: base, crowded: t.Crowded()}
 	var err error
-	if n.presence, n.way, err = n.MakeControlSlots(base, n.ranks, 0); err != nil {
+	if n.Presence, n.way, err = n.MakeControlSlots(base, n.Ranks, 0); err != nil {
 		return n, err
 	}
 	if err := n.shareHeaps(); err != nil {
@@ -46,15 +43,11 @@ func (n *Node) connect(direct bool) error {
 	if n.base.HostMemoryOnly() {
 		return nil
 	}
-	wanted := []int64{1}
-	if direct {
-		wanted[0] = 0
-	}
-	if err := n.base.Min(wanted); err != nil || wanted[0] == 0 {
+	if wanted, err := transport.All(n.base, !direct); err != nil || !wanted {
 		return err
 	}
 	var err error
-	n.local, _, err = connect(sharing(n.base, n.ranks, messagesFile, memory.Bytes(len(n.ranks))))
+	n.local, _, err = connect(sharing(n.base, n.Ranks, messagesFile, memory.Bytes(len(n.Ranks))))
 	return err
 }
 
@@ -117,10 +110,21 @@ func (n *Node) Connect(ranks []int, key uint64) (transport.Comm, error) {
 	}
 	places := make([]int, len(ranks))
 	for i, r := range ranks {
-		places[i] = slices.Index(n.ranks, r)
+		places[i] = slices.Index(n.Ranks, r)
 	}
 	return n.local.Create(places, key)
 }
 
 // Crowded tells whether this node has more ranks than cores.
 func (n *Node) Crowded() bool { return n.crowded }
+
+// close frees what newNode has made.
+func (n *Node) close() {
+	n.closeViews()
+	if n.local != nil {
+		_ = n.local.Free()
+	}
+	if n.Presence != nil {
+		_ = n.Presence.Close()
+	}
+}

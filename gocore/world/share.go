@@ -26,15 +26,8 @@ func (w way) String() string {
 // Way tells how the ranks of the world share memory with the ranks of their nodes.
 func (n *Node) Way() string { return n.way.String() }
 
-// shareFile makes a memory file of size bytes on each node and opens it on all ranks of that node.
-// peers are the ranks of comm on this rank's node; the first one makes the file. shareFile is collective over comm. It
-// returns a nil file on a rank that is alone on its node. If some rank of comm cannot get its file, it returns nil and byMessage on
-// all. The file is all zero; its memory is allocated when a rank first touches it.
-func shareFile(comm transport.Exchange, peers []int, name string, size int64) (*segment.File, way, error) {
-	return sharing(comm, peers, name, size).share()
-}
-
-// sharing returns a handover of one file, which the first of peers makes.
+// sharing returns the handover of a memory file of size bytes on each node. peers are the ranks of comm on this rank's node;
+// the first one makes the file. The file is all zero; its memory is allocated when a rank first touches it.
 func sharing(comm transport.Exchange, peers []int, name string, size int64) *handover {
 	h := &handover{comm: comm, peers: peers, size: size}
 	if len(peers) > 1 {
@@ -46,7 +39,8 @@ func sharing(comm transport.Exchange, peers []int, name string, size int64) *han
 	return h
 }
 
-// share hands the file over: see shareFile.
+// share hands the file over, and returns it on all ranks of the node. It is collective over comm. It returns a nil file on a
+// rank that is alone on its node. If some rank of comm cannot get its file, it returns nil and byMessage on all.
 func (h *handover) share() (*segment.File, way, error) {
 	file := h.file
 	h.take = func(_ int, f *segment.File) error {

@@ -13,33 +13,28 @@ import (
 // get none, and how is byMessage.
 func (n *Node) MakeControlSlots(comm transport.Exchange, peers []int, more int64) (_ *arrive.ControlSlots, how way, _ error) {
 	size, me := len(peers), slices.Index(peers, comm.Rank())
-	file, how, err := shareFile(comm, peers, "paddlempi-arrive", arrive.ControlSlotsSize(size)+more)
+	file, how, err := sharing(comm, peers, "paddlempi-arrive", arrive.ControlSlotsSize(size)+more).share()
 	if err != nil || how == byMessage {
 		return nil, how, err
 	}
-	ok := []int64{1}
 	var slots *arrive.ControlSlots
 	if file != nil {
-		if slots, err = arrive.NewControlSlots(file, size, me); err != nil {
-			ok[0] = 0
-		}
+		slots, err = arrive.NewControlSlots(file, size, me)
 		file.Close()
 	}
-	if err := comm.Min(ok); err != nil {
-		if slots != nil {
-			slots.Stop(1, status.CodeOf(err)) // others may have heard of this rank: they need not wait for it in a collective
-			_ = slots.Close()
-		}
-		return nil, how, err
-	}
-	if ok[0] == 0 {
-		if slots != nil {
-			_ = slots.Close()
-		}
-		return nil, byMessage, nil
-	}
-	if slots != nil && n.crowded {
+	mapped, failed := transport.All(comm, err == nil)
+	switch {
+	case slots == nil:
+	case failed != nil:
+		slots.Stop(1, status.CodeOf(failed)) // others may have heard of this rank: they need not wait for it in a collective
+		_ = slots.Close()
+	case !mapped:
+		_ = slots.Close()
+	case n.crowded:
 		slots.YieldEvery(16)
+	}
+	if failed != nil || !mapped {
+		return nil, byMessage, failed
 	}
 	return slots, how, nil
 }

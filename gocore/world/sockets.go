@@ -22,12 +22,12 @@ func (h *handover) bySockets(opened []bool) error {
 		}
 	}
 	var giver *segment.Giver
-	mine := absent()
+	mine := segment.None()
 	if takers > 0 && h.file != nil {
 		var err error
 		if giver, err = segment.NewGiver(h.file); err == nil {
 			giver.SameUser = h.sameUser
-			mine = present(giver.Rendezvous().Words())
+			mine = segment.Some(giver.Rendezvous().Words())
 		}
 	}
 	meetings, err := h.comm.Gather(mine, nil)

@@ -11,6 +11,7 @@ it, and ``_exit`` does for a while.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -18,7 +19,7 @@ from typing import Any, Protocol
 
 from .errors import BY_CODE, NotInitializedError, OutOfMemoryError, UnsupportedError
 
-__all__ = ["ONCE", "QUIET", "control", "core", "load", "loaded", "on_load", "submit"]
+__all__ = ["ONCE", "QUIET", "control", "core", "load", "loaded", "on_load", "submit", "trial"]
 
 QUIET = 1 << 16
 """Flag of submit: autograd is not told that tensors were written to."""
@@ -201,3 +202,15 @@ def control(method: str, **arguments: object) -> dict[str, Any]:
 
     answer: dict[str, Any] = json.loads(load().control(method, json.dumps(arguments)) or "{}")
     return answer
+
+
+def trial() -> list[str]:
+    """Return the command that tries whether MPI moves GPU memory; empty if it is not known.
+
+    The core appends the request to it.
+    """
+    if not sys.executable:
+        return []
+    program = "import sys; sys.path.append(sys.argv[1]); from paddlempi.cli import trial; "
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return [sys.executable, "-c", program + "sys.exit(trial.main(sys.argv[2]))", package]

@@ -57,7 +57,6 @@ DEFAULT_TIMEOUT = timedelta(minutes=30)
 WORLD: ProcessGroup | None
 """The group of all ranks; None before init and after destroy (``paddlempi.group.WORLD``)."""
 
-
 _by_id: WeakValueDictionary[int, ProcessGroup] = WeakValueDictionary()
 
 
@@ -204,7 +203,7 @@ def init_process_group(
             "comm": handle,
             "timeout": seconds,
             "sys_prefix": sys.prefix,
-            "trial": _trial() if sys.executable else [],
+            "trial": _native.trial(),
             "abort_on_death": abort_on_death,
             "end_file": _marks.file(),
         }
@@ -230,13 +229,6 @@ def init_process_group(
         memory.warn("init_process_group", answer["no_heaps"], stacklevel=2)
     if front is not None:
         front.init(timeout)
-
-
-def _trial() -> list[str]:
-    """The command that tries whether MPI moves GPU memory. The core appends the request to it."""
-    program = "import sys; sys.path.append(sys.argv[1]); from paddlempi.cli import trial; "
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    return [sys.executable, "-c", program + "sys.exit(trial.main(sys.argv[2]))", package]
 
 
 def destroy_process_group(group: ProcessGroup | None = None) -> None:

@@ -56,6 +56,23 @@ def array_case(count: int, in_heap: bool) -> Callable[[], None]:
     return call
 
 
+def message_case() -> Callable[[], None]:
+    """Send 8 bytes to rank 1, or receive them from it, which has called before."""
+    import numpy as np
+
+    array = np.ones(8, np.uint8)
+
+    def call() -> None:
+        other, sends = 1 - dist.get_rank(), (case == "send") == (dist.get_rank() == 0)
+        begin()
+        if sends:
+            dist.send(array, other)
+        else:
+            dist.recv(array, other)
+
+    return call
+
+
 def ddp_case() -> Callable[[], None]:
     import torch
 
@@ -69,25 +86,30 @@ def ddp_case() -> Callable[[], None]:
     return forward_and_back
 
 
-threading.setprofile(record)
-sys.setprofile(record)
 if case == "ddp":
     import torch.distributed
 
+    # The threads of the package begin after this. An import would take long under a profiler.
+    threading.setprofile(record)
     torch.distributed.init_process_group("mpi")
     call = ddp_case()
 else:
+    threading.setprofile(record)
     dist.init_process_group("mpi")
-    call = array_case((16 << 20) // 4 if case == "mapped" else 4, case == "mapped")
+    if case in ("send", "recv"):
+        call = message_case()
+    else:
+        call = array_case((16 << 20) // 4 if case == "mapped" else 4, case == "mapped")
 core = ctypes.PyDLL(dist._native.core().__file__)
 for i in range(WARM + TIMES):
     dist.barrier()
     is_recorder = dist.get_rank() == 0 and i >= WARM
+    sys.setprofile(record if is_recorder else None)
     call()
+    sys.setprofile(None)
     if is_recorder:
         recording = False
         assert core.pmpi_way_stop(str(folder / f"{i}.core").encode()) == 0
         (folder / f"{i}.json").write_text(json.dumps(entries))
         entries.clear()
-sys.setprofile(None)
 dist.barrier()

@@ -1,11 +1,13 @@
 """Write docs/way.md: the way of some calls through the files of Python, C and Go, on two ranks.
 
-    python tools/way/way.py            write the page
-    python tools/way/way.py --check    fail if the page names a file or a function that is not there
+    python tools/way/way.py              write the page
+    python tools/way/way.py --compare    fail if a call does not go the way that the page says
+    python tools/way/way.py --check      fail if the page names a file or function that is not there
 
-Writing needs Linux, root (for two hosts in network namespaces), an environment with the package,
-torch and Open MPI, and Go, gcc, binutils and iproute2. The core is built once more, from a copy of
-the tree in which every function of Go and of C records that it is entered (entries.c).
+The first two trace the calls. That needs Linux, root (for two hosts in network namespaces), Go, a
+C compiler, binutils and iproute2; the ranks run in .venv-openmpi, with the package and torch. The
+core is built once more, from a copy of the tree in which every function of Go and of C records that
+it is entered (entries.c).
 """
 
 from __future__ import annotations
@@ -25,22 +27,20 @@ from statistics import median_low
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tools" / "cluster")]
+sys.path[:0] = [str(ROOT / "tools" / folder) for folder in ("", "cluster", "build")]
 
 import mpis  # noqa: E402
 import rooms  # noqa: E402
+import toolchain  # noqa: E402
+from core import compiling  # noqa: E402
 from hosts import Hosts  # noqa: E402
 
 PAGE = ROOT / "docs" / "way.md"
 HERE = Path(__file__).parent
+OPENMPI = mpis.MPI("openmpi", ROOT / ".venv-openmpi")  # what the ranks run in
 MODULE = "github.com/paddlempi/paddlempi/"
 FRONTS = ("python/paddlempi/torch", "python/paddlempi")
 ORDER = [*FRONTS, *(room.folder for room in rooms.ROOMS)]  # from the top down
-
-COLUMNS = (
-    *("call", "files: Python, C, Go", "of Python and Go (before)", "aim", "calls of the core"),
-    *("entries into Go", "stays", "rooms", "returns (before)", "climbs (before)"),
-)
 
 RECORDER = """package pmpiway
 
@@ -56,25 +56,55 @@ func At(number uint32) {
 """
 
 
+class Counts(NamedTuple):
+    """What is counted of a way: the columns of the page, in their order."""
+
+    python: int
+    c: int
+    go: int
+    files: int
+    functions: int
+    stays: int
+    rooms: int
+    returns: int
+    climbs: int
+    calls: int
+    entries: int
+
+
+COLUMNS = (
+    *("call", "files of Python", "of C", "of Go", "files", "functions", "stays", "rooms"),
+    *("returns", "climbs", "calls of the core", "entries into Go"),
+)
+
+
 class Case(NamedTuple):
     """A call that is traced.
 
-    ``name`` is for probe.py. ``before`` is what this tool counts in the tree before ADR 0029: files
-    of Python and Go, returns, climbs. ``aim`` is how many such files there should be at most.
+    ``name`` is for probe.py. ``aims`` says of some counts how high they may be.
     """
 
     name: str
     title: str
-    before: tuple[int, int, int]
-    aim: int
+    aims: tuple[tuple[str, int], ...] = ()
     hosts: int = 1
 
 
+SHORT = (("files", 12),)
 CASES = (
-    Case("inline", "A small all_reduce on a node, NumPy", (27, 34, 21), 15),
-    Case("mapped", "An all_reduce of 16 MiB on a node, NumPy, in the heap", (34, 52, 32), 15),
-    Case("wire", "A small all_reduce across two nodes, NumPy", (42, 65, 36), 15, hosts=2),
-    Case("ddp", "The all_reduce of a DDP backward, torch", (43, 66, 36), 22),
+    Case("send", "A send of 8 bytes on a node, NumPy", SHORT),
+    Case("recv", "A recv of 8 bytes on a node, NumPy", SHORT),
+    Case(
+        "inline",
+        "An all_reduce of 16 bytes on a node, NumPy",
+        (
+            *(("python and go", 16), ("c", 9), ("files", 25), ("functions", 80)),
+            *(("returns", 12), ("climbs", 8)),
+        ),
+    ),
+    Case("mapped", "An all_reduce of 16 MiB on a node, NumPy, in the heap"),
+    Case("wire", "An all_reduce of 16 bytes across two nodes, NumPy", hosts=2),
+    Case("ddp", "The all_reduce of a DDP backward, torch", (("files", 40),)),
 )
 
 HEAD = (HERE / "head.md").read_text()
@@ -121,9 +151,13 @@ def build(folder: Path) -> tuple[Path, list[Function]]:
     exported = folder / "way.map"
     exported.write_text("{ global: PyInit__core; pmpi_way_start; pmpi_way_stop; local: *; };")
     core = package / "_core.abi3.so"
-    env = {**os.environ, "CGO_ENABLED": "1", "CGO_CFLAGS": "-g -O2 -finstrument-functions"}
+    # As the core is built otherwise: then what stands outside the tree is in Go's cache already.
+    tools = toolchain.find()
+    env = toolchain.environment(tools)
+    env["CGO_CFLAGS"] += " -finstrument-functions"
     run(
-        *("go", "build", "-buildmode=c-shared", "-tags", "pymodule,grpcnotrace"),
+        *(tools.go, "build", "-buildmode=c-shared", "-buildvcs=false", *compiling()),
+        *("-tags", ",".join([*toolchain.TAGS, "pymodule"])),
         *("-ldflags", f"-extldflags '-Wl,--version-script={exported}'", "-o", core, "./capi/main"),
         cwd=copy,
         env=env,
@@ -164,11 +198,15 @@ def recording(text: str, file: str, functions: list[Function]) -> str:
 
 
 class Trace(NamedTuple):
-    """What a call entered: functions by thread in order, calls of the core, entries into Go."""
+    """What a call entered: functions by thread in order, calls of the core, entries into Go.
+
+    ``always`` has the functions that every one of several calls entered.
+    """
 
     threads: list[list[Function]]
     calls: int
     entries: int
+    always: frozenset[Function] = frozenset()
 
 
 def trace(case: Case, core: Path, go: list[Function], folder: Path) -> Trace:
@@ -176,27 +214,29 @@ def trace(case: Case, core: Path, go: list[Function], folder: Path) -> Trace:
     folder.mkdir()
     probe: list[str | Path] = [HERE / "probe.py", case.name, core.parents[1], folder]
     if case.hosts == 1:
-        launch = [sys.executable, "-m", "paddlempi.testing.launch", "-np", "2", "--"]
-        run(*launch, "python", *probe, env={**os.environ, "PYTHONPATH": str(core.parents[1])})
+        python = OPENMPI.python
+        launch = (python, "-m", "paddlempi.testing.launch", "-np", "2", "--", python)
+        run(*launch, *probe, env={**os.environ, "PYTHONPATH": str(core.parents[1])})
     else:
         folder.chmod(0o755)
         with Hosts(case.hosts) as hosts:
             layout = [(host, 1) for host in hosts.names]
-            done = mpis.MPI("openmpi", Path(sys.prefix)).run(hosts, layout, probe, timeout=120)
+            done = OPENMPI.run(hosts, layout, probe, timeout=120)
         if done.code:
             raise SystemExit(str(done))
-    return usual([read(log, core, go) for log in sorted(folder.glob("*.core"))])
+    logs = sorted(folder.glob("*.core"))
+    c = of_c(core, set(re.findall(r"^\d+ \d+ c (\w+)$", "".join(map(Path.read_text, logs)), re.M)))
+    return usual([read(log, c, go) for log in logs])
 
 
-def read(log: Path, core: Path, go: list[Function]) -> Trace:
+def read(log: Path, c: dict[str, Function], go: list[Function]) -> Trace:
     """Read the records of one call: the core's, and those of Python beside it."""
     # Time, thread, and the function or nothing (a function of the Python C API, of cgo).
     found: list[tuple[int, int, Function | None]] = []
     for at, thread, file, name in json.loads(log.with_suffix(".json").read_text()):
         found.append((at, thread, Function(f"python/paddlempi/{file}", name)))
-    lines = [line.split() for line in log.read_text().splitlines()]
-    c = of_c(core, {what for _, _, language, what in lines if language == "c"})
-    for at, thread, language, what in lines:
+    for line in log.read_text().splitlines():
+        at, thread, language, what = line.split()
         function = c.get(what) if language == "c" else go[int(what, 16)]
         found.append((int(at), int(thread), function))
     found.sort(key=lambda entry: entry[0])
@@ -221,8 +261,13 @@ def usual(traces: list[Trace]) -> Trace:
     sizes = [len({f for thread in threads for f in thread}) for threads in orders]
     full = [threads for threads, n in zip(orders, sizes, strict=True) if n == max(sizes)]
     full.sort(key=lambda threads: crossings(threads).stays)
-    calls, entries = (median_low(counts) for counts in zip(*(t[1:] for t in traces), strict=True))
-    return Trace([thread for thread in full[(len(full) - 1) // 2] if thread], calls, entries)
+    always = frozenset(f for f, n in times.items() if n == len(traces))
+    return Trace(
+        [thread for thread in full[(len(full) - 1) // 2] if thread],
+        median_low(trace.calls for trace in traces),
+        median_low(trace.entries for trace in traces),
+        always,
+    )
 
 
 def of_c(core: Path, addresses: set[str]) -> dict[str, Function]:
@@ -232,19 +277,19 @@ def of_c(core: Path, addresses: set[str]) -> dict[str, Function]:
     found = {}
     for address, name, where in zip(ordered, lines[::2], lines[1::2], strict=False):
         file_name = Path(where.partition(":")[0]).name
-        files = [file for file, text in c_sources().items() if defines_c(text, name)]
-        for file in files:
-            if file_name in ("", "??", Path(file).name):
+        for file, names in c_functions().items():
+            if name in names and file_name in ("", "??", Path(file).name):
                 found[address] = Function(file, name)
                 break
     return found
 
 
 @cache
-def c_sources() -> dict[str, str]:
+def c_functions() -> dict[str, set[str]]:
+    """Return the functions of each source of C of the core."""
     found = [*(ROOT / "capi").glob("*.[ch]"), *(ROOT / "gocore").rglob("*.[ch]")]
     return {
-        str(file.relative_to(ROOT)): file.read_text()
+        str(file.relative_to(ROOT)): functions_of_c(file.read_text())
         for file in found
         if "cudafake" not in file.parts
     }
@@ -300,29 +345,90 @@ def by_file(threads: Iterable[Iterable[Function]]) -> dict[str, list[str]]:
     return {file: list(names) for file, names in files.items()}
 
 
-def page(traces: dict[Case, Trace]) -> str:
+def count(traced: Trace) -> Counts:
+    """Count what a call passes."""
+    files = by_file(traced.threads)
+    python, c, go = (
+        sum(file.endswith(end) for file in files) for end in (".py", (".c", ".h"), ".go")
+    )
+    functions = sum(len(names) for names in files.values())
+    way = crossings(traced.threads)
+    return Counts(python, c, go, len(files), functions, *way, traced.calls, traced.entries)
+
+
+def aims(case: Case, counts: Counts) -> Iterator[str]:
+    """Yield what is aimed at in a call, what it has, and whether that is enough."""
+    had = {**counts._asdict(), "python and go": counts.python + counts.go}
+    for name, most in case.aims:
+        words = {"python and go": "files of Python and Go", "c": "files of C"}.get(name, name)
+        met = "met" if had[name] <= most else "**not met**"
+        yield f"| {case.title} | {words} | {most} | {had[name]} | {met} |"
+
+
+def section(case: Case, traced: Trace) -> str:
+    """Return the list of the files that a call passes, and their functions."""
+    lines = [f"## {case.title}\n"]
+    for i, (file, names) in enumerate(by_file(traced.threads).items(), 1):
+        always = [f"`{n}`" if Function(file, n) in traced.always else f"(`{n}`)" for n in names]
+        lines.append(f"{i}. `{file}`: {', '.join(always)}")
+    return "\n".join(lines) + "\n"
+
+
+def page(traces: list[tuple[Case, Trace]]) -> str:
     """Return the text of the page."""
-    rows = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
-    sections = []
-    for case, traced in traces.items():
-        files = by_file(traced.threads)
-        counts = [sum(file.endswith(end) for file in files) for end in (".py", (".c", ".h"), ".go")]
-        way = crossings(traced.threads)
-        python, c, go = counts
-        cells: list[object] = [case.title, f"{python} + {c} + {go}"]
-        cells += [f"{python + go} ({case.before[0]})", case.aim, traced.calls, traced.entries]
-        cells += [way.stays, way.rooms]
-        cells += [f"{way.returns} ({case.before[1]})", f"{way.climbs} ({case.before[2]})"]
-        rows.append(f"| {' | '.join(map(str, cells))} |")
-        lines = [
-            f"{i}. `{file}`: {', '.join(f'`{name}`' for name in names)}"
-            for i, (file, names) in enumerate(files.items(), 1)
-        ]
-        sections.append(f"## {case.title}\n\n" + "\n".join(lines) + "\n")
-    return f"{HEAD}\n" + "\n".join(rows) + "\n\n" + "\n".join(sections)
+    lines = [HEAD, f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+    wanted = ["| call | what | at most | has | |", "|---|---|---|---|---|"]
+    for case, traced in traces:
+        counts = count(traced)
+        lines.append(f"| {case.title} | {' | '.join(map(str, counts))} |")
+        wanted += aims(case, counts)
+    lines += ["", "The aims:", "", *wanted, ""]
+    lines += [section(case, traced) for case, traced in traces]
+    return "\n".join(lines)
 
 
 # Whether the page is up to date
+
+
+class Written(NamedTuple):
+    """What the page says of a call: its counts, its functions, those that all calls entered."""
+
+    counts: Counts
+    functions: frozenset[Function]
+    always: frozenset[Function]
+
+
+def written(text: str, case: Case) -> Written | None:
+    """Return what the page says of a call; None if it says nothing."""
+    row = re.search(rf"^\| {re.escape(case.title)} \| ([\d |]+) \|$", text, re.MULTILINE)
+    part = re.search(rf"^## {re.escape(case.title)}\n(.*?)(?=^## |\Z)", text, re.M | re.S)
+    if row is None or part is None:
+        return None
+    found: dict[Function, bool] = {}
+    for file, names in re.findall(r"^\d+\. `([^`]+)`: (.*)$", part[1], re.MULTILINE):
+        for bracket, name in re.findall(r"(\(?)`([^`]+)`", names):
+            found[Function(file, name)] = not bracket
+    always = frozenset(function for function, each in found.items() if each)
+    return Written(Counts(*map(int, row[1].split(" | "))), frozenset(found), always)
+
+
+def differences(case: Case, was: Written | None, traced: Trace) -> Iterator[str]:
+    """Yield how the way of a call differs from what the page says of it.
+
+    Counts may differ by one. What most calls entered, but not all, depends on time, so a function
+    must be one of all calls on one side before it is missed on the other.
+    """
+    if was is None:
+        yield f"{case.title}: the page does not have this call"
+        return
+    for name, before, now in zip(Counts._fields, was.counts, count(traced), strict=True):
+        if abs(before - now) > 1:
+            yield f"{case.title}: {now} {name}, the page says {before}"
+    most = {function for thread in traced.threads for function in thread}
+    for file, name in sorted(traced.always - was.functions):
+        yield f"{case.title}: every call enters {file}: {name}, which the page does not have"
+    for file, name in sorted(was.always - most):
+        yield f"{case.title}: calls do not enter {file}: {name} any more"
 
 
 def missing(text: str) -> Iterator[str]:
@@ -354,24 +460,35 @@ def defines_go(text: str, name: str) -> bool:
 
 def defines_c(text: str, name: str) -> bool:
     """Whether a source of C has the body of a function."""
-    body = rf"^\w[^;{{}}=]*\b{re.escape(name)}\([^;{{}}]*\)\s*\{{"
-    return bool(name and re.search(body, text, re.MULTILINE))
+    return name in functions_of_c(text)
+
+
+def functions_of_c(text: str) -> set[str]:
+    """Return the functions of which a source of C has the bodies."""
+    plain = re.sub(r"__attribute__\(\((?:[^()]|\([^()]*\))*\)\)", "", text)
+    return set(re.findall(r"^\s?\w[^;{}=()]*\b(\w+)\([^;{}]*\)\s*\{", plain, re.MULTILINE))
 
 
 def main() -> None:
-    """Write the page, or check it."""
-    if "--check" in sys.argv[1:]:
-        wrong = list(missing(PAGE.read_text()))
-        if wrong:
+    """Write the page, compare it with a new trace, or check its names."""
+    option = sys.argv[1] if len(sys.argv) > 1 else ""
+    if option == "--check":
+        if wrong := list(missing(PAGE.read_text())):
             raise SystemExit(f"{PAGE.name} is not up to date (make way): {', '.join(wrong)}")
         return
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         Path(name).chmod(0o755)
         core, go = build(Path(name))
-        traces = {case: trace(case, core, go, Path(name, case.name)) for case in CASES}
-        text = page(traces)
+        traces = [(case, trace(case, core, go, Path(name, case.name))) for case in CASES]
+    if option == "--compare":
+        text = PAGE.read_text()
+        changed = [d for case, t in traces for d in differences(case, written(text, case), t)]
+        if changed:
+            raise SystemExit(f"{PAGE.name} is not up to date (make way):\n" + "\n".join(changed))
+        return
+    text = page(traces)
     PAGE.write_text(text)
-    print(text.partition("\n## ")[0].rpartition("\n\n")[2])
+    print(text.partition("\n## ")[0].rpartition("**Counts**")[2])
 
 
 if __name__ == "__main__":

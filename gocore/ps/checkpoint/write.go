@@ -132,18 +132,8 @@ func writeFile(ctx context.Context, path string, part *ServerPart, sources []Sou
 		if err != nil {
 			return err
 		}
-		for piece := range slices.Chunk(sketch, chunkBytes) {
-			if err := given(ctx); err != nil {
-				return err
-			}
-			n := len(piece)
-			piece = append(slices.Clip(piece), make([]byte, -n&7)...)
-			if _, err := file.Write(piece); err != nil {
-				return err
-			}
-			index = entry{uint32(i) | ofSketch, uint32(n), crc32.ChecksumIEEE(piece), 0}.append(index)
-			part.Bytes += int64(len(piece))
-			part.Chunks++
+		if index, err = writeSketch(ctx, file, part, i, sketch, index); err != nil {
+			return err
 		}
 	}
 	if _, err := file.Write(index); err != nil {
@@ -164,6 +154,24 @@ func writeFile(ctx context.Context, path string, part *ServerPart, sources []Sou
 		return err
 	}
 	return flush(filepath.Dir(path))
+}
+
+// writeSketch writes the sketch of table i in pieces, and returns the index with their entries.
+func writeSketch(ctx context.Context, file *os.File, part *ServerPart, i int, sketch, index []byte) ([]byte, error) {
+	for piece := range slices.Chunk(sketch, chunkBytes) {
+		if err := given(ctx); err != nil {
+			return nil, err
+		}
+		n := len(piece)
+		piece = append(slices.Clip(piece), make([]byte, -n&7)...)
+		if _, err := file.Write(piece); err != nil {
+			return nil, err
+		}
+		index = entry{uint32(i) | ofSketch, uint32(n), crc32.ChecksumIEEE(piece), 0}.append(index)
+		part.Bytes += int64(len(piece))
+		part.Chunks++
+	}
+	return index, nil
 }
 
 // random returns letters that no other file has in its name.

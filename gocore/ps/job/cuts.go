@@ -85,13 +85,13 @@ const (
 
 // checkpoints asks the servers for phases that concern a directory.
 type checkpoints struct {
-	*job
+	job *job
 	dir string
 }
 
 // ask takes a server through a phase.
 func (k checkpoints) ask(ctx context.Context, i int, phase string, step int64, d detail, into any) error {
-	return k.askOf(ctx, k.admins[i], phase, step, d, into)
+	return k.askOf(ctx, k.job.admins[i], phase, step, d, into)
 }
 
 // askOf takes a server or the master through a phase.
@@ -103,7 +103,7 @@ func (k checkpoints) askOf(ctx context.Context, of *admin.Client, phase string, 
 	if text, err = k.sendPieces(ctx, of, phase, step, text); err != nil {
 		return err
 	}
-	report, err := of.Checkpoint(ctx, k.group.Rank, phase, k.dir, step, text)
+	report, err := of.Checkpoint(ctx, k.job.group.Rank, phase, k.dir, step, text)
 	if err != nil || into == nil {
 		return err
 	}
@@ -112,19 +112,19 @@ func (k checkpoints) askOf(ctx context.Context, of *admin.Client, phase string, 
 
 // first takes the first server through a phase.
 func (k checkpoints) first(phase string, step int64, d detail, into any) error {
-	return k.call(func(ctx context.Context) error { return k.ask(ctx, 0, phase, step, d, into) })
+	return k.job.call(func(ctx context.Context) error { return k.ask(ctx, 0, phase, step, d, into) })
 }
 
 // whileHeld holds the updates of all servers, and takes them through a phase at the point that they
 // all come to.
 func (k checkpoints) whileHeld(phase string, step int64, d detail, into func(server int) any) (err error) {
-	points := make([]server.Point, len(k.admins))
+	points := make([]server.Point, len(k.job.admins))
 	defer func() {
 		if err != nil {
 			k.release()
 		}
 	}()
-	if err := k.each(func(ctx context.Context, i int, _ *admin.Client) error {
+	if err := k.job.each(func(ctx context.Context, i int, _ *admin.Client) error {
 		return k.ask(ctx, i, phaseHold, step, detail{}, &points[i])
 	}); err != nil {
 		return err
@@ -136,7 +136,7 @@ func (k checkpoints) whileHeld(phase string, step int64, d detail, into func(ser
 		}
 	}
 	d.To = &to
-	return k.each(func(ctx context.Context, i int, _ *admin.Client) error {
+	return k.job.each(func(ctx context.Context, i int, _ *admin.Client) error {
 		return k.ask(ctx, i, phase, step, d, into(i))
 	})
 }
@@ -147,7 +147,7 @@ func (k checkpoints) release() {
 	ctx, cancel := context.WithTimeout(context.Background(), lastAnswer)
 	defer cancel()
 	var all sync.WaitGroup
-	for i := range k.admins {
+	for i := range k.job.admins {
 		all.Add(1)
 		go func() {
 			defer all.Done()
@@ -159,8 +159,8 @@ func (k checkpoints) release() {
 
 // verify has the servers read a cut, each a share of it. damaged says that it is not whole.
 func (k checkpoints) verify(step int64, anew bool) (damaged, err error) {
-	found := make([]verified, len(k.admins))
-	err = k.each(func(ctx context.Context, i int, _ *admin.Client) error {
+	found := make([]verified, len(k.job.admins))
+	err = k.job.each(func(ctx context.Context, i int, _ *admin.Client) error {
 		return k.ask(ctx, i, phaseVerify, step, detail{Anew: anew}, &found[i])
 	})
 	for _, f := range found {
@@ -198,7 +198,7 @@ func (p *Process) save(request []byte, _ work.Interrupt) (any, error) {
 }
 
 func (k checkpoints) save(step int64, keep int, more []byte) error {
-	wrote := make([]checkpoint.ServerPart, len(k.admins))
+	wrote := make([]checkpoint.ServerPart, len(k.job.admins))
 	var again bool
 	if err := k.first(phaseBehind, step, detail{}, &again); err != nil {
 		return err
@@ -444,7 +444,7 @@ func (k checkpoints) choose(step *int64) (int64, []checkpoint.Listed, error) {
 }
 
 func (k checkpoints) restore(step int64, what taking) (total restored, err error) {
-	all := make([]restored, len(k.admins))
+	all := make([]restored, len(k.job.admins))
 	err = k.whileHeld(phaseRestore, step, detail{Taking: &what}, func(i int) any { return &all[i] })
 	total = all[0]
 	for _, other := range all[1:] {
@@ -458,7 +458,7 @@ func (k checkpoints) giveQueues(step int64, queues []byte, what taking) (names [
 	switch {
 	case what.Tables != nil:
 		return []string{}, nil
-	case k.tasks != nil:
+	case k.job.tasks != nil:
 		names, err = k.restoreQueues(step, queues)
 	case len(queues) > 0 && what.Strict:
 		err = status.New(status.Argument, "ps_restore: the cut of step %d has queues of ps.tasks, and no rank is a master; "+

@@ -68,7 +68,7 @@ func (k checkpoints) sendPieces(ctx context.Context, to *admin.Client, phase str
 		if err != nil {
 			return nil, err
 		}
-		if _, err := to.Checkpoint(ctx, k.group.Rank, phasePiece, k.dir, step, piece); err != nil {
+		if _, err := to.Checkpoint(ctx, k.job.group.Rank, phasePiece, k.dir, step, piece); err != nil {
 			return nil, err
 		}
 	}

@@ -133,7 +133,7 @@ func (b backend) queuesPhase(from int, phase string, d detail) (any, error) {
 
 // saveQueues returns the snapshot of the master's queues; nil if there is no master or no queue.
 func (k checkpoints) saveQueues(step int64) (text []byte, err error) {
-	if k.tasks == nil {
+	if k.job.tasks == nil {
 		return nil, nil
 	}
 	err = k.ofQueues(phaseQueues, step, detail{}, &text)
@@ -154,5 +154,5 @@ func (k checkpoints) restoreQueues(step int64, text []byte) (names []string, err
 
 // ofQueues takes the master through a phase.
 func (k checkpoints) ofQueues(phase string, step int64, d detail, into any) error {
-	return k.ofMaster("checkpoint", func(ctx context.Context) error { return k.askOf(ctx, k.tasks, phase, step, d, into) })
+	return k.job.ofMaster("checkpoint", func(ctx context.Context) error { return k.askOf(ctx, k.job.tasks, phase, step, d, into) })
 }

@@ -290,6 +290,35 @@ def test_the_way_of_a_call_names_what_is_there(way: ModuleType) -> None:
     ]
 
 
+def test_a_call_that_goes_another_way_is_told(way: ModuleType) -> None:
+    case = way.CASES[0]
+    usual, rare, new = (way.Function("gocore/group/a.go", name) for name in "ABC")
+
+    def told(was: object, now: object) -> list[str]:
+        text = way.page([(case, was)])
+        return list(way.differences(case, way.written(text, case), now))
+
+    one = way.Trace([[usual, rare]], 1, 1, frozenset({usual}))
+    assert way.written(way.page([(case, one)]), case).always == {usual}
+    assert told(one, one) == []
+    assert told(one, way.Trace([[usual]], 1, 1, frozenset({usual}))) == []  # a matter of time
+    also = way.Trace([[usual, rare, new]], 1, 1, frozenset({usual, new}))
+    (added,) = told(one, also)
+    assert added.endswith("every call enters gocore/group/a.go: C, which the page does not have")
+    (gone,) = told(also, one)
+    assert gone.endswith("calls do not enter gocore/group/a.go: C any more")
+    assert f"{case.title}: 4 calls, the page says 1" in told(one, one._replace(calls=4))
+    assert list(way.differences(case, way.written("", case), one))
+
+
+def test_the_aims_of_a_way_are_judged(way: ModuleType) -> None:
+    case = way.Case("a", "A call", (("files", 1), ("python and go", 1)))
+    files = [way.Function(f"gocore/group/{name}.go", "F") for name in "ab"]
+    one, two = (way.count(way.Trace([files[:n]], 1, 1)) for n in (1, 2))
+    assert [row.split(" | ")[-1] for row in way.aims(case, one)] == ["met |", "met |"]
+    assert [row.split(" | ")[-1] for row in way.aims(case, two)] == ["**not met** |"] * 2
+
+
 def test_the_ways_crossings_are_counted(way: ModuleType) -> None:
     def walk(*rooms: str) -> list[object]:
         return [way.Function(f"{room}/a.go", f"F{i}") for i, room in enumerate(rooms)]
@@ -306,11 +335,12 @@ def test_the_way_has_what_most_calls_enter(way: ModuleType) -> None:
     common, rare = way.Function("gocore/group/a.go", "A"), way.Function("gocore/op/a.go", "B")
     short = way.Trace([[common]], calls=1, entries=1)
     long = way.Trace([[common, rare]], calls=3, entries=2)
-    assert way.usual([short, long, short]) == short
-    assert way.usual([long, short, long]) == long
-    assert way.usual([short, long, short, long, long]) == long
+    each = frozenset({common})
+    assert way.usual([short, long, short]) == short._replace(always=each)
+    assert way.usual([long, short, long]) == long._replace(always=each)
+    assert way.usual([short, long, short, long, long]) == long._replace(always=each)
     other = way.Trace([[common], [rare]], calls=2, entries=1)  # rare in another thread
-    assert way.usual([short, other, short]) == short
+    assert way.usual([short, other, short]) == short._replace(always=each)
 
 
 def test_the_tour_names_what_is_there() -> None:

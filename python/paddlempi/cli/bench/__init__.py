@@ -43,6 +43,35 @@ def add_to(commands: Any) -> None:
         "mpirun -np 2 python -m paddlempi bench all_reduce --against mpi,gloo. The exit status is "
         "1 if a result was wrong, or something could not be measured at all, else 0.",
     )
+    _add_what(parser)
+    _add_steps(parser)
+    _add_ps(parser)
+    parser.add_argument(
+        "--bytes", type=_bytes, default=512 << 20, metavar="BYTES", help="of io: the model; 512M"
+    )
+    parser.add_argument(
+        "--folder", metavar="FOLDER", help="of io: which all ranks see; that of temporary files"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write all figures to FILE")
+    parser.add_argument(
+        "--plot",
+        type=_svg,
+        metavar="FILE.svg",
+        help="draw the times over the bytes of one operation, with that of a memcpy; of ps --level "
+        "modes: the losses over time",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=lambda text: options.seconds(text, 0.001),
+        default=120.0,
+        metavar="SECONDS",
+        help="how long an operation waits for the other ranks; 120",
+    )
+    parser.set_defaults(run=run, parser=parser)
+
+
+def _add_what(parser: argparse.ArgumentParser) -> None:
+    """Add what is measured, on which tensors, how often and against whom."""
     parser.add_argument(
         "operations",
         nargs="*",
@@ -91,6 +120,10 @@ def add_to(commands: Any) -> None:
         help="contenders: mpi (the same over plain MPI), mpi4py, gloo; none. The default is none, "
         "and on several nodes mpi4py and gloo where they are installed",
     )
+
+
+def _add_steps(parser: argparse.ArgumentParser) -> None:
+    """Add the options of training steps."""
     parser.add_argument(
         "--step",
         type=_names(tuple(steps.KINDS)),
@@ -105,6 +138,10 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--rounds", type=_positive, default=200, metavar="N", help="steps of each kind; 200"
     )
+
+
+def _add_ps(parser: argparse.ArgumentParser) -> None:
+    """Add the options of tables of embeddings and parameter servers."""
     parser.add_argument(
         "--dims", type=_numbers, default=[16, 64, 128], metavar="N,...", help="of ps; 16,64,128"
     )
@@ -143,28 +180,6 @@ def add_to(commands: Any) -> None:
         metavar="BYTES,...",
         help="of ps --level dense; 4K,1M,64M",
     )
-    parser.add_argument(
-        "--bytes", type=_bytes, default=512 << 20, metavar="BYTES", help="of io: the model; 512M"
-    )
-    parser.add_argument(
-        "--folder", metavar="FOLDER", help="of io: which all ranks see; that of temporary files"
-    )
-    parser.add_argument("--json", metavar="FILE", help="write all figures to FILE")
-    parser.add_argument(
-        "--plot",
-        type=_svg,
-        metavar="FILE.svg",
-        help="draw the times over the bytes of one operation, with that of a memcpy; of ps --level "
-        "modes: the losses over time",
-    )
-    parser.add_argument(
-        "--timeout",
-        type=lambda text: options.seconds(text, 0.001),
-        default=120.0,
-        metavar="SECONDS",
-        help="how long an operation waits for the other ranks; 120",
-    )
-    parser.set_defaults(run=run, parser=parser)
 
 
 def run(chosen: argparse.Namespace) -> int:

@@ -1,12 +1,14 @@
-package world
+package health
 
 import (
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
-	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/topo"
+	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/stretchr/testify/assert"
 )
 
@@ -22,14 +24,37 @@ func TestTimeOfReports(t *testing.T) {
 		_, err := reportAfter()
 		assert.ErrorContains(t, err, ReportVariable+"="+text+" is neither 0 nor a number of seconds from 0.1 to 604800", text)
 	}
-	lib := mpifake.New(1)[0]
-	_, err := NewEnv(mpifake.World(lib), time.Second, nil)
-	assert.Equal(t, status.Argument, status.CodeOf(err))
+}
+
+// each runs f on every rank of a fake world, and waits for all of them.
+func each(t *testing.T, n int, nodes []int, f func(t *testing.T, base transport.Comm, here *topo.Topology)) {
+	t.Helper()
+	var options []mpifake.Option
+	if nodes != nil {
+		options = append(options, mpifake.Nodes(nodes))
+	}
+	var all sync.WaitGroup
+	for _, lib := range mpifake.New(n, options...) {
+		all.Add(1)
+		go func() {
+			defer all.Done()
+			base := mpifake.World(lib)
+			if here, err := topo.Discover(base); assert.NoError(t, err) {
+				f(t, base, here)
+			}
+		}()
+	}
+	all.Wait()
 }
 
 // At most 16 ranks are looked at, and 4 described. The line fits into a pipe.
 func TestAReportOfManyRanks(t *testing.T) {
-	envs(t, 1, nil, func(t *testing.T, e *Env) {
+	each(t, 1, nil, func(t *testing.T, base transport.Comm, here *topo.Topology) {
+		var recorder Recorder
+		assert.NoError(t, recorder.Start(base, here))
+		defer recorder.Close()
+		var reports Reports
+		reports.Begin(&Roster{topo: here}, &recorder)
 		w := Wait{What: "x", How: "has not come", Nobody: "nobody", Ranks: make([]int, 40)}
 		found := make([]activity, lookedAt)
 		for i := range w.Ranks {
@@ -40,16 +65,16 @@ func TestAReportOfManyRanks(t *testing.T) {
 		}
 		found[1].came = true
 		found[2].came, found[2].stalled = true, true
-		line := w.line(&e.Reports, w.Ranks[:lookedAt], found)
+		line := w.line(&reports, w.Ranks[:lookedAt], found)
 		assert.Contains(t, line, " in x: rank 0 has not come: t; rank 2 is stalled: t; rank 3 has not come: t; rank 4 has not come: t; rank(s) [5 6 7 8 9 10 11 12 13 14 15] likewise; 24 more were not looked at. `")
 		w.Moving = true
-		assert.Contains(t, w.line(&e.Reports, w.Ranks[:lookedAt], found), " in x: rank 2 is stalled: t; 24 more")
+		assert.Contains(t, w.line(&reports, w.Ranks[:lookedAt], found), " in x: rank 2 is stalled: t; 24 more")
 		found[2].stalled, w.Ranks = false, w.Ranks[:lookedAt]
-		assert.Contains(t, w.line(&e.Reports, w.Ranks, found), " in x: nobody. `")
+		assert.Contains(t, w.line(&reports, w.Ranks, found), " in x: nobody. `")
 		w.Nobody = ""
-		assert.Empty(t, w.line(&e.Reports, w.Ranks, found))
+		assert.Empty(t, w.line(&reports, w.Ranks, found))
 		w.What, w.Moving = strings.Repeat("long", 2000), false
-		line = w.line(&e.Reports, w.Ranks, found)
+		line = w.line(&reports, w.Ranks, found)
 		assert.Len(t, line, longestReport)
 		assert.True(t, strings.HasSuffix(line, "tells more.\n"))
 	})
@@ -71,11 +96,12 @@ func TestAnswersOfOtherProcesses(t *testing.T) {
 		_, err := decodeActivity(b)
 		assert.Error(t, err, "%v", b)
 	}
-	envs(t, 2, []int{0, 1}, func(t *testing.T, e *Env) {
-		for _, rank := range []uint32{uint32(1 - e.Topo.Rank), 2, 1<<32 - 1} { // of another node; none
+	each(t, 2, []int{0, 1}, func(t *testing.T, _ transport.Comm, here *topo.Topology) {
+		recorder := Recorder{topo: here}
+		for _, rank := range []uint32{uint32(1 - here.Rank), 2, 1<<32 - 1} { // of another node; none
 			var q [20]byte
 			q[0], q[1], q[2], q[3] = byte(rank), byte(rank>>8), byte(rank>>16), byte(rank>>24)
-			assert.Nil(t, e.Reports.onQuestion(q), rank)
+			assert.Nil(t, recorder.Answer(q), rank)
 		}
 	})
 }

@@ -1,20 +1,30 @@
-package world
+package health
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/liveness"
+	"github.com/paddlempi/paddlempi/gocore/topo"
 	"github.com/paddlempi/paddlempi/gocore/transport"
 )
 
-// watch begins to watch the ranks of a job on several nodes, by package liveness. It is collective over base.
-// onQuestion answers a question of another rank. If some rank cannot take part, no rank is watched, and
-// o.unwatched says why.
-func (o *Roster) watch(base transport.Comm, onQuestion func([liveness.QuestionBytes]byte) []byte) error {
-	if o.topo.OneNode(transport.EveryRank(o.topo.Size)) {
+// NewRoster makes the roster of a rank, which knows of the other nodes by package liveness. It is collective over base.
+// here is what the memory of this node shows, and answer answers the questions of other ranks for what a rank of this node
+// does. If some rank cannot take part in liveness, no rank is watched over nodes, and unwatched says why. After an error
+// the roster knows of this node only.
+func NewRoster(base transport.Exchange, t *topo.Topology, here *NodeView, q *Questions, deadAfter time.Duration, answer func([liveness.QuestionBytes]byte) []byte) (*Roster, error) {
+	o := &Roster{Questions: q, topo: t, here: here, deadAfter: deadAfter}
+	q.mail.Skip(o.isDead)
+	if t.OneNode(transport.EveryRank(t.Size)) {
 		o.unwatched = "all ranks are on one node"
-		return nil
+		return o, nil
 	}
+	return o, o.watch(base, answer)
+}
+
+// watch begins to watch the ranks of other nodes: see NewRoster.
+func (o *Roster) watch(base transport.Exchange, answer func([liveness.QuestionBytes]byte) []byte) error {
 	// One row for each rank: how long a host may be silent, a secret, and where the rank listens.
 	const secretAt, placeAt, rowWords = 1, 5, 5 + liveness.PlaceWords
 	row := make([]int64, rowWords)
@@ -34,7 +44,7 @@ func (o *Roster) watch(base transport.Comm, onQuestion func([liveness.QuestionBy
 	if err != nil {
 		return err
 	}
-	job := liveness.Job{Rank: o.topo.Rank, Node: o.topo.Node, Places: make([]liveness.Place, o.topo.Size), OnQuestion: onQuestion}
+	job := liveness.Job{Rank: o.topo.Rank, Node: o.topo.Node, Places: make([]liveness.Place, o.topo.Size), OnQuestion: answer}
 	for i := range job.Secret {
 		job.Secret[i] = uint64(rows[0][secretAt+i])
 	}
@@ -49,7 +59,7 @@ func (o *Roster) watch(base transport.Comm, onQuestion func([liveness.QuestionBy
 	if listening {
 		mistake = alive.Start(job)
 	}
-	all, err := gatherBool(base, mistake == nil, nil)
+	all, err := transport.GatherBool(base, mistake == nil, nil)
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
-package world
+package health
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"slices"
@@ -8,15 +9,16 @@ import (
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/liveness"
+	"github.com/paddlempi/paddlempi/gocore/mailbox"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/topo"
 	"github.com/paddlempi/paddlempi/gocore/transport"
 )
 
-// A rank has died if its process has ended and it has not left the job (Env.Leave), or if its host
+// A rank has died if its process has ended and it has not left the job (NodeView.Leave), or if its host
 // cannot be reached. The ranks of a node see it by the lock that every process holds on its heap: the
 // kernel drops the lock when the process ends, and a zombie holds none. Package liveness tells of deaths
-// on all nodes. Every wait of this package and of the groups looks now and then.
+// on all nodes. Every wait for another rank looks now and then.
 
 const (
 	// killGrace is how long a death must be known before a wait ends because of it. Most launchers end the
@@ -35,20 +37,20 @@ const (
 // Roster knows which ranks of the world have left, and which have died. Ranks are world ranks. Its methods are
 // safe for concurrent use.
 type Roster struct {
+	Questions *Questions
+
 	topo      *topo.Topology
-	node      *Node
-	mail      *Mailbox
+	here      *NodeView
 	alive     *liveness.Liveness // sees deaths on all nodes; nil in a job of one node, and if it is off
 	unwatched string             // why alive is nil
 	deadAfter time.Duration      // how long a host may be silent; 0: alive is off
-	questions questions
 }
 
 // Died tells whether a rank is dead, and has been for killGrace.
 func (o *Roster) Died(r int) bool {
 	dead, known := o.alive.Dead(r)
-	if v := o.node.views[r]; v != nil && !dead {
-		if dead, known = v.Dead(); dead && !o.LeftInOrder(r) {
+	if !dead {
+		if dead, known = o.here.ended(r); dead && !o.LeftInOrder(r) {
 			o.alive.Tell(r)
 		}
 	}
@@ -58,10 +60,7 @@ func (o *Roster) Died(r int) bool {
 // isDead tells whether a rank is dead, as far as this rank knows at this moment.
 func (o *Roster) isDead(r int) bool {
 	dead, _ := o.alive.Dead(r)
-	if v := o.node.views[r]; v != nil && !dead {
-		dead = v.DeadNow()
-	}
-	return dead && !o.LeftInOrder(r)
+	return (dead || o.here.endedNow(r)) && !o.LeftInOrder(r)
 }
 
 // AnyDied tells whether one of the given ranks is dead, as Died does.
@@ -78,48 +77,42 @@ func (o *Roster) Dead(ranks []int) (list []int) {
 	return list
 }
 
+// AnyDead tells whether any rank of the job has died, as package liveness knows.
+func (o *Roster) AnyDead() bool { return o.alive.AnyDead() }
+
 // Left tells whether a rank has left the job, or died, according to what is known. waited is how long the caller
 // has waited for it. If no shared memory shows whether it has left, it is asked after a while.
 func (o *Roster) Left(r int, waited time.Duration) bool {
 	if o.LeftInOrder(r) || o.Died(r) || o.absent(r) {
 		return true
 	}
-	return o.mustAsk(r) && o.questions.left(r, waited, o.mail)
+	return !o.here.shows(r) && o.Questions.left(r, waited)
 }
 
 // LeftInOrder tells whether a rank has left the job, if shared memory shows it.
-func (o *Roster) LeftInOrder(r int) bool {
-	return !o.mustAsk(r) && o.node.presence.Left(slices.Index(o.node.ranks, r))
-}
+func (o *Roster) LeftInOrder(r int) bool { return o.here.left(r) }
 
-// failed returns the status, not 0, with which a rank has said that its process ends; 0: it has not.
-func (o *Roster) failed(r int) (exit int) {
-	if o.mustAsk(r) {
-		return 0
-	}
-	return o.node.presence.Failed(slices.Index(o.node.ranks, r))
-}
-
-// absent tells whether a rank has said that its process ends, and did not wait for the others (Departure.stayAway).
+// absent tells whether a rank has said that its process ends, and did not wait for the others (mailbox.Absent).
 func (o *Roster) absent(r int) bool {
-	_, said := o.mail.peek(mailAbsent, r, processKey)
+	_, said := o.Questions.mail.Peek(mailbox.Absent, r, mailbox.OfProcess)
 	return said
 }
 
-// mustAsk tells whether a rank has to be asked whether it has left, because no shared memory shows it.
-func (o *Roster) mustAsk(r int) bool {
-	return o.node.presence == nil || o.topo.Node[r] != o.topo.Node[o.topo.Rank]
-}
-
-// hidden returns the ranks that cannot see this one leave, because they share no memory with it.
-func (o *Roster) hidden() (ranks []int) {
+// Unseen tells whether some rank cannot see this one end: they share no memory, and nothing tells of deaths on other nodes.
+func (o *Roster) Unseen() bool {
+	if o.alive != nil {
+		return false
+	}
 	for r := range o.topo.Node {
-		if r != o.topo.Rank && o.mustAsk(r) {
-			ranks = append(ranks, r)
+		if r != o.topo.Rank && !o.here.shows(r) {
+			return true
 		}
 	}
-	return ranks
+	return false
 }
+
+// Leave tells the ranks of other nodes that the process of this one may end, and whether those of all ranks do.
+func (o *Roster) Leave(all bool) { o.alive.Leave(all) }
 
 // DiedError is the error of an operation, which what describes, because of dead ranks. after says what became of
 // the operation and its group.
@@ -133,10 +126,8 @@ func (o *Roster) Deaths(ranks []int) string {
 	var reasons []string
 	with := map[string][]int{} // the others, by reason
 	for _, r := range ranks {
-		why := o.alive.Why(r)
-		if exit := o.failed(r); exit != 0 {
-			why = fmt.Sprintf("the process has ended with the status %d", exit)
-		} else if v := o.node.views[r]; v != nil && v.DeadNow() || why == "" {
+		why := o.why(r, "the")
+		if why == "" || o.here.failed(r) == 0 && o.here.endedNow(r) {
 			here = append(here, r)
 			continue
 		}
@@ -159,47 +150,21 @@ func (o *Roster) Deaths(ranks []int) string {
 	return strings.Join(text, "; ")
 }
 
+// why says how the death of a rank is known, "" if this rank has only seen that its lock was dropped. The text calls its
+// process "the process", or what whose says.
+func (o *Roster) why(r int, whose string) string {
+	if exit := o.here.failed(r); exit != 0 {
+		return fmt.Sprintf("%s process has ended with the status %d", whose, exit)
+	}
+	return o.alive.Why(r)
+}
+
 // NameLimit is nameWait, or less if nothing tells of deaths on other nodes.
 func (o *Roster) NameLimit() time.Duration {
 	if o.alive == nil {
 		return killGrace
 	}
 	return nameWait
-}
-
-// Mourning notes which members an operation of MPI saw dead first, and when. The zero value has seen none.
-type Mourning struct {
-	since time.Time
-	dead  []int
-}
-
-// Over returns the members that are dead, once that has been known for DeathGrace.
-func (m *Mourning) Over(of *Members, now time.Time) []int {
-	if m.since.IsZero() && of.AnyDied() {
-		m.since, m.dead = now, of.Dead()
-	}
-	if m.since.IsZero() || now.Sub(m.since) <= DeathGrace {
-		return nil
-	}
-	return m.dead
-}
-
-// News is an error with which MPI tells of a death.
-type News struct {
-	Err   error // nil: there are no such news
-	since time.Time
-}
-
-// Waits tells whether err should not be told yet, because it tells of a death of which this rank does not know more. It
-// keeps such an error.
-func (n *News) Waits(of *Members, err error) bool {
-	if err == nil || status.CodeOf(err) != status.ProcFailed {
-		return false
-	}
-	if n.Err == nil {
-		n.Err, n.since = err, time.Now()
-	}
-	return len(of.Dead()) == 0 && time.Since(n.since) < of.Env.Roster.NameLimit()
 }
 
 // Watch says whether deaths are seen on all nodes of the job, and which ranks are dead.
@@ -219,12 +184,7 @@ type Death struct {
 func (o *Roster) Watch() Watch {
 	w := Watch{After: o.deadAfter.Seconds(), Off: o.unwatched, Dead: []Death{}}
 	for _, r := range o.Dead(transport.EveryRank(o.topo.Size)) {
-		why := o.alive.Why(r)
-		if exit := o.failed(r); exit != 0 {
-			why = fmt.Sprintf("its process has ended with the status %d", exit)
-		} else if why == "" {
-			why = "the kernel has dropped the lock of its process, which had not left the job"
-		}
+		why := cmp.Or(o.why(r, "its"), "the kernel has dropped the lock of its process, which had not left the job")
 		w.Dead = append(w.Dead, Death{r, why})
 	}
 	return w

@@ -1,4 +1,4 @@
-package world
+package health
 
 import (
 	"encoding/binary"
@@ -24,7 +24,7 @@ type activity struct {
 // it is awaited, 0 if it is awaited for something else.
 func (o *Reports) look(rank int, key, seq uint64) activity {
 	if o.topo.Node[rank] == o.topo.Node[o.topo.Rank] {
-		return o.lookHere(rank, key, seq)
+		return o.recorder.look(rank, key, seq)
 	}
 	return o.lookThere(rank, key, seq)
 }
@@ -66,13 +66,13 @@ func (o *Reports) lookThere(rank int, key, seq uint64) activity {
 	return activity{text: fmt.Sprintf("what it does could not be asked (%v)", err)}
 }
 
-// onQuestion answers a question of lookThere on another rank.
-func (o *Reports) onQuestion(question [liveness.QuestionBytes]byte) []byte {
+// Answer answers a question of another node for what a rank of this one does.
+func (r *Recorder) Answer(question [liveness.QuestionBytes]byte) []byte {
 	rank := binary.LittleEndian.Uint32(question[:])
-	if uint64(rank) >= uint64(o.topo.Size) || o.topo.Node[rank] != o.topo.Node[o.topo.Rank] {
+	if uint64(rank) >= uint64(r.topo.Size) || r.topo.Node[rank] != r.topo.Node[r.topo.Rank] {
 		return nil
 	}
-	return o.lookHere(int(rank), binary.LittleEndian.Uint64(question[4:]), binary.LittleEndian.Uint64(question[12:])).encode()
+	return r.look(int(rank), binary.LittleEndian.Uint64(question[4:]), binary.LittleEndian.Uint64(question[12:])).encode()
 }
 
 // The flags of an activity on the wire.
@@ -111,9 +111,9 @@ func printable(text string) string {
 	}, text)
 }
 
-// lookHere is look for a rank of this node.
-func (o *Reports) lookHere(rank int, key, seq uint64) activity {
-	s, why, err := o.recorder.Read(rank)
+// look is Reports.look for a rank of this node.
+func (r *Recorder) look(rank int, key, seq uint64) activity {
+	s, why, err := r.Read(rank)
 	if err != nil {
 		return activity{text: fmt.Sprintf("what it does is not known here (%v)", err)}
 	}

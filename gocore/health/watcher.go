@@ -1,4 +1,4 @@
-package world
+package health
 
 import (
 	"fmt"
@@ -12,7 +12,8 @@ import (
 
 // A blocking MPI call does not return if a member dies in it, and nothing can give it up. So a watcher
 // ends the process then, after it has written one line. It does not call MPI_Abort, which may hang as
-// well. If Env.Survives is set, no call blocks in MPI, and the caller gets an error instead.
+// well. If world.Groups.Survives is set, no call blocks in MPI, and the caller gets an error
+// instead.
 
 const (
 	// WatchEvery is the time between two looks of the watcher.
@@ -24,10 +25,25 @@ const (
 // Watcher is a goroutine that looks at the groups whose members are inside blocking MPI calls. It
 // starts with the first such call (Start).
 type Watcher struct {
-	e                *Env
+	roster           *Roster
+	recorder         *Recorder
+	stuck            func(now time.Time) *Stuck
 	started, stopped sync.Once
 	stop             chan struct{}
 	running          sync.WaitGroup
+}
+
+// Stuck is a collective in which a thread of this process is inside a blocking call of MPI that cannot end. Ranks are world
+// ranks.
+type Stuck struct {
+	Seq   uint64
+	Ranks []int // of the group
+	Dead  []int // those for which the thread waits
+}
+
+// NewWatcher makes the watcher of a process. stuck returns a collective that cannot end; nil if there is none.
+func NewWatcher(roster *Roster, recorder *Recorder, stuck func(now time.Time) *Stuck) *Watcher {
+	return &Watcher{roster: roster, recorder: recorder, stuck: stuck, stop: make(chan struct{})}
 }
 
 // Start starts the watcher, unless it runs.
@@ -38,8 +54,8 @@ func (w *Watcher) Start() {
 	})
 }
 
-// end stops the watcher and waits for its end. No collective begins any more.
-func (w *Watcher) end() {
+// End stops the watcher and waits for its end. No collective begins any more.
+func (w *Watcher) End() {
 	w.started.Do(func() {})
 	w.stopped.Do(func() { close(w.stop) })
 	w.running.Wait()
@@ -54,43 +70,33 @@ func (w *Watcher) run() {
 		case <-w.stop:
 			return
 		case now := <-tick.C:
-			for _, g := range w.e.liveGroups() {
-				if s := g.Stuck(now); s != nil {
-					w.e.endProcess(s)
-				}
+			if s := w.stuck(now); s != nil {
+				w.endProcess(s)
 			}
 		}
 	}
 }
 
-// Stuck is a collective in which a thread of this process is inside a blocking call of MPI that cannot end.
-type Stuck struct {
-	Seq   uint64
-	Ranks []int // of the group
-	Dead  []int // those for which the thread waits
-}
-
 // endProcess ends the process, because a thread is inside MPI and ranks are dead. One of the living members of the node
 // writes a line.
-func (e *Env) endProcess(s *Stuck) {
-	if e.speaks(s) {
-		line := fmt.Sprintf("paddlempi: rank %d: %s; this process waits for it inside MPI (collective %d of the group of ranks %s), so it ends with status %d. "+
+func (w *Watcher) endProcess(s *Stuck) {
+	if w.speaks(s) {
+		WriteLine(fmt.Sprintf("paddlempi: rank %d: %s; this process waits for it inside MPI (collective %d of the group of ranks %s), so it ends with status %d. "+
 			"init_process_group(abort_on_death=False) raises an error instead.\n",
-			e.Topo.Rank, e.Roster.Deaths(s.Dead), s.Seq, status.Brief(s.Ranks), diedStatus)
-		_, _ = syscall.Write(2, []byte(line))
+			w.roster.topo.Rank, w.roster.Deaths(s.Dead), s.Seq, status.Brief(s.Ranks), diedStatus))
 	}
-	e.Recorder.Write(s.Dead)
+	w.recorder.Write(s.Dead)
 	syscall.Exit(diedStatus)
 }
 
 // speaks tells whether this rank is the first on its node of those that outlived the dead. It does not ask who lives now:
 // the first may have written its line, and ended, a moment ago.
-func (e *Env) speaks(s *Stuck) bool {
+func (w *Watcher) speaks(s *Stuck) bool {
 	for _, r := range s.Ranks {
-		if r == e.Topo.Rank {
+		if r == w.roster.topo.Rank {
 			return true
 		}
-		if e.Node.views[r] != nil && !slices.Contains(s.Dead, r) {
+		if w.roster.here.Views[r] != nil && !slices.Contains(s.Dead, r) {
 			return false
 		}
 	}

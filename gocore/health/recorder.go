@@ -1,4 +1,4 @@
-package world
+package health
 
 import (
 	"errors"
@@ -25,7 +25,7 @@ import (
 // Recorder is the flight recorder (package trace) of a world: the entries of this rank's operations, and the
 // rings of the other ranks of its node. Its methods are safe for concurrent use.
 type Recorder struct {
-	rank   int
+	topo   *topo.Topology
 	ring   *trace.Ring         // nil if this machine has no memory files
 	folder string              // where the ring is written after some errors; "": nowhere
 	others map[int]*trace.View // rings of the other ranks of this node, by world rank
@@ -35,23 +35,23 @@ type Recorder struct {
 	signals chan os.Signal
 }
 
-// start makes the ring of a world, and opens those of the other ranks of this node, so that they can be
+// Start makes the ring of a world, and opens those of the other ranks of this node, so that they can be
 // read when their processes have died. It is collective over base. A process works without a ring; a
 // ring that this process cannot open is not read by it.
-func (r *Recorder) start(base transport.Exchange, here *topo.Topology, others []int) error {
+func (r *Recorder) Start(base transport.Exchange, here *topo.Topology) error {
 	r.folder, _ = dl.Getenv("PADDLEMPI_TRACE")
 	ring, _ := trace.New(here.Rank, here.Size)
 	r.write.Lock() // other ranks may ask for it from now on
-	r.rank, r.ring = here.Rank, ring
+	r.topo, r.ring = here, ring
 	r.write.Unlock()
 	if asked, err := traceSignal(); err == nil && asked != nil && r.folder != "" {
 		r.signals = make(chan os.Signal, 1)
 		signal.Notify(r.signals, asked)
 		go r.onSignals()
 	}
-	mine := absent()
+	mine := segment.None()
 	if r.ring != nil {
-		mine = present(r.ring.File().Address().Words())
+		mine = segment.Some(r.ring.File().Address().Words())
 	}
 	addresses, err := base.Gather(append(mine, rand.Int64()), nil) // the last word names the job
 	if err != nil {
@@ -59,8 +59,8 @@ func (r *Recorder) start(base transport.Exchange, here *topo.Topology, others []
 	}
 	ring.SetJob(uint64(addresses[0][4]))
 	views := map[int]*trace.View{}
-	for _, other := range others {
-		if addresses[other][0] == 0 {
+	for _, other := range here.Peers() {
+		if other == here.Rank || addresses[other][0] == 0 {
 			continue
 		}
 		if v, err := trace.Open(segment.Of([3]int64(addresses[other][1:4]))); err == nil {
@@ -73,9 +73,9 @@ func (r *Recorder) start(base transport.Exchange, here *topo.Topology, others []
 	return nil
 }
 
-// within makes the files of the rings go into a folder of that name: the ranks of this world are others than those of the
+// Within makes the files of the rings go into a folder of that name: the ranks of this world are others than those of the
 // first one.
-func (r *Recorder) within(name string) {
+func (r *Recorder) Within(name string) {
 	r.write.Lock()
 	defer r.write.Unlock()
 	if r.folder != "" {
@@ -90,12 +90,12 @@ const mostPIDs = 64
 func (r *Recorder) pids() []string {
 	r.write.Lock()
 	defer r.write.Unlock()
-	ranks := append(slices.Collect(maps.Keys(r.others)), r.rank)
+	ranks := append(slices.Collect(maps.Keys(r.others)), r.topo.Rank)
 	slices.Sort(ranks)
 	var pids []string
 	for _, rank := range ranks[:min(len(ranks), mostPIDs)] {
 		pid := os.Getpid()
-		if rank != r.rank {
+		if rank != r.topo.Rank {
 			pid = r.others[rank].PID()
 		}
 		pids = append(pids, strconv.Itoa(pid))
@@ -124,7 +124,8 @@ func (r *Recorder) onSignals() {
 	}
 }
 
-func (r *Recorder) close() {
+// Close ends the recorder. The rings are not read any more.
+func (r *Recorder) Close() {
 	if r.signals != nil {
 		signal.Stop(r.signals)
 		close(r.signals)
@@ -137,6 +138,12 @@ func (r *Recorder) close() {
 		v.Close()
 	}
 }
+
+// Join enters a group.
+func (r *Recorder) Join(g trace.Group) { r.ring.Join(g) }
+
+// Leave removes the group with an id.
+func (r *Recorder) Leave(id int64) { r.ring.Leave(id) }
 
 // Shared is that of the ring.
 func (r *Recorder) Shared() (next, lost *uint64, list unsafe.Pointer, counter bool) {
@@ -216,7 +223,7 @@ func (r *Recorder) Read(rank int) (s *trace.Snapshot, why string, err error) {
 	switch {
 	case r.closed:
 		err = status.New(status.GroupDestroyed, "this rank has ended")
-	case rank == r.rank:
+	case rank == r.topo.Rank:
 		s, err = r.ring.Read()
 	case theirs == nil:
 		err = status.New(status.Unsupported, "its trace cannot be read")
@@ -268,7 +275,7 @@ func (r *Recorder) UnderWay(m trace.Mark) bool {
 
 // Signature returns the signature of collective seq of a group, which is under way, as this rank has recorded it.
 func (r *Recorder) Signature(group int64, seq uint64) (signature [3]uint64, ok bool) {
-	if s, _, err := r.Read(r.rank); err == nil {
+	if s, _, err := r.Read(r.topo.Rank); err == nil {
 		for i := range s.Operations {
 			if o := &s.Operations[i]; o.Ended == nil && o.Group == group && o.Seq != nil && *o.Seq == seq {
 				return o.Signature, true

@@ -1,18 +1,16 @@
-package world
+package health
 
 import (
 	"encoding/binary"
 	"fmt"
 	"hash/fnv"
 	"math"
-	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
 
-	"github.com/paddlempi/paddlempi/gocore/dl"
+	"github.com/paddlempi/paddlempi/gocore/liveness"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/topo"
 )
@@ -55,8 +53,13 @@ type Reports struct {
 	recorder *Recorder
 }
 
-// ReportAfter returns after how long a wait is reported; 0: never. A setting that is wrong counts as none, until NewEnv
-// tells all ranks of it.
+// Begin says who the ranks are. Before that only Init may be called.
+func (o *Reports) Begin(roster *Roster, recorder *Recorder) {
+	o.topo, o.roster, o.recorder = roster.topo, roster, recorder
+}
+
+// ReportAfter returns after how long a wait is reported; 0: never. A setting that is wrong counts as none, until
+// world.NewEnv tells all ranks of it.
 func ReportAfter() time.Duration {
 	after, err := reportAfter()
 	if err != nil {
@@ -67,18 +70,11 @@ func ReportAfter() time.Duration {
 
 // reportAfter reads ReportVariable.
 func reportAfter() (time.Duration, error) {
-	text, _ := dl.Getenv(ReportVariable)
-	if text == "" {
-		return defaultReportAfter, nil
-	}
-	seconds, err := strconv.ParseFloat(text, 64)
-	if after := seconds * float64(time.Second); err == nil && (seconds == 0 || after >= float64(leastReportAfter) && after <= float64(mostReportAfter)) {
-		return time.Duration(after), nil
-	}
-	return 0, status.New(status.Argument, "init: %s=%s is neither 0 nor a number of seconds from %v to %v", ReportVariable, text, leastReportAfter.Seconds(), mostReportAfter.Seconds())
+	return liveness.Seconds(ReportVariable, defaultReportAfter, leastReportAfter, mostReportAfter)
 }
 
-func writeReport(line string) { _, _ = syscall.Write(2, []byte(line)) }
+// WriteLine writes a line to the standard error of the process.
+func WriteLine(line string) { _, _ = syscall.Write(2, []byte(line)) }
 
 // Slowness is what a wait knows for its report. The zero value is of a wait that begins.
 type Slowness struct {
@@ -138,23 +134,12 @@ func WaitID(kind string, words ...uint64) uint64 {
 	return h.Sum64() | 1 // no free slot of a ring has it
 }
 
-// init reports a wait for ranks that have not called init. Before that nobody knows who they are, so
+// Init reports a wait for ranks that have not called init. Before that nobody knows who they are, so
 // only the first two ranks report it: one of them may be missing.
-func (o *Reports) init(s *Slowness, rank int) {
+func (o *Reports) Init(s *Slowness, rank int) {
 	if rank < 2 {
 		o.Write(fmt.Sprintf("paddlempi: rank %d has waited for %.1f s in init_process_group: not all ranks of the job have called it.\n", rank, time.Since(s.Since).Seconds()))
 	}
-}
-
-// meeting reports a wait of a meeting of ranks for those that have not come. If came is set they
-// have: the first member decides then, and reports who is missing. It is reported if it is stalled.
-func (o *Reports) meeting(s *Slowness, what string, key uint64, ranks, missing []int, came bool, still func() bool) {
-	w := Wait{What: fmt.Sprintf("%s(ranks=%s)", what, status.Brief(ranks)), How: "has not called it", Since: s.Since,
-		ID: WaitID("meeting", key), Key: key, Ranks: slices.Clone(missing), Moving: came, Still: still}
-	if came {
-		w.ID = WaitID("decision", key)
-	}
-	o.Report(&w)
 }
 
 // Report looks at the ranks for which w waits and writes the line, unless another rank has reported the
@@ -222,11 +207,11 @@ func (o *Reports) mayReport(w *Wait) bool {
 
 // lock keeps the ranks of this node from deciding at the same time who reports. The caller holds write.
 func (r *Recorder) lock() (unlock func()) {
-	first := r.rank
+	first := r.topo.Rank
 	for other := range r.others {
 		first = min(first, other)
 	}
-	if first == r.rank {
+	if first == r.topo.Rank {
 		return r.ring.Lock()
 	}
 	return r.others[first].Lock()
