@@ -1,3 +1,6 @@
+// Package gocore has the functions that capi offers across the C ABI. Each finds what its call names
+// (package registry), and hands the call to the room that carries it out.
+//
 // # A tour of one all_reduce
 //
 // Two ranks on one node have an array of 4 float32 each, and both call
@@ -14,7 +17,7 @@
 // drops the GIL and calls pmpi_submit. guard.c tests the fork flag and calls goSubmit (export.go).
 // From here on it is Go: goSubmit reads the C struct as an op.Desc and calls [Submit].
 //
-// [Submit] finds the group by its number and hands it the descriptor. From here on the calling
+// [Submit] finds the group by its number (registry.Group) and hands it the descriptor. From here on the calling
 // thread does everything itself; there is no channel, no second goroutine and no allocation on the
 // way.
 //

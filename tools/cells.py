@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -105,6 +106,8 @@ def main(file: Path, revision: str, environments: Path, runs: str) -> None:
     print(", ".join(f"{mpi}: {n}" for mpi, n in count.items()), f"together: {len(cells)}")
 
 
+# A shell ignores it for what runs in the background; there the tests of Ctrl-C would hang.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 given = sys.argv[1:]
 file, revision, environments, runs = [*given, *("HEAD", str(ROOT), "")[len(given) - 1 :]]
 main(Path(file), revision, Path(environments).resolve(), runs)

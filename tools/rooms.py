@@ -77,13 +77,38 @@ ROOMS = (
     ),
     Room(
         "gocore",
-        "the functions behind the C interface: init, submit, wait, exit, the control methods; the "
-        "worlds and their groups by id",
-        "channel crash diagnose dl exchange grid group health heap meet messages method mpi netif "
-        "op pmi ps/job reduce rollcall status topo trace transport window work world",
-        files="doc boundary control control_grid control_join join control_cuda control_heap "
-        "control_files control_trace window_calls servers core start prepared guests world windows "
-        "closers",
+        "the functions behind the C interface: each finds what the call names, and hands it to "
+        "the room that carries it out",
+        "control group heap lifecycle mpi op ps/job registry status window work",
+    ),
+    Room(
+        "gocore/control",
+        "the control methods, in files named after what they control",
+        "diagnose dl grid group health heap join lifecycle method mpi netif reduce registry status "
+        "topo trace work world",
+        files="control lifecycle groups grid join info cuda heap files windows launcher trace "
+        "handler",
+    ),
+    Room(
+        "gocore/lifecycle",
+        "the core begins and ends: init and the first world, the end of a world, the end of the "
+        "process",
+        "diagnose group join registry status work world",
+        files="lifecycle exit departures",
+    ),
+    Room(
+        "gocore/join",
+        "how ranks come together and part: the first world, with MPI or without its launcher; a "
+        "world of two parties, and jobs that find each other by TCP",
+        "channel descriptors group health mpi pmi registry rollcall status transport work world",
+        files="join ways guests start exchange connect listen peer meet",
+    ),
+    Room(
+        "gocore/registry",
+        "what a process has once: MPI; worlds, groups, windows, prepared operations and open "
+        "files by number; its tables; what ends with it",
+        "crash group messages mpi op ps/job status window work world",
+        files="servers guests prepared worlds windows files registry closers by_number",
     ),
     Room(
         "gocore/ps/job",
@@ -275,12 +300,6 @@ ROOMS = (
         c="primitives",
     ),
     Room(
-        "gocore/exchange",
-        "what ranks that no MPI has started tell each other before they have a transport, through "
-        "the program above the core",
-        "status transport work",
-    ),
-    Room(
         "gocore/transport/transportfake",
         "the exchange of the seam without MPI, for tests: N ranks in one process",
         "transport",
@@ -300,12 +319,6 @@ ROOMS = (
         "which ranks of a job on several nodes have died: a tree of connections that the kernel "
         "watches",
         "descriptors dl netif status",
-    ),
-    Room(
-        "gocore/meet",
-        "two jobs that find each other by TCP: the listener, the secret, what the jobs tell each "
-        "other",
-        "descriptors status",
     ),
     Room(
         "gocore/netif",

@@ -33,3 +33,11 @@ func Seconds(s *float64) time.Duration {
 	}
 	return time.Duration(*s * float64(time.Second))
 }
+
+// SecondsOr is Seconds with another default.
+func SecondsOr(s *float64, otherwise time.Duration) time.Duration {
+	if s == nil {
+		return otherwise
+	}
+	return Seconds(s)
+}

@@ -99,6 +99,24 @@ func TestDiscoveryOrder(t *testing.T) {
 	check("/usr/lib/libmpi.so.40", "dynamic loader")
 }
 
+// A linker script is followed to the library that it names first. One that names none is the library itself.
+func TestLinkerScripts(t *testing.T) {
+	s := fakeHost(t, nil, nil, "/venv/lib/libmpi.so")
+	for script, library := range map[string]string{
+		"INPUT(libmpi.so.40)": "/venv/lib/libmpi.so.40",
+		"/* GNU ld script */\nGROUP ( /lib/libmpi.so.40 AS_NEEDED ( libm.so ) )": "/lib/libmpi.so.40",
+		"INPUT ( )":             "/venv/lib/libmpi.so",
+		"INPUT(libmpi.so.40 ":   "/venv/lib/libmpi.so",
+		"INPUT ( ) GROUP ( a )": "/venv/lib/a",
+		"\x7fELF INPUT(other)":  "/venv/lib/libmpi.so",
+		"no script":             "/venv/lib/libmpi.so",
+	} {
+		require.NoError(t, os.WriteFile(filepath.Join(s.root, "/venv/lib/libmpi.so"), []byte(script), 0o600))
+		assert.Equal(t, library, s.library("/venv/lib/libmpi.so"), script)
+	}
+	assert.Equal(t, "/gone/libmpi.so", s.library("/gone/libmpi.so"))
+}
+
 func TestNothingFoundSaysWhereItLooked(t *testing.T) {
 	s := fakeHost(t, []string{"/usr/bin/bash"}, map[string]string{"OPAL_PREFIX": "/gone"})
 	_, looked, err := s.discover(Options{SysPrefix: "/venv"})

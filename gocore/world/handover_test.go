@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"github.com/paddlempi/paddlempi/gocore/segment"
+	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/transport/transportfake"
 )
@@ -82,4 +83,21 @@ func TestHandover(t *testing.T) {
 			assert.Less(t, time.Since(began), takeLimit, "a giver waited for ranks that do not come")
 		})
 	}
+}
+
+// If the memory for messages cannot be made, the rank that should have made it knows why, and the others know which
+// rank that is.
+func TestMemoryThatCannotBeMade(t *testing.T) {
+	transportfake.Each(transportfake.New([]int{0, 0, 0}), func(x transport.Exchange) {
+		c, refused, err := connect(sharing(x, transport.EveryRank(3), messagesFile, -1))
+		assert.NoError(t, err)
+		assert.Nil(t, c)
+		why := "its own error says why"
+		if x.Rank() == 0 {
+			why = "cannot size shared memory"
+		}
+		assert.ErrorContains(t, refused, "rank 0 cannot share memory")
+		assert.ErrorContains(t, refused, why)
+		assert.Equal(t, []int{0}, status.Plain(refused).Ranks)
+	})
 }

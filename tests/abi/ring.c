@@ -191,7 +191,11 @@ static void errors(void) {
 	}
 	CHECK(pmpi_allreduce(NULL, x, 4, PMPI_DTYPE_FLOAT32, PMPI_REDUCE_SUM, 0) == PMPI_OK &&
 		  x[3] == size);
-	pmpi_op short_op = {.size = 8};
+	/* Of a caller that was compiled with another header. A message as short as this one could be
+	 * carried out before the core looks at it. */
+	pmpi_buf buf = {.data = x, .count = 1, .dtype = PMPI_DTYPE_FLOAT32, .device_type = 1};
+	pmpi_op short_op = {.size = 8, .code = PMPI_OP_SEND, .n_send = 1, .send = &buf};
+	short_op.peer = (rank + 1) % size;
 	CHECK(pmpi_submit(&short_op, NULL, NULL) == PMPI_ERR_ARGUMENT);
 }
 

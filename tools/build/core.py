@@ -22,17 +22,19 @@ import toolchain
 _SMALL_ROOMS = (
     *(
         "cgroup",
+        "control",
         "crash",
         "cuda",
         "descriptors",
         "diagnose",
         "dl",
-        "exchange",
         "heap",
+        "join",
         "launcher",
+        "lifecycle",
         "liveness",
     ),
-    *("meet", "method", "netif", "pmi", "ps/admin/...", "ps/checkpoint", "ps/client", "ps/link"),
+    *("method", "netif", "pmi", "ps/admin/...", "ps/checkpoint", "ps/client", "ps/link"),
     *("ps/master", "ps/request", "ps/route", "ps/server", "ps/table", "rollcall", "segment"),
     *("status", "topo", "trace", "trace/cpu"),
 )
@@ -122,8 +124,8 @@ def _arguments(tools: toolchain.Toolchain, folder: Path, built: Path, pymodule: 
         "-s -w",
         # Go's own depends on the folders of the compilers and of the version script.
         f"-buildid={build_id()}",
-        f"-X 'github.com/paddlempi/paddlempi/gocore.buildInfo={info(tools)}'",
-        f"-X 'github.com/paddlempi/paddlempi/gocore.buildID={build_id()}'",
+        f"-X 'github.com/paddlempi/paddlempi/gocore/control.buildInfo={info(tools)}'",
+        f"-X 'github.com/paddlempi/paddlempi/gocore/control.buildID={build_id()}'",
         f"-extldflags '{external}'",
     ]
     # These tags replace those of the environment.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 import environments
@@ -30,20 +32,41 @@ LIMIT = 1500.0
 ATTEMPT = 720.0
 
 
+# Where a control group says what its processes may take and have taken: by the groups' version.
+LIMITS = {
+    1: ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    2: ("/sys/fs/cgroup", "memory.max", "memory.current", ""),
+}
+
+
 def memory() -> float:
     """Return the GiB of memory that a new process may take here."""
     text = Path("/proc/meminfo").read_text()
     lines = dict(line.split(":", 1) for line in text.splitlines())
     left = int(lines["MemAvailable"].split()[0]) * 1024
-    groups = Path("/proc/self/cgroup").read_text().splitlines()
-    folder = Path("/sys/fs/cgroup" + next((g[3:] for g in groups if g.startswith("0::")), "/"))
+    if (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
+        left = min(left, limit)
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        number, controllers, path = line.split(":", 2)
+        version = 2 if number == "0" else 1 if "memory" in controllers.split(",") else None
+        if version:
+            left = min([left, *left_in_groups(version, path)])
+    return left / 2**30
+
+
+def left_in_groups(version: int, path: str) -> Iterator[int]:
+    """Yield the bytes that a control group and those above it may still take."""
+    top, limit, usage, prefix = LIMITS[version]
+    folder = Path(top + path)
     for place in (folder, *folder.parents):
         try:
-            most = int((place / "memory.max").read_text())
-            left = min(left, most - int((place / "memory.current").read_text()))
+            most, used = (int((place / name).read_text()) for name in (limit, usage))
+            said = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
         except (OSError, ValueError):
             continue
-    return left / 2**30
+        # Files that were read are given back when somebody needs the memory.
+        cached = sum(int(said.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
+        yield most - used + cached
 
 
 def busy() -> float:

@@ -209,4 +209,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C: what it started ends
+    # A shell ignores it for what runs in the background; there the tests of Ctrl-C would hang.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     main()

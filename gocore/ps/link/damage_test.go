@@ -53,9 +53,13 @@ func damagedWorld(t *testing.T, nodes []int, text string, damage func(m *member)
 			assert.Equal(m, []int{1}, err.(*status.Error).Ranks)
 			m.probe <- struct{}{}
 		case 2:
-			<-m.probe
-			_, err := m.ask(&Request{Header: []byte("good")}).Wait(soon(), nil)
-			assert.NoError(m, err)
+			select {
+			case <-m.probe:
+				_, err := m.ask(&Request{Header: []byte("good")}).Wait(soon(), nil)
+				assert.NoError(m, err)
+			case <-time.After(30 * time.Second): // rank 1 has failed
+				assert.Fail(m, "nothing was damaged")
+			}
 			close(over)
 		}
 		<-over
@@ -430,5 +434,48 @@ func spoilRing(l *Links, s *sharedOutlet, spoil []byte, size int64) {
 		if _, err := p.Wait(time.Now().Add(100*time.Millisecond), nil); err != nil {
 			return
 		}
+	}
+}
+
+// If MPI takes no transfer of a request, the caller is told and the server is as it was. If it has taken some, nobody
+// knows what the server has, so no further request goes to it.
+func TestARequestThatMPIDoesNotTake(t *testing.T) {
+	for taken, refused := range map[bool]func(tag int32) bool{
+		false: func(tag int32) bool { return tagAnswer <= tag && tag < tagPayload },
+		true:  func(tag int32) bool { return tag == tagHead },
+	} {
+		var fails atomic.Bool
+		refuses := mpifake.WithHook(func(rank, _ int, c *mpi.Call) (time.Duration, error) {
+			if rank == 1 && fails.Load() && refused(c.Tag) {
+				return 0, status.New(status.MPI, "not now")
+			}
+			return 0, nil
+		})
+		ranks(t, []int{0, 1}, []int{0}, func(m *member) {
+			if m.rank == 0 {
+				m.links.Serve(echo)
+				<-m.probe
+				return
+			}
+			_, err := m.ask(&Request{Header: []byte("good")}).Wait(soon(), nil)
+			require.NoError(m, err)
+			fails.Store(true)
+			p, err := m.links.Start(0, &Request{Header: []byte("lost")})
+			fails.Store(false)
+			assert.Equal(m, taken, err == nil)
+			if err == nil {
+				_, err = p.Wait(soon(), nil)
+			}
+			assert.ErrorContains(m, err, "not now")
+			if p, err = m.links.Start(0, &Request{Header: []byte("next")}); err == nil {
+				_, err = p.Wait(soon(), nil)
+			}
+			if taken {
+				assert.ErrorContains(m, err, "not now")
+			} else {
+				assert.NoError(m, err)
+			}
+			m.probe <- struct{}{}
+		}, refuses)
 	}
 }

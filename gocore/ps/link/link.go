@@ -147,7 +147,8 @@ func (l *Links) agree(servers []int, mistake error, tell func([]int64) ([][]int6
 	return nil
 }
 
-// The words of a door, which each trainer tells every server: place, and 1 if there is one.
+// doorWords is how many words each trainer tells every server of the door that it has made for it: where the door is in
+// the trainer's heap (offset and generation), and 1. All are 0 if there is no door.
 const doorWords = 3
 
 // connect makes the outlets and inlets. Every member calls tell twice.

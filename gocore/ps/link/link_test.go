@@ -38,11 +38,11 @@ type member struct {
 
 // ranks runs f on every rank of a fake world with these nodes, after Open. It closes the links
 // unless f has, and looks whether all memory was given back.
-func ranks(t *testing.T, nodes, servers []int, f func(m *member)) {
+func ranks(t *testing.T, nodes, servers []int, f func(m *member), options ...mpifake.Option) {
 	t.Helper()
 	var wg sync.WaitGroup
 	probe := make(chan struct{})
-	for _, lib := range mpifake.New(len(nodes), mpifake.Nodes(nodes)) {
+	for _, lib := range mpifake.New(len(nodes), append(options, mpifake.Nodes(nodes))...) {
 		wg.Add(1)
 		go func(lib mpi.Library) {
 			defer wg.Done()

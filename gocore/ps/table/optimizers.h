@@ -34,8 +34,9 @@ INLINE const float *FN(prepared)(const pt_step *o, const float *w, const float *
 	return g;
 }
 
-/* within returns what an updated row holds. What lies beyond the largest number of its dtype is
- * that number. What is no number, for the state or the step was infinite, is what it was. */
+/* within returns the values x that an update has computed as the row keeps them. A value beyond the
+ * largest number of the row's dtype becomes that number. Where x is a NaN, because the state or the
+ * step was infinite, the row keeps its value from before the update: was. */
 INLINE vec FN(within)(const pt_step *o, vec x, const vec was) {
 	if (__builtin_expect(o->most == __builtin_inff(), 0))
 		return x;

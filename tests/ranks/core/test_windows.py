@@ -5,14 +5,16 @@ On one node the ranks work in mapped memory. Between nodes the same tests go by 
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
-from paddlempi import ReduceOp, Window, errors
+from paddlempi import ReduceOp, Window, errors, zeros
 from paddlempi.window import WindowOp
 from ranks_tools import raises
 from tensors import NAMES, Kind, every, noise, numbers, numpy_dtype
@@ -408,6 +410,27 @@ def test_after_free(dist: ModuleType, rank: int) -> None:
     ):
         with pytest.raises(errors.Error, match="window"):
             call()
+
+
+def test_the_memory_goes_when_the_window_is_freed(dist: ModuleType, rank: int, size: int) -> None:
+    """A window that the program has dropped keeps its memory, because other ranks may write there.
+
+    One that is freed does not.
+    """
+    memory = [zeros(4, "int32") for _ in range(2)]
+    freed, dropped = (weakref.ref(array) for array in memory)
+    windows = [Window(array) for array in memory]
+    memory.clear()
+    windows.pop()
+    window = windows.pop()
+    gc.collect()
+    assert freed() is not None
+    assert dropped() is not None
+    window.free()
+    del window
+    gc.collect()
+    assert freed() is None
+    assert dropped() is not None
 
 
 def test_many_windows(dist: ModuleType, rank: int, size: int) -> None:

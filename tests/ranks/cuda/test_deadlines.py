@@ -56,3 +56,25 @@ def test_ctrl_c(dist: ModuleType, rank: int, size: int) -> None:
     dist.barrier()
     dist.all_reduce(tensor)
     np.testing.assert_array_equal(tensor.numpy(), np.full(2000, size * (size + 1) / 2))
+
+
+@pytest.mark.mpi(min=2)
+def test_a_message_that_was_not_sent_in_time(dist: ModuleType, rank: int) -> None:
+    """Its sender is told at the deadline. The message is not sent later, and the next one is."""
+    dist.barrier()  # because making the group has a deadline, too
+    group = dist.new_group(timeout=timedelta(seconds=4 if rank == 0 else 40))
+    if rank == 0:
+        stream = device.new_stream()
+        with device.hold(stream):
+            tensor = device.DeviceTensor(np.full(3, 7.0), stream=stream)
+            with pytest.raises(dist.errors.TimeoutError):
+                dist.send(tensor, 1, group=group)
+        tensor.numpy()  # the stream has come to its end
+        dist.send(np.full(3, 8.0), 1, group=group)
+    dist.barrier()
+    if rank == 1:
+        received = np.zeros(3)
+        dist.recv(received, 0, group=group)
+        np.testing.assert_array_equal(received, np.full(3, 8.0))
+    dist.barrier()
+    dist.destroy_process_group(group)

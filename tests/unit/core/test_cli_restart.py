@@ -226,7 +226,7 @@ print("attempt", attempt, flush=True)
 def environment(pid: int) -> bytes:
     try:
         return Path(f"/proc/{pid}/environ").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):  # the last: of another user
         return b""
 
 

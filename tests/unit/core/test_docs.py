@@ -244,7 +244,7 @@ def test_the_tree_of_exceptions_is_the_real_one() -> None:
 def test_every_control_method_is_documented() -> None:
     methods = []
     for file, beginning in (
-        ("gocore/control.go", r"^var methods ="),
+        ("gocore/control/control.go", r"^var methods ="),
         ("gocore/ps/job/process.go", r"^func \(p \*Process\) Methods\(\)"),
     ):
         table = re.search(beginning + r".*?^}", read(file), re.M | re.S)

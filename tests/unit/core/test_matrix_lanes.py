@@ -127,6 +127,28 @@ def test_what_cannot_run_is_left_out(here: Path, capfd: pytest.CaptureFixture[st
     assert "apt: left out: no apt on this machine" in capfd.readouterr().out
 
 
+@pytest.mark.parametrize("version", lanes.LIMITS)
+def test_the_memory_of_a_control_group(
+    version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, limit, usage, prefix = lanes.LIMITS[version]
+    monkeypatch.setitem(lanes.LIMITS, version, (f"{tmp_path}", limit, usage, prefix))
+    inner = tmp_path / "job" / "step"
+    inner.mkdir(parents=True)
+    files = f"{prefix}active_file 30\n{prefix}inactive_file 20\n"
+    for folder, most in ((tmp_path, "max"), (inner.parent, "1000"), (inner, "5000")):
+        (folder / limit).write_text(f"{most}\n")
+        (folder / usage).write_text("400\n")
+        (folder / "memory.stat").write_text(f"anon 350\n{files}")
+    assert list(lanes.left_in_groups(version, "/job/step")) == [4650, 650]
+
+
+def test_a_limit_of_memory_counts() -> None:
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import lanes; print(lanes.memory())"
+    words = ["prlimit", f"--as={2**30}", sys.executable, "-S", "-c", code, str(lanes.HERE)]
+    assert 0 < float(subprocess.check_output(words)) <= 1
+
+
 def test_a_group_in_step_is_tried_twice(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
         "import sys, pathlib\nmark = pathlib.Path(sys.argv[1], 'mark')\n"

@@ -1,0 +1,134 @@
+package control
+
+import (
+	"slices"
+
+	"github.com/paddlempi/paddlempi/gocore/grid"
+	"github.com/paddlempi/paddlempi/gocore/group"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/work"
+)
+
+type cartesianRequest struct {
+	ofGroup
+	Dims     []int  `json:"dims"`
+	Periodic []bool `json:"periodic"`
+	Reorder  bool   `json:"reorder"`
+}
+
+// cartesian completes the dimensions of a grid of a group's ranks. With reorder it also returns which member of
+// the group stands at each rank of the grid.
+func cartesian(g *group.Group, r cartesianRequest, _ work.Interrupt) (any, error) {
+	if len(r.Periodic) != len(r.Dims) {
+		return nil, status.New(status.Argument, "Cartesian: dims has %d dimensions, periodic %d", len(r.Dims), len(r.Periodic))
+	}
+	dims, err := grid.Complete(g.Size, r.Dims)
+	if err != nil {
+		return nil, status.New(status.Argument, "Cartesian: %v", err)
+	}
+	order := []int{}
+	if r.Reorder {
+		at := grid.Grid{Dims: dims, Periodic: r.Periodic}
+		order = at.Reorder(g.Env.Topo.ByNode(g.Ranks))
+	}
+	return map[string]any{"dims": dims, "order": order}, nil
+}
+
+// haloRequest is what names a halo.
+type haloRequest struct {
+	ofGroup
+	Dims     []int      `json:"dims"`
+	Periodic []bool     `json:"periodic"`
+	Widths   [][2]int64 `json:"widths"`
+	Shape    []int64    `json:"shape"`
+}
+
+func (r *haloRequest) grid() (*grid.Halo, error) {
+	n := len(r.Dims)
+	if n < 1 || n > grid.MaxDims {
+		return nil, status.New(status.Argument, "halo_exchange: the grid has %d dimensions; it takes 1 to %d", n, grid.MaxDims)
+	}
+	if len(r.Periodic) != n || len(r.Widths) != n {
+		return nil, status.New(status.Argument, "halo_exchange: the grid has %d dimensions, periodic has %d, width %d", n, len(r.Periodic), len(r.Widths))
+	}
+	h := &grid.Halo{Grid: grid.Grid{Dims: r.Dims, Periodic: r.Periodic}}
+	for k, w := range r.Widths {
+		if w[0] < 0 || w[1] < 0 {
+			return nil, status.New(status.Argument, "halo_exchange: the width in dimension %d of the grid is %d before and %d after; it must be 0 or more", k, w[0], w[1])
+		}
+		h.Widths = append(h.Widths, grid.Width{Before: w[0], After: w[1]})
+	}
+	if i := slices.IndexFunc(r.Dims, func(d int) bool { return d < 1 }); i >= 0 {
+		return nil, status.New(status.Argument, "halo_exchange: dims[%d] is %d", i, r.Dims[i])
+	}
+	return h, nil
+}
+
+// halo returns the number of the pattern of a halo.
+func halo(g *group.Group, r haloRequest, _ work.Interrupt) (any, error) {
+	h, err := r.grid()
+	if err != nil {
+		return nil, err
+	}
+	pattern, err := g.NewHalo(h)
+	return patternReply(pattern, err)
+}
+
+// haloBoxes returns which boxes of a tensor of some shape go to neighbours, and come from them.
+func haloBoxes(g *group.Group, r haloRequest, _ work.Interrupt) (any, error) {
+	h, err := r.grid()
+	if err != nil {
+		return nil, err
+	}
+	out, in, err := boxesOf(g, h, r.Shape)
+	if err != nil {
+		return nil, err
+	}
+	return map[string]any{"out": out, "in": in}, nil
+}
+
+type boxReply struct {
+	Rank int     `json:"rank"`
+	From []int64 `json:"from"`
+	To   []int64 `json:"to"`
+}
+
+func boxesOf(g *group.Group, h *grid.Halo, shape []int64) (out, in []boxReply, err error) {
+	if h.Size() != g.Size {
+		return nil, nil, status.New(status.Argument, "halo_exchange: a grid of %v has %d ranks, the group has %d", h.Dims, h.Size(), g.Size)
+	}
+	given, got, err := h.Boxes(g.Rank, shape)
+	if err != nil {
+		return nil, nil, status.New(status.Argument, "halo_exchange: %v", err)
+	}
+	reply := func(boxes []grid.Box) []boxReply {
+		list := make([]boxReply, len(boxes))
+		for i, b := range boxes {
+			list[i] = boxReply{Rank: b.Rank, From: b.From}
+			for k := range b.N {
+				list[i].To = append(list[i].To, b.From[k]+b.N[k])
+			}
+		}
+		return list
+	}
+	return reply(given), reply(got), nil
+}
+
+type graphRequest struct {
+	ofGroup
+	To   []int `json:"to"`
+	From []int `json:"from"`
+}
+
+// graph returns the number of the pattern of a graph.
+func graph(g *group.Group, r graphRequest, _ work.Interrupt) (any, error) {
+	pattern, err := g.NewGraph(r.To, r.From)
+	return patternReply(pattern, err)
+}
+
+func patternReply(pattern int32, err error) (any, error) {
+	if err != nil {
+		return nil, err
+	}
+	return map[string]any{"pattern": pattern}, nil
+}

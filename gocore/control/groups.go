@@ -1,0 +1,73 @@
+package control
+
+import (
+	"slices"
+
+	"github.com/paddlempi/paddlempi/gocore/group"
+	"github.com/paddlempi/paddlempi/gocore/method"
+	"github.com/paddlempi/paddlempi/gocore/registry"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/work"
+)
+
+type newGroupRequest struct {
+	Ranks   []int    `json:"ranks"`
+	Timeout *float64 `json:"timeout"`
+	Group   int64    `json:"group"` // of the world of the ranks
+}
+
+func newGroup(r newGroupRequest, _ work.Interrupt) (any, error) {
+	w, err := registry.WorldOf(r.Group)
+	if err != nil {
+		return nil, err
+	}
+	t := w.Env.Topo
+	seen := make([]bool, t.Size)
+	for i, rank := range r.Ranks {
+		if rank < 0 || rank >= t.Size {
+			return nil, status.New(status.Argument, "new_group: ranks[%d] is %d; the world has ranks 0 to %d", i, rank, t.Size-1)
+		}
+		if seen[rank] {
+			return nil, status.New(status.Argument, "new_group: rank %d is in ranks twice", rank)
+		}
+		seen[rank] = true
+	}
+	if len(r.Ranks) == 0 {
+		return nil, status.New(status.Argument, "new_group: ranks is empty; name at least one rank")
+	}
+	me := slices.Index(r.Ranks, t.Rank)
+	if me < 0 {
+		return map[string]any{"group": nil, "rank": -1}, nil
+	}
+	timeout := method.SecondsOr(r.Timeout, w.All().Timeout())
+	g, err := w.Add(func(id int64) (*group.Group, error) { return group.New(w.Env, id, r.Ranks, timeout) })
+	if err != nil {
+		return nil, err
+	}
+	return map[string]any{"group": g.ID, "rank": me}, nil
+}
+
+func destroyGroup(g *group.Group, _ ofGroup, _ work.Interrupt) (any, error) {
+	return done, registry.Remove(g)
+}
+
+func groupInfo(g *group.Group, _ ofGroup, _ work.Interrupt) (any, error) {
+	broken := ""
+	if err := g.Broken(); err != nil {
+		broken = err.Error()
+	}
+	return map[string]any{"group": g.ID, "rank": g.Rank, "size": g.Size, "ranks": g.Ranks,
+		"timeout": g.Timeout().Seconds(), "one_node": g.Local(), "algorithm": g.Algorithm(), "broken": broken}, nil
+}
+
+func setTimeout(g *group.Group, r timeoutRequest, _ work.Interrupt) (any, error) {
+	if r.Timeout == nil || *r.Timeout < 0 {
+		return nil, status.New(status.Argument, "set_timeout: timeout must be a number of seconds, 0 or more")
+	}
+	g.SetTimeout(method.Seconds(r.Timeout))
+	return done, nil
+}
+
+func monitoredBarrier(g *group.Group, r timeoutRequest, _ work.Interrupt) (any, error) {
+	return done, g.MonitoredBarrier(method.SecondsOr(r.Timeout, g.Timeout()))
+}

@@ -1,0 +1,126 @@
+package control
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"runtime"
+
+	"github.com/paddlempi/paddlempi/gocore/diagnose"
+	"github.com/paddlempi/paddlempi/gocore/health"
+	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/reduce"
+	"github.com/paddlempi/paddlempi/gocore/registry"
+	"github.com/paddlempi/paddlempi/gocore/topo"
+	"github.com/paddlempi/paddlempi/gocore/work"
+)
+
+// The build sets these: tools/build/core.py.
+var (
+	buildInfo string // how the core was built
+	buildID   string // of the sources that it was built of
+)
+
+// coreInfo is the reply of info.
+type coreInfo struct {
+	Build       string           `json:"build"`
+	BuildID     string           `json:"build_id"` // of the sources
+	Go          string           `json:"go"`
+	Kernels     string           `json:"kernels"` // instruction set of the reductions
+	CPUs        int              `json:"cpus"`
+	PID         int              `json:"pid"`
+	Initialized bool             `json:"initialized"`
+	Transport   string           `json:"transport"` // what carries the messages of the world: "node" or "mpi"; "" before init
+	MPI         *mpi.Info        `json:"mpi"`       // nil if none was found
+	MPIError    string           `json:"mpi_error"` // why none was found, and what to install
+	Looked      []string         `json:"looked"`    // where the core looked for MPI
+	Launcher    mpi.LauncherInfo `json:"launcher"`
+	Rank        *int             `json:"rank"`
+	Size        *int             `json:"size"`
+	Node        []int            `json:"node"` // node of each rank
+	LocalRank   *int             `json:"local_rank"`
+	LocalSize   *int             `json:"local_size"`
+	Arrive      string           `json:"arrive"` // how the ranks of a node share memory; "" before init
+	Helper      *helperInfo      `json:"helper"` // nil before init
+	Heap        heapInfo         `json:"heap"`
+	Liveness    *health.Watch     `json:"liveness"`     // nil before init
+	ReportAfter *float64         `json:"report_after"` // seconds of a wait that is reported, 0: none is; nil before init
+	Algorithms  any              `json:"algorithms"`   // which serve the group of all ranks; nil before init, and on one node
+	CUDA        *diagnose.CUDA   `json:"cuda"`         // nil unless the request asked for it
+}
+
+// helperInfo says whether the progress thread may do the work of collectives for which no thread
+// waits yet.
+type helperInfo struct {
+	CPUs  int      `json:"cpus"`  // CPUs on which this rank may run
+	Ranks int      `json:"ranks"` // ranks of the node that may run on some of them, this one included
+	Quota *float64 `json:"quota"` // CPUs that cgroups let the ranks of this node use; nil without a quota
+	May   bool     `json:"may"`   // whether it may while a CPU is idle
+}
+
+func describeHelper(c *topo.CPUs) *helperInfo {
+	info := &helperInfo{CPUs: c.Allowed, Ranks: c.Ranks, May: c.Spare()}
+	if !math.IsInf(c.Quota, 1) {
+		info.Quota = &c.Quota
+	}
+	return info
+}
+
+type infoRequest struct {
+	MPI       string `json:"mpi"`
+	Named     string `json:"mpi_named"`
+	SysPrefix string `json:"sys_prefix"`
+	CUDA      bool   `json:"cuda"`
+}
+
+// info describes the core, the MPI and the launcher. It works before init and without MPI, and does not start MPI.
+func info(r infoRequest, _ work.Interrupt) (any, error) {
+	c := coreInfo{Build: buildInfo, BuildID: buildID, Go: runtime.Version(), Kernels: reduce.ISA(),
+		CPUs: runtime.NumCPU(), PID: os.Getpid(), Launcher: mpi.Launcher(), Heap: describeHeap()}
+	if r.CUDA {
+		found := diagnose.FindCUDA()
+		c.CUDA = &found
+	}
+	if w := registry.InitialOrNil(); w != nil {
+		c.describeWorld(w)
+	} else {
+		c.describeMPI(mpi.Options{Path: r.MPI, SysPrefix: r.SysPrefix, Named: r.Named})
+	}
+	return c, nil
+}
+
+// describeWorld fills in what is known after init.
+func (c *coreInfo) describeWorld(w *registry.World) {
+	t := w.Env.Topo
+	c.Initialized, c.Transport = true, w.Transport()
+	if w.MPI != nil {
+		i := w.MPI.Info()
+		c.MPI = &i
+	} else {
+		c.MPIError = "the ranks of this job are connected without MPI"
+	}
+	c.Arrive, c.Helper = w.Env.Node.Way(), describeHelper(&t.CPUs)
+	watch := w.Env.Roster.Watch()
+	after := w.Env.Reports.After.Seconds()
+	c.Liveness, c.ReportAfter = &watch, &after
+	if served := w.All().Served(); served != nil {
+		c.Algorithms = served
+	}
+	c.Rank, c.Size, c.LocalRank, c.LocalSize, c.Node = &t.Rank, &t.Size, &t.LocalRank, &t.LocalSize, t.Node
+}
+
+// describeMPI fills in which MPI an init would take, or why there is none.
+func (c *coreInfo) describeMPI(o mpi.Options) {
+	found, looked, err := mpi.Discover(o)
+	c.Looked = looked
+	if err == nil {
+		var i mpi.Info
+		if i, err = mpi.Probe(found.Path); err == nil {
+			i.Why = found.Why
+			c.MPI = &i
+			return
+		}
+		err = fmt.Errorf("%w; it is %s", err, found.Why)
+	}
+	c.MPIError = err.Error()
+}

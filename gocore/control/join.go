@@ -1,0 +1,98 @@
+package control
+
+import (
+	"github.com/paddlempi/paddlempi/gocore/group"
+	"github.com/paddlempi/paddlempi/gocore/join"
+	"github.com/paddlempi/paddlempi/gocore/method"
+	"github.com/paddlempi/paddlempi/gocore/registry"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/work"
+)
+
+// joinReply describes a world of two parties: the group of all its ranks, and where both parties are in it.
+type joinReply struct {
+	Group      int64 `json:"group"`
+	Rank       int   `json:"rank"` // of this process, in that group
+	Size       int   `json:"size"` // of this party
+	RemoteSize int   `json:"remote_size"`
+	First      bool  `json:"first"` // the ranks of this party come first
+}
+
+// joined describes the world that a call has made of the members of g and another party; nil if it has made none.
+func joined(g *group.Group, first bool, w *registry.World, err error) (any, error) {
+	if err != nil || w == nil {
+		return nil, err
+	}
+	t := w.Env.Topo
+	return joinReply{Group: w.All().ID, Rank: t.Rank, Size: g.Size, RemoteSize: t.Size - g.Size, First: first}, nil
+}
+
+// call is the call that a request asks for.
+func (r *timeoutRequest) call(what string, g *group.Group, interrupt work.Interrupt) join.Call {
+	timeout := method.SecondsOr(r.Timeout, g.Timeout())
+	return join.Call{What: what, Group: g, Timeout: timeout, Interrupt: interrupt}
+}
+
+type meetRequest struct {
+	timeoutRequest
+	Address    string `json:"address"`
+	Secret     []byte `json:"secret"` // base64
+	SecretFile string `json:"secret_file"`
+	Version    string `json:"version"`
+}
+
+func (r *meetRequest) other() join.Other {
+	return join.Other{Address: r.Address, Secret: r.Secret, SecretFile: r.SecretFile, Version: r.Version}
+}
+
+func accept(g *group.Group, r meetRequest, interrupt work.Interrupt) (any, error) {
+	w, err := r.call("accept", g, interrupt).Accept(r.other())
+	return joined(g, true, w, err)
+}
+
+func connect(g *group.Group, r meetRequest, interrupt work.Interrupt) (any, error) {
+	w, err := r.call("connect", g, interrupt).Connect(r.other())
+	return joined(g, false, w, err)
+}
+
+type spawnRequest struct {
+	timeoutRequest
+	Command []string `json:"command"`
+	N       int      `json:"n"`
+}
+
+// mostSpawned is the greatest number of processes of a spawn.
+const mostSpawned = 1 << 20
+
+func spawn(g *group.Group, r spawnRequest, interrupt work.Interrupt) (any, error) {
+	if len(r.Command) == 0 || r.Command[0] == "" {
+		return nil, status.New(status.Argument, "spawn: command is empty")
+	}
+	if r.N < 1 || r.N > mostSpawned {
+		return nil, status.New(status.Argument, "spawn: n=%d is not from 1 to %d", r.N, mostSpawned)
+	}
+	w, err := r.call("spawn", g, interrupt).Spawn(r.Command, r.N)
+	return joined(g, true, w, err)
+}
+
+// getParent returns null if this process was not spawned.
+func getParent(r timeoutRequest, interrupt work.Interrupt) (any, error) {
+	initial, err := registry.Initial()
+	if err != nil {
+		return nil, err
+	}
+	g := initial.All()
+	w, err := r.call("get_parent", g, interrupt).Parents()
+	return joined(g, false, w, err)
+}
+
+func disconnect(r timeoutRequest, interrupt work.Interrupt) (any, error) {
+	if err := registry.Healthy(); err != nil {
+		return nil, err
+	}
+	w, ok := registry.Guests.Get(r.Group)
+	if !ok {
+		return nil, status.New(status.GroupDestroyed, "disconnect: group %d is no group of two parties, or was disconnected", r.Group)
+	}
+	return done, join.Disconnect(w, method.SecondsOr(r.Timeout, w.All().Timeout()), interrupt)
+}

@@ -1,0 +1,308 @@
+// Package join has the protocols by which ranks come together, and part: start.go for the first world, join.go for a
+// world of two parties. ways.go has how two parties find each other, guests.go how they part.
+package join
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/paddlempi/paddlempi/gocore/channel"
+	"github.com/paddlempi/paddlempi/gocore/group"
+	"github.com/paddlempi/paddlempi/gocore/registry"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/transport"
+	"github.com/paddlempi/paddlempi/gocore/work"
+	"github.com/paddlempi/paddlempi/gocore/world"
+)
+
+// joinLimit is how long rank 0 may take to tell the others what came of step 2.
+const joinLimit = 5 * time.Second
+
+// Call is a call that joins the members of a group and another party, and returns their world. All members make it.
+//
+//  1. The members meet, and make a communicator that carries nothing else.
+//  2. Rank 0 prepares: it waits for another job, or looks whether it can start a command. The others wait for its word.
+//  3. All of them call MPI, and make the world. These calls have no deadline, so they run on a thread of their own.
+//
+// docs/adr/0035-a-world-of-two-parties.md has the reasons.
+type Call struct {
+	What      string // its name, for errors
+	Group     *group.Group
+	Timeout   time.Duration
+	Interrupt work.Interrupt
+}
+
+// Accept waits for another job, which calls Connect.
+func (c Call) Accept(from Other) (*registry.World, error) { return c.meet(from, true) }
+
+// Connect joins a job that calls Accept.
+func (c Call) Connect(to Other) (*registry.World, error) { return c.meet(to, false) }
+
+func (c Call) meet(other Other, first bool) (*registry.World, error) {
+	return c.join(&byTCP{Other: other, what: c.What, group: c.Group, first: first})
+}
+
+// Spawn starts n processes, which run a command.
+func (c Call) Spawn(command []string, n int) (*registry.World, error) {
+	return c.join(&bySpawn{command: transport.Command{Argv: command, N: n}})
+}
+
+// Parents joins the ranks that have spawned this process. It returns nil if it was not spawned. The group is that of all
+// ranks of the initial world.
+func (c Call) Parents() (*registry.World, error) {
+	env, lib := c.Group.Env, registry.MPI
+	if j, ok := env.Base.(transport.Joiner); !ok {
+		return nil, nil
+	} else if spawned, err := j.Spawned(); err != nil || !spawned {
+		return nil, err
+	}
+	if n, err := lib.Size(lib.World()); err != nil || n != env.Topo.Size {
+		return nil, status.New(status.Unsupported, "%s: the world has %d of the %d processes that were spawned together; it takes all", c.What, env.Topo.Size, n)
+	}
+	return c.join(byParents{})
+}
+
+// party is this party of a join, as one of its ranks sees it.
+type party struct {
+	Call
+	comm     transport.Comm
+	words    *channel.Channel
+	deadline time.Time
+}
+
+func (c Call) join(by way) (*registry.World, error) {
+	base, ok := c.Group.Env.Base.(transport.Joiner)
+	if !ok {
+		return nil, status.New(status.Unsupported, "%s: this transport has no other processes", c.What)
+	}
+	if err := by.can(base); err != nil { // the same on all ranks
+		return nil, status.New(status.CodeOf(err), "%s: %v", c.What, err)
+	}
+	s := &party{Call: c, deadline: time.Now().Add(c.Timeout)}
+	defer c.Group.Use()()
+	var err error
+	if s.comm, err = c.Group.Alone(c.What, c.Timeout); err != nil {
+		return nil, err
+	}
+	s.words = channel.New(s.comm, channel.Joins, mostWord)
+	if err := s.agree(by); err != nil {
+		s.free()
+		return nil, err
+	}
+	w, err := s.make(by)
+	if c.Group.Rank == 0 {
+		by.over()
+	}
+	if err == nil {
+		s.free()
+	}
+	return w, err
+}
+
+// free gives the communicator back. All members do, after step 2 or 3.
+func (s *party) free() {
+	_ = s.Group.Env.Engine.Wait(s.words.Sent, time.Now().Add(joinLimit), nil)
+	_ = s.comm.Free()
+}
+
+// What the members tell each other: a code, and a text. The others tell rank 0 only that they give up.
+const mostWord = 2048
+
+func (s *party) tell(rank int, err error) {
+	code := status.CodeOf(err)
+	text := ""
+	if err != nil {
+		text = strings.TrimPrefix(err.Error(), s.What+": ")
+	}
+	_ = s.words.Send(rank, binary.LittleEndian.AppendUint32(nil, uint32(code)), []byte(text))
+}
+
+// tellAll tells the other members what this one has found out.
+func (s *party) tellAll(err error) {
+	for r := range s.Group.Size {
+		if r != s.Group.Rank {
+			s.tell(r, err)
+		}
+	}
+}
+
+// told returns what a member has told, once one has.
+func (s *party) told() (from int, err error, ok bool) {
+	from, b, ok := s.words.Receive()
+	if !ok || len(b) < 4 {
+		return 0, nil, false
+	}
+	code := status.Code(binary.LittleEndian.Uint32(b))
+	switch code {
+	case status.OK:
+		return from, nil, true
+	case status.Interrupted: // only that rank was interrupted
+		code = status.Refused
+	}
+	return from, status.New(code, "%s: rank %d of the group: %s", s.What, from, b[4:]).WithRanks(s.Group.Ranks[from]), true
+}
+
+// agree is step 2. Its error is that of all members.
+func (s *party) agree(by way) error {
+	if s.Group.Rank != 0 {
+		return s.await()
+	}
+	err := s.prepare(by)
+	s.tellAll(err)
+	return err
+}
+
+// prepare is step 2 on rank 0.
+func (s *party) prepare(by way) (err error) {
+	ctx, stop := context.WithDeadline(context.Background(), s.deadline)
+	defer stop()
+	ready := make(chan error, 1)
+	go func() { ready <- by.prepare(ctx) }()
+	over := false
+	var failed error
+	looks := 0
+	waitErr := s.wait(func() bool {
+		select {
+		case err = <-ready:
+			over = true
+			return true
+		default:
+		}
+		if looks++; looks&31 == 0 {
+			failed = s.trouble()
+		}
+		return failed != nil
+	}, time.Time{})
+	if over {
+		return s.named(err)
+	}
+	stop()
+	if <-ready == nil {
+		by.over()
+	}
+	if failed == nil {
+		failed = waitErr
+	}
+	return failed
+}
+
+// wait drives the engine until done returns true.
+func (s *party) wait(done func() bool, deadline time.Time) error {
+	return s.Group.Env.Engine.Wait(done, deadline, s.Interrupt)
+}
+
+// trouble returns why the members cannot go on together: one has died, gives up, or the world ends.
+func (s *party) trouble() error {
+	if err := s.Group.EndingError(s.What); err != nil {
+		return err
+	}
+	if s.Group.AnyDied() {
+		return s.Group.DiedError(s.What, s.Group.Dead(), "nothing was joined")
+	}
+	_, err, ok := s.told()
+	if !ok {
+		return nil
+	}
+	return err
+}
+
+// named returns an error of step 2 as the call's.
+func (s *party) named(err error) error {
+	var alone *unanswered
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &alone):
+		return status.New(status.Timeout, "%s: after %v no job had accepted this one; the last attempt: %s", s.What, s.Timeout, alone.last)
+	case errors.Is(err, context.DeadlineExceeded):
+		return status.New(status.Timeout, "%s: after %v no job that knows the secret had connected", s.What, s.Timeout)
+	}
+	return err
+}
+
+// await is step 2 on the other ranks: rank 0 tells them what has come of it. One that gives up tells rank 0.
+func (s *party) await() error {
+	var failed error
+	heard := false
+	looks := 0
+	err := s.wait(func() bool {
+		if from, word, ok := s.told(); ok && from == 0 {
+			heard, failed = true, word
+			return true
+		}
+		if looks++; looks&31 == 0 && (s.Group.Ending() != nil || s.Group.AnyDied()) {
+			failed = s.trouble()
+		}
+		return failed != nil
+	}, s.deadline.Add(joinLimit))
+	if heard {
+		return failed
+	}
+	switch {
+	case failed != nil:
+		err = failed
+	case err == work.ErrDeadline:
+		err = status.New(status.Timeout, "%s: after %v rank 0 of the group had not said whether it can go on", s.What, s.Timeout).WithRanks(s.Group.Ranks[0])
+	}
+	s.tell(0, err)
+	return err
+}
+
+// make is step 3.
+func (s *party) make(by way) (*registry.World, error) {
+	limit := time.Now().Add(max(time.Until(s.deadline), least))
+	var made *registry.World
+	err := s.Group.Attempt(s.What, func() error {
+		switch {
+		case time.Now().After(limit):
+			return status.New(status.Timeout, "%s: after %v the other party had not joined", s.What, s.Timeout)
+		case s.Group.Rank == 0 && by.lost():
+			return status.New(status.PeerDied, "%s: the other job ended while the jobs were being joined", s.What)
+		}
+		if _, err, ok := s.told(); ok && err != nil {
+			return err
+		}
+		if s.Interrupt != nil {
+			return s.Interrupt()
+		}
+		return nil
+	}, func() (err error) {
+		made, err = s.world(by)
+		if err == nil && s.Group.Rank == 0 {
+			err = by.settle(limit)
+		}
+		return err
+	}, func() {
+		if made != nil {
+			made.End()
+		}
+	})
+	if err != nil {
+		s.tellAll(err)
+		return nil, err
+	}
+	made.Env.Interrupt = s.Interrupt
+	enterGuest(made)
+	return made, nil
+}
+
+// world joins, and makes the world of both parties and the group of all its ranks.
+func (s *party) world(by way) (*registry.World, error) {
+	both, err := by.join(s.comm.(transport.Joiner))
+	if err != nil {
+		return nil, err
+	}
+	env, err := world.NewJoined(both)
+	if err != nil {
+		return nil, err
+	}
+	_ = both.Free()
+	env.Device.Aware.Trial = s.Group.Env.Device.Aware.Trial
+	env.Engine.Panicked = s.Group.Env.Engine.Panicked
+	w := registry.NewWorld(env)
+	_, err = w.Add(func(id int64) (*group.Group, error) { return group.World(env, id, s.Group.Timeout()) })
+	return w, err
+}

@@ -1,0 +1,72 @@
+package lifecycle
+
+import (
+	"slices"
+
+	"github.com/paddlempi/paddlempi/gocore/registry"
+)
+
+// departureStages is how often a departure is taken further where nobody waits for it: it has as many stages.
+const departureStages = 3
+
+// closeDeparted frees the ended worlds whose ranks have all departed, except for what registry.Last needs.
+func closeDeparted() {
+	registry.Departing = slices.DeleteFunc(registry.Departing, func(w *registry.World) bool {
+		for range departureStages {
+			if w.Env.Departure.AllDeparted() {
+				_ = w.Env.Close()
+				keep(w)
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// keep makes w the last world, and frees the one that was the last before. It frees w instead if some processes of the
+// job are not in it, or other code finalizes MPI.
+func keep(w *registry.World) {
+	if !endsTheJob(w) {
+		_ = w.Env.Free()
+		return
+	}
+	forgetLast()
+	registry.Last = w
+}
+
+// forgetLast frees the last world, because another world follows it.
+func forgetLast() {
+	if registry.Last != nil {
+		_ = registry.Last.Env.Free()
+		registry.Last = nil
+	}
+}
+
+// endsTheJob tells whether w has all processes of the job, and this library finalizes their MPI.
+func endsTheJob(w *registry.World) bool {
+	if w.MPI == nil {
+		return false
+	}
+	n, err := w.MPI.Size(w.MPI.World())
+	return err == nil && n == w.Env.Topo.Size && w.MPI.Info().Owner == "paddlempi"
+}
+
+// awaitDepartures waits until all ranks of ended worlds have departed, and answers their questions
+// until then. It returns false if MPI cannot be finalized.
+func awaitDepartures() bool {
+	all := true
+	for _, w := range registry.Departing {
+		if !w.Env.Departure.AwaitDepartures() {
+			all = false
+			continue
+		}
+		keep(w)
+	}
+	registry.Departing = nil
+	return all
+}
+
+// endTogether waits until the processes of all ranks are about to end, and tells whether they are.
+func endTogether() bool {
+	return registry.Last == nil || registry.Last.Env.Departure.EndTogether()
+}

@@ -1,0 +1,74 @@
+package registry
+
+import (
+	"sync"
+	"time"
+
+	"github.com/paddlempi/paddlempi/gocore/crash"
+	"github.com/paddlempi/paddlempi/gocore/group"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/window"
+)
+
+// windows has all windows by their ids. One that has ended stays as long as its memory is used.
+var windows ByNumber[*window.Window]
+
+// makers has what makes the windows of each group, and closes them.
+var makers = struct {
+	mu sync.Mutex
+	of map[*group.Group]*window.Windows
+}{of: map[*group.Group]*window.Windows{}}
+
+// NewWindow makes a window of this rank's memory, and returns its id. It is collective over the group.
+func NewWindow(g *group.Group, memory *op.Buf, timeout time.Duration, nested bool) (int64, error) {
+	w, err := windowsOf(g).New(memory, timeout, nested)
+	if err != nil {
+		return 0, err
+	}
+	windows.Put(w.ID(), w)
+	crash.NameWindow(w.ID(), g.ID)
+	return w.ID(), nil
+}
+
+func windowsOf(g *group.Group) *window.Windows {
+	makers.mu.Lock()
+	defer makers.mu.Unlock()
+	if makers.of[g] == nil {
+		makers.of[g] = window.Of(g)
+	}
+	return makers.of[g]
+}
+
+// Window returns a window, for a call that what names.
+func Window(what string, id int64) (*window.Window, error) {
+	if w, ok := windows.Get(id); ok {
+		return w, nil
+	}
+	if id <= 0 {
+		return nil, status.New(status.Argument, "%s: there is no window %d", what, id)
+	}
+	return nil, status.New(status.GroupDestroyed, "%s: the window was freed, or its group was destroyed", what)
+}
+
+// ForgetWindows forgets the windows that have ended and whose memory nobody uses.
+func ForgetWindows() {
+	windows.forgetIf((*window.Window).Over)
+}
+
+// closeWindows closes the windows of the groups that belongs returns true for. leaving is as for Windows.Close.
+func closeWindows(belongs func(*group.Group) bool, leaving bool) {
+	makers.mu.Lock()
+	var ending []*window.Windows
+	for g, all := range makers.of {
+		if belongs(g) {
+			ending = append(ending, all)
+			delete(makers.of, g)
+		}
+	}
+	makers.mu.Unlock()
+	for _, all := range ending {
+		all.Close(leaving)
+	}
+	ForgetWindows()
+}

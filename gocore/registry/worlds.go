@@ -1,0 +1,191 @@
+package registry
+
+import (
+	"strings"
+	"sync/atomic"
+
+	"github.com/paddlempi/paddlempi/gocore/crash"
+	"github.com/paddlempi/paddlempi/gocore/group"
+	"github.com/paddlempi/paddlempi/gocore/messages"
+	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/world"
+)
+
+// World is the part of this process in a world: a set of ranks, and the groups that were made of them. Init makes the
+// first one, and a join of two parties another. A call finds its world by the id of its group.
+type World struct {
+	MPI     mpi.Library // nil if the ranks are connected without MPI
+	Env     *world.Env
+	all     atomic.Pointer[group.Group] // the group of all its ranks, which is made first
+	ended   atomic.Bool                 // it was destroyed, or this process has left
+	unclose func()                      // takes back what AtFinalize has asked for
+}
+
+// NewWorld returns a world that has no groups yet.
+func NewWorld(env *world.Env) *World {
+	lib, _ := mpi.Of(env.Base)
+	return &World{MPI: lib, Env: env, unclose: func() {}}
+}
+
+// Starting guards these.
+var (
+	// Departing has the worlds that have ended while other ranks have not departed yet.
+	Departing []*World
+
+	// Last is the world of all processes that ended last, if its ranks have departed. It shows whether their processes
+	// end, so that MPI is finalized together. It is nil if there is none, and in a process in which other code finalizes
+	// MPI.
+	Last *World
+)
+
+// initial is the world that init made. Id 0 stands for its group of all ranks. It is nil before init and after the world
+// was destroyed.
+var initial atomic.Pointer[World]
+
+// member is a group and its world.
+type member struct {
+	w *World
+	g *group.Group
+}
+
+// groups has the groups of all worlds that have not ended.
+var groups ByNumber[*member]
+
+// Poisoned is why the core takes no more calls, the first line of a panic; nil while it takes them.
+var Poisoned atomic.Pointer[string]
+
+// Healthy returns an error if the core has panicked before.
+func Healthy() error {
+	if why := Poisoned.Load(); why != nil {
+		return status.New(status.Panic, "the core failed before in this process (%s) and takes no more calls; end the job", *why)
+	}
+	return nil
+}
+
+// Poison makes every later call fail, after a panic.
+func Poison(why string) {
+	why, _, _ = strings.Cut(why, "\n")
+	Poisoned.CompareAndSwap(nil, &why)
+	messages.Stop()
+}
+
+// SetInitial makes w the world of id 0.
+func SetInitial(w *World) {
+	initial.Store(w)
+	messages.SetInitial(w.All().ID)
+	crash.SetInitial(w.All().ID)
+}
+
+// ForgetInitial leaves no world to id 0, if w is that one.
+func ForgetInitial(w *World) { initial.CompareAndSwap(w, nil) }
+
+// InitialOrNil returns the world that init made, nil if there is none.
+func InitialOrNil() *World { return initial.Load() }
+
+// Initial returns the world that init made, or the error that says why there is none.
+func Initial() (*World, error) {
+	if err := Healthy(); err != nil {
+		return nil, err
+	}
+	w := initial.Load()
+	if w == nil {
+		return nil, status.New(status.NotInitialized, "not initialised: call init_process_group first (or it was destroyed)")
+	}
+	return w, nil
+}
+
+// All returns the group of all ranks of w.
+func (w *World) All() *group.Group { return w.all.Load() }
+
+// Transport returns what carries the messages of w.
+func (w *World) Transport() string {
+	if w.MPI == nil {
+		return "node"
+	}
+	return "mpi"
+}
+
+// Add makes a group of w, which gets the next id. Several threads may make groups at once.
+func (w *World) Add(make func(id int64) (*group.Group, error)) (*group.Group, error) {
+	id := groups.last.Add(1)
+	g, err := make(id)
+	if err != nil {
+		return nil, err
+	}
+	w.all.CompareAndSwap(nil, g)
+	crash.NameGroup(id, w.Env.Topo.Rank, g.String())
+	groups.Put(id, &member{w, g})
+	return g, nil
+}
+
+// AtFinalize has leave called before MPI is finalized, by this library or by other code, unless w ends before.
+func (w *World) AtFinalize(leave func()) {
+	w.unclose = Closing.Add(func(finalizing bool) {
+		if finalizing {
+			leave()
+		}
+	})
+}
+
+// End makes calls no longer find w, because it was destroyed or this process leaves it.
+func (w *World) End() { w.ended.Store(true) }
+
+// EndBefore is End for a world that ends before MPI is finalized.
+func (w *World) EndBefore() {
+	w.unclose()
+	w.End()
+}
+
+// ForgetGroups takes the groups of a world that has ended out of the table.
+func (w *World) ForgetGroups() {
+	groups.forgetIf(func(m *member) bool { return m.w == w })
+}
+
+// Remove destroys a group. Its world may still keep it, because MPI uses it or a wait was interrupted.
+func Remove(g *group.Group) error {
+	closeWindows(func(other *group.Group) bool { return other == g }, false)
+	err := g.Destroy()
+	groups.Forget(g.ID)
+	return err
+}
+
+// CloseWindows closes the windows of all groups of w. leaving says that the process ends.
+func (w *World) CloseWindows(leaving bool) {
+	closeWindows(func(g *group.Group) bool { return g.Env == w.Env }, leaving)
+}
+
+// WorldOf returns this process's part in the world of a group; 0 stands for the world that init made.
+func WorldOf(id int64) (*World, error) {
+	g, err := Group(id)
+	if err != nil || id == 0 {
+		return initial.Load(), err
+	}
+	if m, ok := groups.Get(g.ID); ok {
+		return m.w, nil
+	}
+	return nil, status.New(status.GroupDestroyed, "group %d was destroyed", id)
+}
+
+// Group returns the group with an id.
+func Group(id int64) (*group.Group, error) {
+	w, err := Initial()
+	if id == 0 {
+		if err != nil {
+			return nil, err
+		}
+		return w.all.Load(), nil
+	}
+	if m, ok := groups.Get(id); ok && !m.w.ended.Load() {
+		return m.g, nil
+	}
+	switch {
+	case err != nil:
+		return nil, err
+	case id < 0 || id > groups.last.Load():
+		return nil, status.New(status.Argument, "there is no group %d", id)
+	case id < w.All().ID:
+		return nil, status.New(status.GroupDestroyed, "group %d was destroyed with its world, before init_process_group was called again; make a new one with new_group", id)
+	}
+	return nil, status.New(status.GroupDestroyed, "group %d was destroyed; make a new one with new_group", id)
+}
