@@ -80,3 +80,33 @@ func TestReceivesFromAnyRankThatLook(t *testing.T) {
 		}
 	}, mpifake.Named("MPICH"))
 }
+
+// Open MPI writes past the room of a receive that meets a longer message. So the core matches every message first, and never gives
+// MPI less room than that has.
+func TestNoReceiveHasLessRoomThanItsMessage(t *testing.T) {
+	noLessRoom := func(_, _ int, c *mpi.Call) (time.Duration, error) {
+		if c.Fn == mpi.FnMrecv && c.RecvCount < 12 {
+			return 0, errors.New("too little room")
+		}
+		return 0, nil
+	}
+	hooked(t, []int{0, 1}, noLessRoom, func(t *testing.T, _ *world.Env, g *Group) {
+		if g.Rank == 0 {
+			for range 3 {
+				_, err := start(t, g, op.Send, floats(1, 2, 3), 1, 5, time.Minute).Wait(-1, nil)
+				assert.NoError(t, err)
+			}
+			return
+		}
+		for _, room := range []op.Buf{floats(0), floats(0, 0)} {
+			_, err := start(t, g, op.Recv, room, 0, 5, time.Minute).Wait(-1, nil)
+			assert.Equal(t, status.Truncate, status.CodeOf(err), "%v", err)
+			assert.ErrorContains(t, err, "has 12 bytes")
+		}
+		room := floats(0, 0, 0)
+		r, err := start(t, g, op.Recv, room, 0, 5, time.Minute).Wait(-1, nil)
+		assert.NoError(t, err)
+		assert.Equal(t, work.Result{Source: 0, Tag: 5, Bytes: 12}, r)
+		assert.Equal(t, []float32{1, 2, 3}, values(room))
+	}, mpifake.Named("Open MPI"))
+}

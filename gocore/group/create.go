@@ -97,33 +97,27 @@ func assemble(e *world.Env, id int64, key uint64, ranks []int, comm transport.Co
 func (g *Group) join(comm transport.Comm) error {
 	if g.Size == 1 {
 		g.local, g.arrival = true, new(arrive.Alone)
-		g.messages = messages.New(&g.Members, g.ID, g.key, nil, nil, g) // the first message makes what carries it
+		g.messages = messages.New(&g.Members, g.ID, g.key, nil, g) // the first message makes what carries it
 		return nil
 	}
 	if err := g.arriveOver(comm); err != nil {
 		return err
 	}
-	own, side, err := g.carriers(comm)
+	own, err := g.carrier(comm)
 	if err == nil {
-		g.messages = messages.New(&g.Members, g.ID, g.key, own, side, g)
+		g.messages = messages.New(&g.Members, g.ID, g.key, own, g)
 	}
 	return err
 }
 
-// carriers returns what carries messages and their pieces: what the node has, if all members are on it. Messages over two
-// ways at once would not keep their order.
-func (g *Group) carriers(comm transport.Comm) (own, side transport.Comm, err error) {
+// carrier returns what carries messages: what the node has, if all members are on it.
+func (g *Group) carrier(comm transport.Comm) (transport.Comm, error) {
 	if g.local {
-		if own, err = g.Env.Node.Connect(g.Ranks, g.key); err != nil {
-			return nil, nil, err
-		}
-		if own != nil {
-			side, err = own.Dup(nil)
-			return own, side, err
+		if own, err := g.Env.Node.Connect(g.Ranks, g.key); own != nil || err != nil {
+			return own, err
 		}
 	}
-	own, err = comm.Dup(nil)
-	return own, comm, err
+	return comm.Dup(nil)
 }
 
 // arriveOver makes the arrival. It is collective over comm.

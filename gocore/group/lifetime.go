@@ -1,10 +1,10 @@
 package group
 
 import (
-	"slices"
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
@@ -99,11 +99,10 @@ func (g *Group) Free(reason status.Code) error {
 		return nil // the communicators are in an unknown state: MPI may still use them
 	}
 	g.unmapPeers()
-	comms := g.messages.Comms()
-	if g.collComm != nil && !slices.Contains(comms, g.collComm) {
-		comms = append(comms, g.collComm)
-	}
-	for _, comm := range comms {
+	for _, comm := range [...]transport.Comm{g.messages.Comm(), g.collComm} {
+		if comm == nil {
+			continue
+		}
 		if err := comm.Free(); err != nil {
 			return err
 		}

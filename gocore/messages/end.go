@@ -126,7 +126,7 @@ func (g *Messages) endedError(what string, peer int32) error {
 // the task lingers, and lingers tells the caller.
 func (m *message) giveUp(err error) {
 	m.gaveUp = err
-	sending, receiving := false, false
+	sending := false
 	for i := 0; i < m.n; i++ {
 		tr := &m.transfers[i]
 		if tr.over() {
@@ -137,19 +137,9 @@ func (m *message) giveUp(err error) {
 			m.g.unqueue(tr)
 			continue
 		}
-		if tr.receives {
-			if tr.request.Done() {
-				receiving = true // the rest of a long message: its sender cannot be stopped
-				continue
-			}
-			if m.comm.Cancel(tr.request) == nil {
-				continue
-			}
+		if !tr.receives || m.comm.Cancel(tr.request) != nil {
+			sending = true
 		}
-		sending = true
-	}
-	if receiving && !sending {
-		m.tell(err)
 	}
 	if sending {
 		m.g.Env.Departure.Strand(m)
@@ -173,18 +163,6 @@ func (m *message) lingers() {
 		m.tell(m.gaveUp)
 	}
 	m.buryAny()
-	m.leaveLong(time.Now())
-}
-
-// leaveLong ends the rest of long messages that were given up, once nothing will come any more: the group ends, or the
-// other rank has ended.
-func (m *message) leaveLong(now time.Time) {
-	for i := 0; i < m.n; i++ {
-		if tr := &m.transfers[i]; tr.long != nil && tr.receives && tr.long.announced && !tr.long.over &&
-			(m.g.Ending() != nil || m.peerLeft(tr.long.peer, now) || m.g.Env.Roster.Left(m.g.Ranks[tr.long.peer], 0)) {
-			tr.long.leave()
-		}
-	}
 }
 
 // awaitsName tells whether the message, whose requests are over, should not end yet, because MPI has told of a

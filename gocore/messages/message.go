@@ -33,7 +33,7 @@ func (m *message) spin() bool {
 	if m.Poll() {
 		return true
 	}
-	var slots [2 * requestsOfTransfer]uintptr
+	var slots [2]uintptr
 	poller, pending := m.comm.Poller(), m.pending(slots[:0])
 	most := min(mostSpin, messageSpin+max(m.transfers[0].bytes, m.transfers[1].bytes)>>10)
 	for i := int64(1); i <= most; i++ {
@@ -121,7 +121,7 @@ func (m *message) countOff(first bool) {
 // message is a send, a receive, or the two of a sendrecv. It is a task once it has a handle.
 type message struct {
 	g         *Messages
-	comm      transport.Endpoint
+	comm      transport.Comm
 	code      op.Code
 	handle    *work.Handle // nil while the message may end within the call
 	result    work.Result  // how the message ended, if it has no handle
@@ -146,26 +146,25 @@ type message struct {
 type transfer struct {
 	receives bool
 	request  *transport.Request // nil until MPI was called for it
-	data     unsafe.Pointer     // where the whole message is; nil if it goes in pieces
-	small    unsafe.Pointer     // of a receive that is shorter than a header: where its message goes first
+	data     unsafe.Pointer     // where the whole message is; nil if it goes in fragments
+	spill    unsafe.Pointer     // of a receive: where a message goes that is longer than its tensors
 	bytes    int64              // length of the message, or of the tensors that receive it
 	peer     int32              // group rank, -1 for any
 	tag      int32
 	onDevice *deviceTensor // the tensors, if some are in device memory
 	// dropped says that the transfer was given up before MPI was called for it.
-	dropped bool
-	queued  bool // it is in Messages.waiting
-	ready   bool // it is there although its tensor is ready; guarded by Messages.mu
-	buried  bool // its peer has died, and its requests were ended
-	read    bool // its request is not the transport's: probe has read the message
-	packed  *packed
-	long    *long // nil unless it is longer than longest
+	dropped   bool
+	queued    bool // it is in Messages.waiting
+	ready     bool // it is there although its tensor is ready; guarded by Messages.mu
+	buried    bool // its peer has died, and its requests were ended
+	packed    *packed
+	fragments *fragments // nil if the message goes as a whole
 }
 
 // packed is what a message has in host memory that is not one contiguous tensor.
 type packed struct {
 	content
-	block unsafe.Pointer // the whole message; nil if it goes in pieces
+	block unsafe.Pointer // the whole message; nil if it goes in fragments
 }
 
 // prepare checks the arguments and prepares the transfers.
@@ -214,16 +213,21 @@ func (m *message) addTransfer(code op.Code, receives bool, side string, bufs []o
 	}
 	switch {
 	case dev != nil:
-		if tr.onDevice, err = m.g.newDeviceTensor(code, side, bufs, dev, viaCopy, m.stream); err != nil {
+		var whole bool
+		if tr.onDevice, whole, err = m.g.newDeviceTensor(code, side, bufs, dev, viaCopy, m.stream); err != nil {
 			return err
 		}
-		tr.data = tr.onDevice.data()
+		if tr.data = tr.onDevice.data(); !whole {
+			tr.data = nil
+			tr.fragments, err = newFragments(&tr.onDevice.content, receives, tr.onDevice)
+		}
 	case tr.bytes > 0 && (len(bufs) > 1 || viaCopy || !bufs[0].Contiguous()):
 		tr.packed = &packed{content: newContent(bufs)}
-		if tr.data = nil; tr.bytes > longest && !viaCopy {
-			break // it goes in pieces
+		if tr.data = nil; fragmenter(m.comm, tr.bytes) != nil && !viaCopy {
+			tr.fragments, err = newFragments(&tr.packed.content, receives, nil)
+			break
 		}
-		if tr.packed.block, err = mem.Alloc(max(tr.bytes, headerBytes)); err != nil {
+		if tr.packed.block, err = mem.Alloc(tr.bytes); err != nil {
 			return err
 		}
 		tr.data = tr.packed.block
@@ -232,13 +236,6 @@ func (m *message) addTransfer(code op.Code, receives bool, side string, bufs []o
 				return err
 			}
 		}
-	case receives && tr.bytes < headerBytes:
-		if tr.small, err = mem.Alloc(headerBytes); err != nil {
-			return err
-		}
-	}
-	if tr.bytes > longest {
-		tr.long, err = m.g.newLong(tr)
 	}
 	return err
 }
@@ -264,14 +261,17 @@ func (m *message) tryStart(tr *transfer) error {
 		m.g.unqueue(tr)
 		return err
 	}
+	if tr.receives && tr.fragments != nil && m.copiesSend() {
+		ready = false // a fragment may be unpacked over what the device still copies
+	}
 	if !m.g.mayStart(tr, ready) {
 		return nil
 	}
 	switch {
 	case tr.receives:
 		tr.request, err = m.receive(tr)
-	case tr.long != nil:
-		tr.request, err = tr.long.announce(m.comm)
+	case tr.fragments != nil:
+		tr.request, err = fragmenter(m.comm, tr.bytes).SendFragments(tr.fragments, tr.bytes, tr.peer, tr.tag)
 	default:
 		tr.request, err = m.comm.Send(tr.data, tr.bytes, tr.peer, tr.tag)
 	}
@@ -288,53 +288,40 @@ func (m *message) tryStart(tr *transfer) error {
 	return err
 }
 
-// receive receives the first message of a transfer. It returns nil if it looks for one, and none has come.
+// copiesSend tells whether a device still copies what a sendrecv sends.
+func (m *message) copiesSend() bool {
+	send := &m.transfers[0]
+	return m.n == 2 && send.onDevice != nil && send.onDevice.gate != 0 && !send.dropped
+}
+
+// receive begins to receive a message. It returns nil if it looks for one, and none has come.
 func (m *message) receive(tr *transfer) (*transport.Request, error) {
-	k := &m.g.kept
-	k.mu.Lock()
-	if kept, ok := k.take(tr.peer, tr.tag); ok {
-		k.mu.Unlock()
-		return m.receiveKept(tr, &kept)
+	if tr.fragments != nil {
+		return fragmenter(m.comm, tr.bytes).ReceiveFragments(tr.fragments, tr.bytes, tr.peer, tr.tag)
 	}
-	defer k.mu.Unlock()
-	data, room := tr.room()
-	if tr.peer >= 0 || !m.g.asks {
-		return m.comm.Receive(data, room, tr.peer, tr.tag)
+	if !m.comm.MatchesFirst(tr.peer) {
+		return m.comm.Receive(tr.data, tr.bytes, tr.peer, tr.tag)
 	}
 	found, ok, err := m.comm.Match(tr.peer, tr.tag)
 	if err != nil || !ok {
 		return nil, err
 	}
-	return m.comm.Take(found, data, room)
-}
-
-// room returns where the first message of a receive goes, and how long it may be. A header has room there also if the
-// tensor is shorter: its sender waits until somebody takes the pieces.
-func (tr *transfer) room() (unsafe.Pointer, int64) {
-	switch {
-	case tr.long != nil && tr.long.block != nil:
-		return tr.long.block, longest
-	case tr.small != nil:
-		return tr.small, headerBytes
-	case tr.onDevice.direct():
-		return tr.data, tr.bytes
+	if found.Bytes <= tr.bytes {
+		return m.comm.Take(found, tr.data, tr.bytes)
 	}
-	return tr.data, max(tr.bytes, headerBytes)
+	if tr.spill, err = mem.Alloc(found.Bytes); err != nil { // outcome says that it is too long
+		return nil, err
+	}
+	return m.comm.Take(found, tr.spill, found.Bytes)
 }
 
-// over tells whether the transfer was dropped, or its request and what follows that have ended.
-func (tr *transfer) over() bool {
-	return tr.dropped || tr.request != nil && tr.request.Done() && (tr.long == nil || tr.long.over)
-}
+// over tells whether the transfer was dropped, or its request has ended.
+func (tr *transfer) over() bool { return tr.dropped || tr.request != nil && tr.request.Done() }
 
 func (m *message) pending(list []uintptr) []uintptr {
 	for i := 0; i < m.n; i++ {
-		tr := &m.transfers[i]
-		if r := tr.request; r != nil && !r.Done() {
+		if r := m.transfers[i].request; r != nil && !r.Done() {
 			list = append(list, r.Address())
-		}
-		if tr.long != nil {
-			list = tr.long.pending(list)
 		}
 	}
 	return list
@@ -342,7 +329,7 @@ func (m *message) pending(list []uintptr) []uintptr {
 
 // Requests adds the requests under way. The peer may come late, so only the transport knows whether data is moving.
 func (m *message) Requests(b *work.Batch) work.Pace {
-	var room [2 * requestsOfTransfer]uintptr
+	var room [2]uintptr
 	for _, s := range m.pending(room[:0]) {
 		b.Add(m.comm.Poller(), s)
 	}
@@ -358,9 +345,6 @@ func (m *message) Poll() bool {
 				m.giveUp(err)
 			}
 		}
-	}
-	for i := 0; i < m.n; i++ {
-		m.follow(&m.transfers[i])
 	}
 	for i := 0; i < m.n; i++ {
 		if !m.transfers[i].over() {
@@ -386,8 +370,8 @@ func (m *message) outcome() (r work.Result, err error) {
 			return r, m.gaveUp
 		}
 		e := m.comm.Err(tr.request)
-		if e == nil && tr.long != nil {
-			e = tr.long.err
+		if tr.fragments != nil && tr.fragments.err != nil {
+			e = tr.fragments.err
 		}
 		if e != nil && err == nil {
 			err = m.named(tr, e)
@@ -398,25 +382,18 @@ func (m *message) outcome() (r work.Result, err error) {
 		if tr.request.Cancelled != 0 {
 			return r, m.gaveUp
 		}
-		if tr.long != nil && tr.long.gaveUp {
-			return r, m.gaveUp
-		}
 		r = work.Result{Source: tr.request.Source, Tag: tr.request.Tag, Bytes: tr.request.Bytes}
-		if tr.long != nil && tr.long.announced {
-			r.Bytes = tr.long.length
-		}
 		if err == nil && r.Bytes != tr.bytes {
 			err = status.New(status.Truncate, "%s: the message from rank %d of the group with tag %d has %d bytes, the buffer %d; they must be equal (probe tells the length before)",
 				m.code, r.Source, r.Tag, r.Bytes, tr.bytes).WithRanks(m.g.Ranks[r.Source])
-		}
-		if err == nil && tr.small != nil {
-			copy(unsafe.Slice((*byte)(tr.data), tr.bytes), unsafe.Slice((*byte)(tr.small), tr.bytes))
 		}
 		if err == nil && tr.packed != nil && tr.packed.block != nil {
 			err = tr.packed.copy(tr.packed.block, 0, tr.bytes, true, 0)
 		}
 		if err == nil && tr.onDevice != nil {
-			err = tr.onDevice.arrived()
+			if err = tr.onDevice.arrived(); tr.fragments != nil {
+				tr.onDevice.copied = tr.fragments.last()
+			}
 		}
 	}
 	return r, err
@@ -425,16 +402,16 @@ func (m *message) outcome() (r work.Result, err error) {
 func (m *message) free() {
 	for i := 0; i < m.n; i++ {
 		tr := &m.transfers[i]
-		if tr.request != nil && !tr.read {
+		if tr.request != nil {
 			m.comm.Release(tr.request)
+			tr.request = nil
 		}
-		tr.request = nil
-		if tr.long != nil {
-			tr.long.free()
-			tr.long = nil
+		if tr.fragments != nil {
+			tr.fragments.free()
+			tr.fragments = nil
 		}
-		mem.Free(tr.small)
-		tr.small = nil
+		mem.Free(tr.spill)
+		tr.spill = nil
 		if tr.packed != nil {
 			if tr.packed.block != nil {
 				mem.Free(tr.packed.block)

@@ -42,11 +42,7 @@ type Messages struct {
 	mu      sync.Mutex
 	comm    transport.Comm // nil in a group of one until its first message
 	waiting []*transfer    // transfers whose tensor is not ready, receives that look for a message, and those behind them
-	side    transport.Comm // of the pieces of long messages; nil in a group of one until its first long message
-	longs   atomic.Uint32  // counts the long messages that were sent
-	kept    kept
-	dropped *dropped // the message that is being dropped; nil if there is none
-	asks    bool     // a receive from any rank looks for a message (transport.Comm.ReceivesFromAny)
+	dropped *dropped       // the message that is being dropped; nil if there is none
 
 	quick     *C.pq_group  // nil: no message of the group goes without Go
 	queued    atomic.Int32 // len(waiting); can be read without mu
@@ -55,14 +51,9 @@ type Messages struct {
 	toldOfAny atomic.Bool  // a wait for a message of any member was reported
 }
 
-// New returns the messages of a group. They go over comm. The pieces of long ones go over side, which carries others
-// too, with other tags. In a group of one both may be nil.
-func New(members *world.Members, id int64, key uint64, comm, side transport.Comm, group Group) *Messages {
-	// To the transport the other party of a joined world is on another node, also if both share memory.
-	apart := members.Env.Topo.Joined || len(members.Env.Topo.ByNode(members.Ranks)) > 1
-	asks := comm != nil && !comm.ReceivesFromAny() && apart
-	g := &Messages{Members: members, id: id, key: key, comm: comm, side: side, group: group, asks: asks}
-	g.kept.hold = g.hold
+// New returns the messages of a group. They go over comm, which may be nil in a group of one.
+func New(members *world.Members, id int64, key uint64, comm transport.Comm, group Group) *Messages {
+	g := &Messages{Members: members, id: id, key: key, comm: comm, group: group}
 	if b, ok := comm.(transport.Bounder); ok {
 		b.Bound()
 	}
@@ -94,43 +85,19 @@ func (g *Messages) Comm() transport.Comm {
 	return g.comm
 }
 
-// Comms returns what carries the messages and their pieces. A group of one may have none.
-func (g *Messages) Comms() (list []transport.Comm) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	for _, comm := range [...]transport.Comm{g.comm, g.side} {
-		if comm != nil {
-			list = append(list, comm)
-		}
-	}
-	return list
-}
-
 // endpoint returns what carries the messages. A group of one gets it at its first message, because few programs send
 // messages to themselves.
-func (g *Messages) endpoint() (transport.Endpoint, error) {
+func (g *Messages) endpoint() (transport.Comm, error) {
 	if g.Size > 1 {
 		return g.comm, nil
 	}
-	return g.ofOne(&g.comm)
-}
-
-// sideEndpoint returns what carries the pieces of long messages.
-func (g *Messages) sideEndpoint() (transport.Endpoint, error) {
-	if g.Size > 1 {
-		return g.side, nil
-	}
-	return g.ofOne(&g.side)
-}
-
-func (g *Messages) ofOne(comm *transport.Comm) (transport.Endpoint, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	var err error
-	if *comm == nil {
-		*comm, err = g.Env.Base.Create(g.Ranks, 0)
+	if g.comm == nil {
+		g.comm, err = g.Env.Base.Create(g.Ranks, 0)
 	}
-	return *comm, err
+	return g.comm, err
 }
 
 // Carry carries out send, recv, sendrecv and probe. It may return a handle with an error, after which MPI may use the
@@ -288,7 +255,7 @@ func (g *Messages) enqueue(tr *transfer) {
 		tr.queued = true
 		g.waiting = append(g.waiting, tr)
 		g.queued.Add(1)
-		g.holdLocked(1)
+		g.hold(1)
 	}
 }
 
@@ -304,7 +271,7 @@ func (g *Messages) unqueue(tr *transfer) {
 		if s == tr {
 			g.waiting = append(g.waiting[:i], g.waiting[i+1:]...)
 			g.queued.Add(-1)
-			g.holdLocked(-1)
+			g.hold(-1)
 			return
 		}
 	}

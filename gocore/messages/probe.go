@@ -27,7 +27,7 @@ func (g *Messages) probe(d *op.Desc, m *message) (r work.Result, err error) {
 		peers = []int{g.Ranks[d.Peer]}
 	}
 	waitErr := g.Wait(func() bool {
-		st, found, e := g.kept.probe(comm, d.Peer, d.Tag)
+		st, found, e := comm.Probe(d.Peer, d.Tag)
 		found = found && !g.isAwaited(st.Source, st.Tag)
 		if found {
 			r = work.Result{Source: st.Source, Tag: st.Tag, Bytes: st.Bytes}

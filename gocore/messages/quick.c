@@ -134,7 +134,7 @@ static int receive(pq_group *p, const pq_message *m, int pauses) {
 }
 
 int pq_carry(const pq_message *m, int pauses) {
-	if (m->bytes < 0 || m->bytes > PM_MOST || m->tag < 0 || (m->receives && m->bytes == PQ_HEADER))
+	if (m->bytes < 0 || m->bytes > PM_MOST || m->tag < 0)
 		return 1;
 	pq_group *p = enter(m->group);
 	if (p == NULL)

@@ -56,14 +56,8 @@ func (g *Messages) CloseQuick() {
 	}
 }
 
-// hold says that by more messages wait for something before they begin: no other one may overtake them.
+// hold says that by more messages wait for something before they begin: no other one may overtake them. The caller holds mu.
 func (g *Messages) hold(by int32) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.holdLocked(by)
-}
-
-func (g *Messages) holdLocked(by int32) {
 	if g.quick != nil {
 		C.pq_hold(g.quick, C.int32_t(by))
 	}

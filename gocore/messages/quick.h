@@ -14,8 +14,6 @@
 
 #pragma GCC visibility push(hidden)
 
-enum { PQ_HEADER = 16 }; /* a message of so many bytes may be the header of a long one; long.go */
-
 /* A message; capi/quick.c makes it of a pmpi_op. */
 typedef struct pq_message {
 	int64_t group, count, bytes;

@@ -74,6 +74,31 @@ type QuickState struct {
 	Members  []int   // rank of the endpoint, by rank
 }
 
+// Fragmenter is an Endpoint that moves a message in fragments. So tensors that do not lie in one piece are packed and unpacked
+// while the message moves, and no rank needs a copy of the whole.
+type Fragmenter interface {
+	// SendFragments sends a message of more than 64 KiB. ReceiveFragments takes one of exactly this length; of another one it
+	// takes nothing but the length.
+	SendFragments(p Packer, bytes int64, to, tag int32) (*Request, error)
+	ReceiveFragments(p Packer, bytes int64, from, tag int32) (*Request, error)
+	// Refuse ends a message that was matched: its sender is done, and nobody gets it.
+	Refuse(m Message) (*Request, error)
+}
+
+// FragmentBytes is the length of a fragment. The last one of a message may be shorter.
+const FragmentBytes = 8 << 20
+
+// Packer packs or unpacks a message; UCX calls such a thing a generic datatype. The transport goes through the fragments once, in
+// their order, under a lock, on any thread, and calls nothing any more when the request is done.
+type Packer interface {
+	// Open returns the block of the fragment of n bytes that begins at from: what is sent lies there, what is received goes
+	// there. It returns nil if it is to be called again, because a device still copies. A block stays until the fragment is
+	// closed, also if the next one is opened before that.
+	Open(from, n int64) (unsafe.Pointer, error)
+	// Close ends the use of a block. What was received goes into the tensors.
+	Close(from, n int64) error
+}
+
 // Bounder is an Endpoint that keeps messages which nobody has received.
 type Bounder interface {
 	// Bound says that its messages are the application's: the sender of many that nobody receives has to wait.
@@ -121,8 +146,9 @@ type Comm interface {
 	Create(ranks []int, key uint64) (Comm, error)
 	// FirstSendWaits tells whether the first message to a rank may not return until that rank calls something.
 	FirstSendWaits() bool
-	// ReceivesFromAny tells whether a Receive from AnySource always takes a message of another node. If not, Match does.
-	ReceivesFromAny() bool
+	// MatchesFirst tells whether a receive from a rank, or AnySource, has to Match its message and then Take it, since Receive may
+	// not find it, or may write more than there is room for.
+	MatchesFirst(from int32) bool
 	// TakesDeviceMemory tells whether the transport says that it takes addresses of device memory, and what it
 	// says. After a yes the caller has to try.
 	TakesDeviceMemory() (aware bool, says string)

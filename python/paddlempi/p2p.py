@@ -11,8 +11,8 @@ A message may be a list or a tuple of tensors instead of one tensor: it is the b
 elements, one tensor after the other. Only the bytes of the whole count, as in MPI's struct types:
 the sender and the receiver may have other numbers of tensors, other dtypes and other shapes. The
 tensors that receive must not overlap each other. Tensors that are not contiguous, lists, and
-tensors in CUDA memory are copied on the way, in pieces if the message is longer than 16 MiB: then
-a message takes 16 MiB at most besides its tensors.
+tensors in CUDA memory are copied on the way. A message of more than 16 MiB takes 16 MiB besides its
+tensors within a node, and as much as it is long between nodes.
 
 ``src`` and ``dst`` are global ranks. ``group_src`` and ``group_dst`` are ranks of the group. A
 call gives at most one of the two. Tensors, dtypes and threads are described in
@@ -123,8 +123,6 @@ def recv(
 
     Raises:
         TruncateError: the message is longer or shorter than ``tensor``. The message is lost.
-            If it has more than 16 MiB, and ``tensor`` has less than 16 bytes, its sender is not
-            told, and waits until its deadline.
     """
     plain = group is None and group_src is None and type(src) is type(tag) is int
     if plain and src in _state.ranks and 0 <= tag <= MAX_TAG:

@@ -7,7 +7,7 @@ import paddlempi as dist
 import ranks_report
 
 ROWS, COLUMNS = 1536, 2048  # 12 MiB of float32: two pieces in a collective
-LONG = 2 * ROWS  # 24 MiB: three pieces of a message
+LONG = 2 * ROWS  # 24 MiB: a long message
 
 
 def array(rows: int, strided: bool, dtype: str = "float32") -> np.ndarray:

@@ -100,8 +100,8 @@ func (c *Comm) Pace() work.Pace {
 	return work.Seldom
 }
 
-func (c *Comm) FirstSendWaits() bool  { return false }
-func (c *Comm) ReceivesFromAny() bool { return true }
+func (c *Comm) FirstSendWaits() bool    { return false }
+func (c *Comm) MatchesFirst(int32) bool { return false }
 
 func (c *Comm) TakesDeviceMemory() (aware bool, says string) {
 	return false, "ranks without MPI pass device memory by themselves"
@@ -143,6 +143,15 @@ func (c *Comm) check(rank, tag int32, wild bool) error {
 
 // Send implements transport.Endpoint.
 func (c *Comm) Send(data unsafe.Pointer, bytes int64, to, tag int32) (*transport.Request, error) {
+	return c.send(spanOf(data, bytes), to, tag)
+}
+
+// SendFragments implements transport.Fragmenter.
+func (c *Comm) SendFragments(p transport.Packer, bytes int64, to, tag int32) (*transport.Request, error) {
+	return c.send(span{packer: p, length: bytes}, to, tag)
+}
+
+func (c *Comm) send(what span, to, tag int32) (*transport.Request, error) {
 	if err := c.check(to, tag, false); err != nil {
 		return nil, err
 	}
@@ -150,30 +159,29 @@ func (c *Comm) Send(data unsafe.Pointer, bytes int64, to, tag int32) (*transport
 	if err != nil {
 		return nil, err
 	}
-	o, peer := c.o, c.members[to]
+	o, peer, bytes := c.o, c.members[to], what.length
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	payload := unsafe.Slice((*byte)(data), bytes)
 	p := packet{kind: whole, tag: tag, context: c.context, bytes: bytes}
 	out := &o.out[peer]
 	switch {
 	case out.broken != 0:
 		o.end(r, out.broken)
 	case peer == o.rank:
-		if err := o.sendHere(&sending{r: r, data: payload, to: peer}, &p); err != nil {
+		if err := o.sendHere(&sending{span: what, r: r, to: peer}, &p); err != nil {
 			mem.Free(unsafe.Pointer(r))
 			return nil, err
 		}
-	case bytes <= mostWhole && o.sendWhole(peer, &p, data, c.bounded):
+	case what.packer == nil && bytes <= mostWhole && o.sendWhole(peer, &p, what.address(), c.bounded):
 		o.end(r, 0)
 	case bytes > short:
 		p.kind = ask
 		o.numbers++
-		p.number, p.answer = o.numbers, uint64(uintptr(data))
-		o.asked[p.number] = &sending{r: r, data: payload, to: peer}
+		p.number, p.answer = o.numbers, uint64(uintptr(what.address()))
+		o.asked[p.number] = &sending{span: what, r: r, to: peer}
 		o.queue(peer, &outgoing{head: p, bounded: c.bounded})
 	default:
-		o.queue(peer, &outgoing{head: p, from: payload, r: r, bounded: c.bounded})
+		o.queue(peer, &outgoing{head: p, from: what.data, r: r, bounded: c.bounded})
 	}
 	return r, nil
 }
@@ -201,6 +209,15 @@ func (o *endpoint) sendHere(s *sending, p *packet) error {
 
 // Receive implements transport.Endpoint.
 func (c *Comm) Receive(data unsafe.Pointer, bytes int64, from, tag int32) (*transport.Request, error) {
+	return c.receive(spanOf(data, bytes), from, tag)
+}
+
+// ReceiveFragments implements transport.Fragmenter.
+func (c *Comm) ReceiveFragments(p transport.Packer, bytes int64, from, tag int32) (*transport.Request, error) {
+	return c.receive(span{packer: p, length: bytes}, from, tag)
+}
+
+func (c *Comm) receive(room span, from, tag int32) (*transport.Request, error) {
 	if err := c.check(from, tag, true); err != nil {
 		return nil, err
 	}
@@ -211,7 +228,7 @@ func (c *Comm) Receive(data unsafe.Pointer, bytes int64, from, tag int32) (*tran
 	o := c.o
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	w := o.newReceiving(r, data, bytes, from, tag)
+	w := o.newReceiving(r, room, from, tag)
 	in := o.context(c.context)
 	if at := in.find(from, tag); at >= 0 {
 		m := in.came[at]
@@ -292,9 +309,12 @@ func (c *Comm) Take(m transport.Message, data unsafe.Pointer, bytes int64) (*tra
 		return nil, status.New(status.Argument, "a message that was not matched, or was taken")
 	}
 	delete(o.matched, uint64(m.Handle))
-	o.taken(o.newReceiving(r, data, bytes, 0, 0), got)
+	o.taken(o.newReceiving(r, spanOf(data, bytes), 0, 0), got)
 	return r, nil
 }
+
+// Refuse implements transport.Fragmenter.
+func (c *Comm) Refuse(m transport.Message) (*transport.Request, error) { return c.Take(m, nil, 0) }
 
 // Cancel implements transport.Endpoint. The receive ends at once, also if its message was coming: the rest of that is dropped.
 func (c *Comm) Cancel(r *transport.Request) error {
@@ -313,6 +333,9 @@ func (o *endpoint) giveUp(in *context, r *transport.Request) {
 			o.cancelled(w)
 			return
 		}
+	}
+	if o.leaveLocal(r) {
+		return
 	}
 	for peer := range o.in {
 		if o.leaveLong(peer, r) || o.leaveOpen(peer, r) {

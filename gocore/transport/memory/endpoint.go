@@ -15,25 +15,18 @@
 package memory
 
 import (
+	"slices"
 	"sync/atomic"
 	"time"
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/cma"
 	"github.com/paddlempi/paddlempi/gocore/mem"
-	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/transport"
 )
 
 // mostSpare is how many records of receives are kept for the next ones.
 const mostSpare = 64
-
-// Codes of requests.
-const (
-	codeTruncated = 1 + iota // the message is longer than the room
-	codeDamaged              // the other process is damaged
-	codeDied                 // it has died
-)
 
 // Bytes returns how much memory the processes of a world share.
 func Bytes(size int) int64 { return bellsOf(size) + int64(size)*int64(size)*int64(stride(size)) }
@@ -61,6 +54,7 @@ type endpoint struct {
 	fulls    int       // how many ranks this one shows that it is full
 	probed   time.Time // when a probe has found no message from any rank
 	rounds   []*round
+	local    []*localMessage // long messages to this process itself that wait for a packer
 	spare    []*receiving
 
 	moving  atomic.Bool // bytes of long messages are moving
@@ -112,30 +106,35 @@ type outgoing struct {
 
 // sending is a long message that its receiver does not have yet.
 type sending struct {
-	r       *transport.Request
-	data    []byte
+	span
+	r       *transport.Request // nil: it has failed
 	to      int
-	wanted  int64  // once its receiver has said go: how many bytes it wants
+	begun   int64  // where the fragment begins that its receiver wants
+	wanted  int64  // how many bytes that has
+	packed  int64  // how many of them are written, or lie in part
+	part    []byte // a packer's block of the last of these; nil: none is open
 	claims  uint64 // see stream.go
 	claimed bool   // all pieces are
 }
 
 // receiving is a Receive that is not done. The fields after peer are of a long message that comes.
 type receiving struct {
+	span
 	r         *transport.Request
-	data      []byte
 	from, tag int32 // of the context, or a wildcard
 
 	peer   int // rank of the endpoint
 	bytes  int64
-	wanted int64  // of bytes: there is no room for more
-	got    int64  // of these
 	number uint64 // by which its sender knows the message
+	at     uint64 // where the message is in its sender; 0: not in one piece
+	wanted int64  // of bytes: there is no room for more
+	begun  int64  // where the fragment begins that is moving
+	part   []byte // where it goes; nil: its packer has not opened it
+	got    int64  // of its bytes
 	claims uint64 // see stream.go
-	at     uint64 // where the message is in its sender
 	way    way
 	looked int       // how often this rank has looked for a piece in vain
-	began  time.Time // when the message began to move, if both ways are open
+	began  time.Time // when the fragment began to move, if both ways are open
 }
 
 // message is one that has come, and that nobody has received.
@@ -196,6 +195,9 @@ func (o *endpoint) progress() {
 	for r := 0; r < o.size && o.longs > 0; r++ {
 		o.readOn(r)
 	}
+	if len(o.local) > 0 {
+		o.local = slices.DeleteFunc(o.local, o.moveLocal)
+	}
 	queued := false
 	for r := range o.size {
 		if out := &o.out[r]; out.waits() || out.stream != nil {
@@ -204,7 +206,7 @@ func (o *endpoint) progress() {
 		}
 	}
 	o.showMoves(queued)
-	if moving := o.longs > 0 || o.streams > 0; moving != o.moving.Load() {
+	if moving := o.longs+o.streams+len(o.local) > 0; moving != o.moving.Load() {
 		o.moving.Store(moving)
 	}
 	for i := 0; i < len(o.rounds); {
@@ -347,8 +349,11 @@ func (o *endpoint) handle(from int, p *packet) bool {
 		return o.takePieces(from, p)
 	}
 	in.skip(p)
-	if p.kind == goOn {
+	switch p.kind {
+	case goOn:
 		return o.goOn(from, p)
+	case lost:
+		return o.lostLong(from, p)
 	}
 	return o.tookAll(from, p)
 }
@@ -422,7 +427,7 @@ func (r *receiving) receives(m *message) {
 // received ends a receive whose message is there.
 func (o *endpoint) received(r *receiving) {
 	code := int32(0)
-	if r.bytes > int64(len(r.data)) {
+	if r.bytes > r.length {
 		code = codeTruncated
 	}
 	o.endReceive(r, code)
@@ -458,13 +463,13 @@ func (o *endpoint) endReceive(r *receiving, code int32) {
 }
 
 // newReceiving returns a receive.
-func (o *endpoint) newReceiving(r *transport.Request, data unsafe.Pointer, bytes int64, from, tag int32) (w *receiving) {
+func (o *endpoint) newReceiving(r *transport.Request, room span, from, tag int32) (w *receiving) {
 	if n := len(o.spare); n > 0 {
 		w, o.spare = o.spare[n-1], o.spare[:n-1]
 	} else {
 		w = new(receiving)
 	}
-	w.r, w.data, w.from, w.tag = r, unsafe.Slice((*byte)(data), bytes), from, tag
+	w.r, w.span, w.from, w.tag = r, room, from, tag
 	return w
 }
 
@@ -473,9 +478,10 @@ func (o *endpoint) taken(r *receiving, m *message) {
 	r.receives(m)
 	switch {
 	case m.local != nil:
-		copy(r.data, m.local.data)
-		o.end(m.local.r, 0)
-		o.received(r)
+		r.wanted = r.takes(m.Bytes)
+		if l := (&localMessage{s: m.local, r: r}); !o.moveLocal(l) {
+			o.local = append(o.local, l)
+		}
 	case m.short == nil && o.in[m.peer].broken != 0:
 		o.endReceive(r, o.in[m.peer].broken)
 	case m.short == nil:
@@ -551,7 +557,7 @@ func (o *endpoint) breakOff(peer int, code int32) {
 	for number, s := range o.asked {
 		if s.to == peer {
 			delete(o.asked, number)
-			o.end(s.r, code)
+			o.endSend(s, code)
 		}
 	}
 	if r := in.open.r; r != nil {
@@ -573,18 +579,4 @@ func (o *endpoint) breakOff(peer int, code int32) {
 			}
 		}
 	}
-}
-
-// errorOf returns the error of a request that is done.
-func errorOf(r *transport.Request) error {
-	switch r.Code {
-	case 0:
-		return nil
-	case codeTruncated:
-		return status.New(status.Truncate, "a message of %d bytes from rank %d with tag %d is longer than the room for it", r.Bytes, r.Source, r.Tag)
-	}
-	if r.Code == codeDied {
-		return status.New(status.ProcFailed, "the other process has died")
-	}
-	return status.New(status.GroupBroken, "the memory that this process shares with another one is damaged: what lies there no process of a job writes")
 }

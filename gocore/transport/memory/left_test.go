@@ -19,7 +19,7 @@ func sendFrom(t *testing.T, c *Comm, b []byte, to int, tag int32, at uint64) *tr
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.numbers++
-	o.asked[o.numbers] = &sending{r: r, data: b, to: to}
+	o.asked[o.numbers] = &sending{span: span{data: b, length: int64(len(b))}, r: r, to: to}
 	o.queue(to, &outgoing{head: packet{kind: ask, context: c.context, tag: tag, bytes: int64(len(b)), number: o.numbers, answer: at}})
 	return r
 }

@@ -12,7 +12,8 @@ const (
 	ask   = C.PM_ASK   // a long message: its receiver says go when it has room for it
 	goOn  = C.PM_GO_ON // the answer of the receiver
 	data  = C.PM_DATA  // pieces of a long message
-	took  = C.PM_TOOK  // the receiver has all of a long message
+	took  = C.PM_TOOK  // the receiver has all of a long message, or wants no more of it
+	lost  = C.PM_LOST  // the sender cannot read the rest of a long message
 )
 
 // packet is the head of what lies in a ring. Its payload follows, filled up to a multiple of align.
@@ -20,10 +21,12 @@ type packet struct {
 	kind    uint32
 	mark    uint32 // kind, and how a payload in the bulk was written
 	tag     int32
-	context uint64 // of the Comm
-	bytes   int64  // of the whole message; of more and data: of this piece; of goOn: how many the receiver wants
-	number  uint64 // of the message, by its sender; of data: the claims that the piece is of (see stream.go)
-	answer  uint64 // of ask: where the message is in its sender; of goOn: its claims; of data: the place of the piece
+	context uint64 // of the Comm; of goOn: where the fragment begins
+	bytes   int64  // of the whole message; of more and data: of this piece; of goOn: of the fragment
+	number  uint64 // of the message, by its sender; of data and lost: the claims of the fragment (see stream.go)
+	// answer is of ask where the message is in its sender, 0 if it does not lie in one piece; of goOn the claims; of data the
+	// place of the piece in its fragment.
+	answer uint64
 }
 
 const (
@@ -57,7 +60,7 @@ func (p *packet) read(b []byte) bool {
 		return p.bytes > short
 	case goOn:
 		return p.bytes > 0
-	case took:
+	case took, lost:
 		return p.bytes == 0
 	case more:
 		return 0 < p.bytes && p.bytes <= piece

@@ -22,7 +22,7 @@ enum {
 };
 
 /* What a packet is; packet.go says what each of them means. */
-enum { PM_WHOLE = 1, PM_MORE, PM_ASK, PM_GO_ON, PM_DATA, PM_TOOK };
+enum { PM_WHOLE = 1, PM_MORE, PM_ASK, PM_GO_ON, PM_DATA, PM_TOOK, PM_LOST };
 
 /* One end of a ring; ringEnd. */
 typedef struct pm_end {
@@ -234,12 +234,12 @@ static inline int pm_receive(pm_endpoint *o, int32_t from, uint64_t context, int
 	return 0;
 }
 
-/* What the word claims has: the number of a message above the number of its first piece that
+/* What the word claims has: the number of a fragment above the number of its first piece that
  * nobody has claimed. */
 enum { PM_CLAIM_BITS = 40 };
 
-/* pm_claim claims up to most pieces of a message of so many bytes. Returns how many bytes they
- * have, and where they begin; 0: all are claimed, or the claims are those of another message. */
+/* pm_claim claims up to most pieces of a fragment of so many bytes. Returns how many bytes they
+ * have, and where they begin; 0: all are claimed, or the claims are those of another fragment. */
 static inline int64_t pm_claim(uint64_t *claims, uint64_t number, int64_t bytes, uint64_t most,
 							   int64_t *from) {
 	const uint64_t all = ((uint64_t)bytes + PM_PIECE - 1) / PM_PIECE;
@@ -257,10 +257,12 @@ static inline int64_t pm_claim(uint64_t *claims, uint64_t number, int64_t bytes,
 	}
 }
 
-/* pm_stream writes packets of most pieces of a long message, while there is room, or some comes
- * while it pauses. Returns 0; 1 if all pieces are claimed; -1 if the receiver's words cannot be. */
+/* pm_stream writes packets of most pieces of a fragment, while there is room, or some comes
+ * while it pauses. The first bytes of it are there, and data has those from begin on: those before
+ * are claimed. Returns 0; 1 if all pieces are claimed; -1 if the receiver's words cannot be. */
 static inline int pm_stream(pm_endpoint *o, int32_t to, uint64_t *claims, uint64_t number,
-							const char *data, int64_t bytes, uint64_t most, int pauses) {
+							const char *data, int64_t begin, int64_t bytes, uint64_t most,
+							int pauses) {
 	for (int paused = 0;;) {
 		const int fits = pm_fits(&o->pairs[to].out, most * PM_PIECE);
 		if (fits < 0)
@@ -277,12 +279,12 @@ static inline int pm_stream(pm_endpoint *o, int32_t to, uint64_t *claims, uint64
 			return 1;
 		const pm_packet head = {
 			.kind = PM_DATA, .bytes = n, .number = number, .answer = (uint64_t)from};
-		pm_write(o, to, &head, data + from, (uint64_t)n);
+		pm_write(o, to, &head, data + (from - begin), (uint64_t)n);
 		paused = 0;
 	}
 }
 
-/* pm_drain takes packets of a long message, of which left bytes are to come, while they come, or
+/* pm_drain takes packets of a fragment, of which left bytes are to come, while they come, or
  * one comes while it pauses. Returns how many bytes it took. It leaves what is no such packet. */
 static inline int64_t pm_drain(pm_endpoint *o, int32_t from, uint64_t number, char *data,
 							   int64_t bytes, int64_t left, int unread, int pauses) {

@@ -19,11 +19,15 @@ import (
 // depends on the pages, on the caches, on what the sender does meanwhile, and on the cores that the two have just now. So the
 // receiver times its messages, and now and then takes the other way. While no piece comes it reads, whatever the way.
 //
-// A receiver says go for one message of a sender at a time. It says so twice if it finds that it may not read the message: then that
-// comes through the ring, from its beginning. One that gives a message up says that it has it.
+// A receiver says go for one fragment of one message of a sender at a time. If the message lies in one piece on both sides, the
+// fragment is the whole, and also where only the sender has a packer. A fragment that a receiver has to unpack has
+// transport.FragmentBytes at most. If it reads the message, it goes on with the next one by itself.
+// The receiver says go twice for a fragment that it finds it may not read: then that comes through the ring, from its beginning. One
+// that gives a message up says that it has it.
 //
-// Which piece is whose, a word says that both sides add to: the claims, the number of the message above the number of its
-// first piece that nobody has claimed. The receiver sets it before it says go.
+// Which piece is whose, a word says that both sides add to: the claims, the number of the fragment above the number of its
+// first piece that nobody has claimed. The receiver sets it before it says go. What a packer has nobody reads, so there all pieces
+// are the sender's.
 
 const (
 	claimBits = C.PM_CLAIM_BITS
@@ -142,26 +146,52 @@ func (o *endpoint) receiveLong(r *receiving) {
 	}
 }
 
-// beginLong says go for the first long message of a rank.
+// beginLong begins the first long message of a rank, or goes on with it: it opens the next fragment, or ends the message.
 func (o *endpoint) beginLong(peer int) {
 	in := &o.in[peer]
 	for len(in.longs) > 0 {
 		r := in.longs[0]
-		if r.wanted = min(int64(len(r.data)), r.bytes); r.wanted > 0 {
-			r.claims = o.newClaims()
-			if r.way, r.began = asking, (time.Time{}); o.mayRead(peer) {
-				r.way, r.began = in.costs.choose(r.wanted), time.Now()
-			}
-			word := r.claims << claimBits
-			if r.way == reading { // the sender finds nothing to copy, and knows that its message moves
-				word |= pieces(r.wanted)
-			}
-			in.claims.Store(word)
-			o.queue(peer, &outgoing{head: packet{kind: goOn, bytes: r.wanted, number: r.number, answer: r.claims}})
+		r.wanted = r.takes(r.bytes)
+		if r.begun < r.wanted {
+			o.openFragment(peer)
 			return
 		}
-		o.endLong(peer)
+		o.endLong(peer, 0)
 	}
+}
+
+// openFragment says go for the next fragment of the first long message of a rank, once there is a block for it. It returns false if
+// the packer has failed, which ends the message.
+func (o *endpoint) openFragment(peer int) bool {
+	in := &o.in[peer]
+	r := in.longs[0]
+	n := r.wanted - r.begun
+	if r.packer != nil {
+		n = min(n, transport.FragmentBytes)
+	}
+	part, err := r.open(r.begun, n)
+	if err != nil {
+		o.failLong(peer)
+		return false
+	}
+	if part == nil {
+		return true // readOn tries again
+	}
+	goesOn := r.begun > 0 && r.way == reading // the sender knows that this process reads all
+	r.part, r.got, r.looked, r.claims = part, 0, 0, o.newClaims()
+	if r.way, r.began = asking, (time.Time{}); r.at != 0 && o.mayRead(peer) {
+		r.way, r.began = in.costs.choose(n), time.Now()
+	}
+	word := r.claims << claimBits
+	if r.way == reading { // the sender finds nothing to copy, and knows that its message moves
+		word |= pieces(n)
+	}
+	in.claims.Store(word)
+	if goesOn && r.way == reading {
+		return true
+	}
+	o.queue(peer, &outgoing{head: packet{kind: goOn, context: uint64(r.begun), bytes: n, number: r.number, answer: r.claims}})
+	return true
 }
 
 // newClaims returns the number of claims that no message has.
@@ -180,12 +210,32 @@ func (o *endpoint) leaveLong(peer int, r *transport.Request) bool {
 	w := in.longs[i]
 	if r.Cancelled = 1; i > 0 { // it is dropped in its turn: its sender knows of one message at a time
 		o.end(r, 0)
-		w.r, w.data = nil, nil
+		w.r, w.span = nil, span{}
 		return true
 	}
 	o.leavePieces(peer)
-	w.began = time.Time{}
-	o.endLong(peer)
+	o.endLong(peer, 0)
+	o.beginLong(peer)
+	return true
+}
+
+// failLong ends the first long message of a rank, which this process cannot unpack.
+func (o *endpoint) failLong(peer int) {
+	o.leavePieces(peer)
+	o.endLong(peer, codePacker)
+	o.beginLong(peer)
+}
+
+// lostLong ends the first long message of a rank, which that cannot pack. It returns false if no sender says so.
+func (o *endpoint) lostLong(peer int, p *packet) bool {
+	in := &o.in[peer]
+	if slices.Contains(in.stale, p.number) {
+		return true
+	}
+	if len(in.longs) == 0 || in.longs[0].part == nil || in.longs[0].claims != p.number {
+		return false
+	}
+	o.endLong(peer, codeLost)
 	o.beginLong(peer)
 	return true
 }
@@ -199,28 +249,39 @@ func (o *endpoint) leavePieces(peer int) {
 	}
 }
 
-// endLong ends the first long message of a rank, which has come.
-func (o *endpoint) endLong(peer int) {
+// endLong ends the first long message of a rank: it has come, was given up, or has failed with a code.
+func (o *endpoint) endLong(peer int, code int32) {
 	in := &o.in[peer]
 	r := in.longs[0]
 	in.longs = in.longs[1:]
 	o.longs--
-	if !r.began.IsZero() {
-		in.costs.learn(r.way, r.wanted, time.Since(r.began))
-	}
 	o.queue(peer, &outgoing{head: packet{kind: took, number: r.number}})
-	if r.r != nil && r.r.Cancelled != 0 {
-		o.endReceive(r, 0)
+	if code != 0 || r.r != nil && r.r.Cancelled != 0 {
+		o.endReceive(r, code)
 	} else {
 		o.received(r)
 	}
 }
 
-// moved counts bytes of the first long message of a rank.
+// moved counts bytes of the fragment that comes from a rank. Its sender goes on with the next one while this one is unpacked.
 func (o *endpoint) moved(peer int, n int64) {
-	r := o.in[peer].longs[0]
-	if r.got += n; r.got >= r.wanted {
-		o.endLong(peer)
+	in := &o.in[peer]
+	r := in.longs[0]
+	done := int64(len(r.part))
+	if r.got += n; r.got < done {
+		return
+	}
+	if !r.began.IsZero() {
+		in.costs.learn(r.way, done, time.Since(r.began))
+	}
+	from := r.begun
+	r.begun, r.part = from+done, nil
+	if r.begun < r.wanted && !o.openFragment(peer) {
+		return
+	}
+	if r.close(from, done) != nil {
+		o.failLong(peer)
+	} else if r.begun == r.wanted {
 		o.beginLong(peer)
 	}
 }
@@ -233,15 +294,15 @@ func (o *endpoint) takePieces(peer int, p *packet) bool {
 		in.skip(p)
 		return true
 	}
-	if len(in.longs) == 0 {
+	if len(in.longs) == 0 || in.longs[0].part == nil {
 		return false
 	}
 	r, unread := in.longs[0], C.int(0)
-	if r.wanted >= longer {
+	if r.packer == nil && r.wanted >= longer {
 		unread = 1 // no cache holds it, nor what is written to it
 	}
-	data := (*C.char)(unsafe.Pointer(unsafe.SliceData(r.data)))
-	n := int64(C.pm_drain(o.c(), C.int32_t(peer), C.uint64_t(r.claims), data, C.int64_t(r.wanted), C.int64_t(r.wanted-r.got), unread, piecePauses))
+	to, bytes := (*C.char)(unsafe.Pointer(unsafe.SliceData(r.part))), int64(len(r.part))
+	n := int64(C.pm_drain(o.c(), C.int32_t(peer), C.uint64_t(r.claims), to, C.int64_t(bytes), C.int64_t(bytes-r.got), unread, piecePauses))
 	if n == 0 {
 		return false
 	}
@@ -271,22 +332,31 @@ func (o *endpoint) mayRead(peer int) bool {
 	return in.reads == may
 }
 
-// readOn reads the next part of the first long message of a rank in its sender's memory.
+// readOn reads the next part of the first long message of a rank in its sender's memory. It also opens a fragment whose block was
+// not free.
 func (o *endpoint) readOn(peer int) {
 	in := &o.in[peer]
-	if len(in.longs) == 0 || !o.mayRead(peer) {
+	if len(in.longs) == 0 {
 		return
 	}
 	r := in.longs[0]
-	from, part := r.got, min(readPieces*piece, r.wanted-r.got)
+	if r.part == nil {
+		o.openFragment(peer)
+		return
+	}
+	if r.at == 0 || !o.mayRead(peer) {
+		return
+	}
+	bytes := int64(len(r.part))
+	from, part := r.got, min(readPieces*piece, bytes-r.got)
 	if r.way == asking {
 		if r.looked++; r.looked < patience {
 			return
 		}
-		from, part = in.claim(r.claims, r.wanted, readPieces)
+		from, part = in.claim(r.claims, bytes, readPieces)
 	}
 	for end := from + part; from < end; {
-		n, errno := in.shown.Read(r.at+uint64(from), r.data[from:end])
+		n, errno := in.shown.Read(r.at+uint64(r.begun+from), r.part[from:end])
 		switch {
 		case errno == syscall.ESRCH: // it has ended: whoever waits here hears of it
 			in.reads = mayNot
@@ -295,8 +365,7 @@ func (o *endpoint) readOn(peer int) {
 			// What a driver has mapped nobody reads, nor what memfd_secret(2) gives; and a filter of system calls may come at any time.
 			in.reads = mayNot
 			o.leavePieces(peer)
-			r.got = 0
-			o.beginLong(peer)
+			o.openFragment(peer)
 			return
 		}
 		from += int64(n)
@@ -306,13 +375,17 @@ func (o *endpoint) readOn(peer int) {
 	}
 }
 
-// goOn begins to send the pieces of a long message, or begins once more. It returns false if no receiver asks so.
+// goOn begins to send a fragment of a long message, or begins once more. It returns false if no receiver asks so.
 func (o *endpoint) goOn(peer int, p *packet) bool {
-	s, out := o.asked[p.number], &o.out[peer]
-	if s == nil || s.to != peer || out.stream != nil && out.stream != s || p.bytes > int64(len(s.data)) {
+	s, out, from := o.asked[p.number], &o.out[peer], int64(p.context)
+	if s == nil || s.to != peer || out.stream != nil && out.stream != s || from < 0 || p.bytes > s.length || from > s.length-p.bytes {
 		return false
 	}
-	s.wanted, s.claims, s.claimed = p.bytes, p.answer, false
+	s.closePart() // the receiver has all of it, or begins once more
+	if s.packer != nil && from != s.begun+s.wanted {
+		return false
+	}
+	s.begun, s.wanted, s.packed, s.claims, s.claimed = from, p.bytes, 0, p.answer, s.r == nil
 	if out.stream == nil {
 		out.stream = s
 		o.streams++
@@ -326,9 +399,10 @@ func (o *endpoint) tookAll(peer int, p *packet) bool {
 	if s == nil || s.to != peer || out.stream != nil && out.stream != s {
 		return false
 	}
+	s.closePart()
 	o.endStream(peer)
 	delete(o.asked, p.number)
-	o.end(s.r, 0)
+	o.endSend(s, 0)
 	return true
 }
 
@@ -339,16 +413,58 @@ func (o *endpoint) endStream(peer int) {
 	}
 }
 
-// stream writes pieces of the long message that goes to a rank, while there is room. It returns false if the receiver's words
+// endSend ends the request of a long message, if it has not failed before.
+func (o *endpoint) endSend(s *sending, code int32) {
+	if s.r != nil {
+		o.end(s.r, code)
+		s.r = nil
+	}
+}
+
+// openPart opens the next block of a packer, or all that lies in one piece. The part stays nil while there is none yet.
+func (s *sending) openPart() (err error) {
+	n := s.wanted - s.packed
+	if s.packer != nil {
+		n = min(n, transport.FragmentBytes)
+	}
+	if s.part, err = s.open(s.begun+s.packed, n); s.part != nil {
+		s.packed += n
+	}
+	return err
+}
+
+// closePart ends the use of the block.
+func (s *sending) closePart() {
+	if n := int64(len(s.part)); n > 0 {
+		s.part = nil
+		_ = s.close(s.begun+s.packed-n, n) // nothing is unpacked
+	}
+}
+
+// stream writes pieces of the fragment that goes to a rank, while there is room. It returns false if the receiver's words
 // cannot be.
 func (o *endpoint) stream(to int) bool {
 	out := &o.out[to]
-	s := out.stream
-	if s.claimed {
-		return true
+	for s := out.stream; !s.claimed; {
+		if s.part == nil {
+			if s.openPart() != nil {
+				s.claimed = true
+				o.endSend(s, codePacker)
+				o.queue(to, &outgoing{head: packet{kind: lost, number: s.claims}})
+				return true
+			}
+			if s.part == nil {
+				return true
+			}
+		}
+		claims, from := (*C.uint64_t)(unsafe.Pointer(out.claims)), (*C.char)(unsafe.Pointer(unsafe.SliceData(s.part)))
+		done := C.pm_stream(o.c(), C.int32_t(to), claims, C.uint64_t(s.claims), from, C.int64_t(s.packed-int64(len(s.part))), C.int64_t(s.packed),
+			C.uint64_t(out.atOnce(s.wanted)), piecePauses)
+		if done <= 0 {
+			return done == 0
+		}
+		s.closePart()
+		s.claimed = s.packed == s.wanted || out.claims.Load()>>claimBits != s.claims // its receiver has left it
 	}
-	claims, from := (*C.uint64_t)(unsafe.Pointer(out.claims)), (*C.char)(unsafe.Pointer(unsafe.SliceData(s.data)))
-	done := C.pm_stream(o.c(), C.int32_t(to), claims, C.uint64_t(s.claims), from, C.int64_t(s.wanted), C.uint64_t(out.atOnce(s.wanted)), piecePauses)
-	s.claimed = done > 0
-	return done >= 0
+	return true
 }

@@ -74,7 +74,7 @@ def message_never_taken() -> None:
 
 
 def killed_in_long_messages() -> None:
-    """Rank 2 dies while it exchanges messages that go in pieces, with each of the others."""
+    """Rank 2 dies while it exchanges messages that go in fragments, with each of the others."""
     import os
     import signal
     import threading

@@ -9,6 +9,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from ranks_tools import over_nodes
 
 pytestmark = pytest.mark.mpi(ranks=2)
 
@@ -61,6 +62,9 @@ def test_extra_memory(dist: ModuleType, rank: int) -> None:
         "list sent": lambda: dist.send(half, 1) if rank == 0 else dist.recv(view, 0),
         "sendrecv": lambda: dist.sendrecv(view, 1 - rank, other, 1 - rank),
     }
+    if over_nodes():  # MPI gets one message: a side packs the whole of it
+        for name in ("send", "list sent", "sendrecv"):
+            del calls[name]
     for name, call in calls.items():
         dist.barrier()
         assert extra(call) <= MOST, name

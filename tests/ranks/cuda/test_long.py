@@ -1,6 +1,6 @@
-"""Tensors in device memory that are long: messages in pieces, and shares of different lengths.
+"""Tensors in device memory that are long: messages in fragments, and shares of different lengths.
 
-A message of more than 16 MiB goes in pieces of 8 MiB. Collectives have pieces of 4 KiB here.
+A message of more than 16 MiB goes in fragments of 8 MiB. Collectives have pieces of 4 KiB here.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def test_a_long_message(
 
 @pytest.mark.mpi(min=2)
 def test_a_list(dist: ModuleType, rank: int) -> None:
-    """The first tensor ends within an element of the next one, at a piece and at the end."""
+    """The first tensor ends within an element of the next one, at a fragment and at the end."""
     head = Layout("head", (3,), (2,), 1, 7)
     bits = VALUES.view(np.uint8)
     if rank == 0:
@@ -90,7 +90,7 @@ def test_both_ways(dist: ModuleType, rank: int, size: int) -> None:
 
 @pytest.mark.mpi(min=2)
 def test_another_length(dist: ModuleType, rank: int) -> None:
-    short = Layout("short", (4,), (1,), 0, 4)  # as long as the header of a long message
+    short = Layout("short", (4,), (1,), 0, 4)
     if rank == 0:
         for _ in range(2):
             dist.send(make(GAPS).fill(VALUES).given, 1)
