@@ -23,7 +23,7 @@ MOST_METHODS = 40
 MORE_METHODS = {
     "gocore/coll: Args": 153,
     "gocore/group: Group": 90,
-    "gocore/group: collective": 112,
+    "gocore/group: collective": 113,
     "gocore/messages: Messages": 52,
     "gocore/mpi: Communicator": 43,
     "gocore/mpi: library": 59,
@@ -32,7 +32,8 @@ MORE_METHODS = {
     "gocore/ps/server: served": 44,
     "gocore/ps/server: tableRows": 46,
     "gocore/ps/server: tableStep": 48,
-    "gocore/transport/memory: endpoint": 53,
+    "gocore/transport/memory: Comm": 43,
+    "gocore/transport/memory: endpoint": 59,
     "gocore/window: Window": 60,
 }
 
