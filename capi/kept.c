@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static kept *orphans; /* the kept of operations without an object; see kept_collect */
+kept *kept_orphans;
 
 /* tensors_ref returns a new reference to tensors. If they are a list it returns a tuple of its
  * items, because the caller may change the list. */
@@ -61,8 +61,8 @@ void kept_drop(kept *k) {
 void kept_release(pmpi_work work, kept *k) {
 	if (work != 0 && pmpi_release(work)) {
 		k->work = work;
-		k->next = orphans;
-		orphans = k;
+		k->next = kept_orphans;
+		kept_orphans = k;
 		return;
 	}
 	kept_drop(k);
@@ -71,8 +71,8 @@ void kept_release(pmpi_work work, kept *k) {
 
 void kept_collect(void) {
 	pmpi_work work;
-	while (orphans && (work = pmpi_next_released()) != 0) {
-		for (kept **p = &orphans; *p; p = &(*p)->next) {
+	while (kept_orphans && (work = pmpi_next_released()) != 0) {
+		for (kept **p = &kept_orphans; *p; p = &(*p)->next) {
 			if ((*p)->work == work) {
 				kept *k = *p;
 				*p = k->next;

@@ -38,6 +38,8 @@ void kept_release(pmpi_work work, kept *k);
 void kept_linger(const pmpi_op *op, pmpi_work work, PyObject *send, PyObject *recv, side *a,
 				 side *b);
 
+extern kept *kept_orphans; /* the kept of operations without an object; see kept_collect */
+
 /* kept_collect frees the tensors of operations whose objects are gone, if MPI and the device have
  * finished with them. */
 void kept_collect(void);

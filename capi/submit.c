@@ -119,7 +119,8 @@ PyObject *py_submit(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObjec
 	(void)self;
 	if (!wants(n, 4, 6, "submit"))
 		return NULL;
-	kept_collect();
+	if (kept_orphans != NULL)
+		kept_collect();
 	call c = {.send = args[2], .recv = args[3], .send_splits = Py_None, .recv_splits = Py_None};
 	pmpi_op *op = &c.op;
 	op->size = sizeof *op;

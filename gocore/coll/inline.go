@@ -151,8 +151,9 @@ func runInline(a *Args) error {
 
 // AtArrival is what the members of a group on one node can do in the moment in which all have arrived.
 type AtArrival struct {
-	Sum  arrive.Sum
-	Fold reduce.Fold
+	Payload arrive.Payload // this rank's input
+	Sum     arrive.Sum
+	Fold    reduce.Fold
 }
 
 // SumAtArrival returns how the call a, which announces flags, is carried out if all members announce what it expects:
@@ -165,13 +166,14 @@ func SumAtArrival(a *Args, flags arrive.Flags) *AtArrival {
 		return nil
 	}
 	return &AtArrival{
-		Sum:  arrive.Sum{Folder: reduce.Folder(), To: a.Recv[0].Data, Count: a.Count, Need: flags & (Inline | Even), Avoid: arrive.Refused | Device},
-		Fold: reduce.NewFold(a.DType, a.Reduce, a.Size, a.Scale),
+		Payload: arrive.Payload{Data: a.Part().Data, Bytes: a.Count * a.elem()},
+		Sum:     arrive.Sum{Folder: reduce.Folder(), To: a.Recv[0].Data, Count: a.Count, Need: flags & (Inline | Even), Avoid: arrive.Refused | Device},
+		Fold:    reduce.NewFold(a.DType, a.Reduce, a.Size, a.Scale),
 	}
 }
 
-// Inline is the algorithm that a sum at the arrival stands for.
-func (*AtArrival) Inline() *Algorithm { return &inline }
+// AtTheArrival is the algorithm that AtArrival stands for.
+var AtTheArrival = &inline
 
 // writer writes a result to the parts of a side, one after the other.
 type writer struct {

@@ -103,11 +103,3 @@ func (c *collective) choose(state arrive.State, res arrive.Result) (*coll.Algori
 	c.took(alg)
 	return alg, nil
 }
-
-// took notes the algorithm of c.
-func (c *collective) took(alg *coll.Algorithm) {
-	c.trace.Algorithm(alg.Name)
-	if last := &c.g.algorithm; last.Load() != alg { // a load costs nothing, a store some 5 ns
-		last.Store(alg)
-	}
-}

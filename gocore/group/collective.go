@@ -60,6 +60,7 @@ type progress struct {
 	ahead   bool // it was announced ahead of its turn
 	gone    bool // it was withdrawn: its turn does not come
 	counted bool // it is counted in Group.async until its caller is told of its end
+	bare    bool // nothing was allocated for it
 	copied  bool // some tensor is copied to contiguous memory, and results from there; known once there is a handle
 
 	shared   *shm.Op // its work, if the members share it out in chunks
@@ -84,31 +85,19 @@ type progress struct {
 // collectives are reused, so that the synchronous path allocates nothing.
 var collectives = sync.Pool{New: func() any { return new(collective) }}
 
-// take returns a collective for the call d of p, if p is not nil. isChecked tells whether it is filled with what check finds.
-func (g *Group) take(d *op.Desc, p *Prepared) (c *collective, isChecked bool) {
-	if p.knows(d) {
-		return p.take(d), true
-	}
-	c = collectives.Get().(*collective)
-	if call := g.calls.find(d); call != nil {
-		call.repeat(c, d)
-		return c, true
-	}
-	return c, false
-}
-
-// giveBack takes back a collective of take, whose call has returned, unless the engine has had it.
+// giveBack takes back a collective whose call has returned, unless the engine has had it.
 func (c *collective) giveBack() {
-	switch {
-	case c.handle != nil:
+	if c.handle != nil {
 		return
-	case c.owner != nil:
-		c.prog.Reset(nil)
+	}
+	if !c.bare {
+		c.prog.Reset(nil) // keeps the memory of its steps
+	}
+	if c.owner != nil {
 		c.owner.spare.Store(c)
 		return
 	}
 	c.request, c.progress = request{}, progress{}
-	c.prog.Reset(nil) // keeps the memory of its steps
 	collectives.Put(c)
 }
 
@@ -126,32 +115,43 @@ func (g *Group) Submit(d *op.Desc, nested bool) (*work.Handle, work.Result, erro
 
 // submit is Submit of an operation that was prepared, unless p is nil.
 func (g *Group) submit(d *op.Desc, p *Prepared, nested bool) (*work.Handle, work.Result, error) {
-	trait, ok := op.TraitOf(d.Code)
-	if !ok {
-		return nil, work.Result{}, status.New(status.Argument, "there is no operation %d", d.Code)
-	}
-	switch {
-	case d.Code == op.Panic:
-		panic("paddlempi: the panic operation was called, which exists to test this")
-	case !trait.Collective:
-		return g.messages.Carry(d)
-	}
-	c, isChecked := g.take(d, p)
-	defer c.giveBack()
-	c.g, c.nested, c.async = g, nested, d.Flags&op.FlagAsync != 0
-	if !isChecked {
+	var c *collective
+	if p != nil && p.knows(d) {
+		c = p.take(d)
+	} else if call := g.calls.find(d); call != nil {
+		c = call.repeat(d)
+	} else {
+		trait, ok := op.TraitOf(d.Code)
+		switch {
+		case !ok:
+			return nil, work.Result{}, status.New(status.Argument, "there is no operation %d", d.Code)
+		case d.Code == op.Panic:
+			panic("paddlempi: the panic operation was called, which exists to test this")
+		case !trait.Collective:
+			return g.messages.Carry(d)
+		}
+		c = collectives.Get().(*collective)
+		c.g = g
 		if err := c.check(d, &trait); err != nil {
-			return nil, work.Result{}, c.decline(err)
+			err = c.decline(err)
+			c.giveBack()
+			return nil, work.Result{}, err
 		}
 		c.scratch = g.choices.Scratch(&c.args, c.flags)
 		g.calls.keep(d, c)
 	}
-	if err := c.prog.Reserve(c.scratch); err != nil { // later the other members would wait in MPI for this rank
-		return nil, work.Result{}, c.decline(err)
+	defer c.giveBack()
+	c.nested, c.async = nested, d.Flags&op.FlagAsync != 0
+	if c.scratch > 0 { // later the other members would wait in MPI for this rank
+		if err := c.prog.Reserve(c.scratch); err != nil {
+			return nil, work.Result{}, c.decline(err)
+		}
 	}
 	if !c.async {
-		if err := c.awaitDevice(); err != nil {
-			return nil, work.Result{}, c.decline(err)
+		if c.args.DeviceArgs != nil {
+			if err := c.awaitDevice(); err != nil {
+				return nil, work.Result{}, c.decline(err)
+			}
 		}
 		idle, err := g.begin(d.Code)
 		switch {

@@ -80,6 +80,7 @@ func New(e *world.Env, id int64, ranks []int, timeout time.Duration) (*Group, er
 func assemble(e *world.Env, id int64, key uint64, ranks []int, comm transport.Comm, forced coll.Forced, timeout time.Duration) (*Group, error) {
 	g := &Group{Members: world.Members{Env: e, Rank: slices.Index(ranks, e.Topo.Rank), Size: len(ranks), Ranks: ranks}, ID: id, key: key, collComm: comm, mpi: coll.On(e.Base, comm), forced: forced}
 	g.inquiry.g = g
+	g.spin = spinOf(g.Env)
 	g.timeout.Store(int64(timeout))
 	remaining.free()
 	if err := g.join(comm); err != nil {

@@ -3,6 +3,7 @@ package group
 import (
 	"errors"
 
+	"github.com/paddlempi/paddlempi/gocore/buffer"
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
@@ -28,10 +29,12 @@ func (c *collective) end(err error) wants {
 func (c *collective) isOver(err error) wants {
 	g := c.g
 	c.stage = over
-	left := c.releaseDevice()
-	if left != nil && (err != nil || c.handle == nil) {
-		left.Release()
-		left = nil
+	var left *buffer.Tail
+	if c.args.DeviceArgs != nil {
+		if left = c.releaseDevice(); left != nil && (err != nil || c.handle == nil) {
+			left.Release()
+			left = nil
+		}
 	}
 	if err == nil {
 		err = c.interrupted
@@ -40,7 +43,9 @@ func (c *collective) isOver(err error) wants {
 	if c.err = err; c.handle != nil {
 		c.countOff(left.Finish(c.handle, work.Result{}, err))
 	}
-	c.discard()
+	if !c.bare {
+		c.discard()
+	}
 	if !c.gone {
 		g.release()
 	}

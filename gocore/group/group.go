@@ -38,6 +38,7 @@ type Group struct {
 	node     *coll.Node    // set if the group is local and has several members
 	forced   coll.Forced   // algorithms that are preferred to the registry's order
 	choices  coll.Choices  // what the registry says of the calls that were made
+	spin     int           // pauses for which a synchronous call looks whether the others have come
 	calls    checkedCalls  // short calls that may be repeated
 	patterns patterns      // of the exchanges with neighbours
 	blocks   *coll.Blocks  // for these, if the members share memory; else nil
@@ -102,23 +103,6 @@ func (g *Group) Usable(code op.Code) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.usableLocked(code)
-}
-
-func (g *Group) usableLocked(code op.Code) error {
-	switch {
-	case g.destroyed:
-		return status.New(status.GroupDestroyed, "%s: the group of ranks %s was destroyed; make a new one with new_group", code, status.Brief(g.Ranks))
-	case g.broken != nil:
-		return status.New(status.GroupBroken, "%s: the group of ranks %s is broken by an earlier failure (%v); make a new group, or end the job",
-			code, status.Brief(g.Ranks), g.broken)
-	}
-	if g.wire != nil && g.Env.Topo.Joined {
-		// MPICH crashes in a send to a process of another job that has died (measured).
-		if dead := g.Dead(); len(dead) > 0 {
-			return g.DiedError(code.String(), dead, "over several nodes the group takes no more calls")
-		}
-	}
-	return nil
 }
 
 // noteBroken ends messages without Go, and lets the departure know that the group broke, and how long its calls wait. The deadline of a silent group is

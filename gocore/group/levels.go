@@ -57,7 +57,7 @@ func (g *Group) makeLevels(comm transport.Comm) (*arrive.Board, error) {
 	h := &Group{Members: world.Members{Env: g.Env, Rank: l.LocalRank, Size: len(here), Ranks: g.World(here)}, ID: g.ID, key: g.key, mpi: coll.On(g.Env.Base, nil),
 		local: true, arrival: slots, payloads: slots, silent: true}
 	h.node = &coll.Node{Slots: slots, Heaps: &h.Members}
-	h.inquiry.g = h
+	h.inquiry.g, h.spin = h, g.spin
 	h.timeout.Store(int64(work.Longest)) // the collective of the whole group has the deadline
 	g.here = h
 	l.Phases = phases{g}

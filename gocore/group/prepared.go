@@ -83,7 +83,7 @@ func (p *Prepared) take(d *op.Desc) *collective {
 
 // knows tells whether d is a call that is known.
 func (p *Prepared) knows(d *op.Desc) bool {
-	if p == nil || !p.known || !unmoved(p.sends, d.Sends()) || !unmoved(p.recvs, d.Recvs()) {
+	if !p.known || !unmoved(p.sends, d.Sends()) || !unmoved(p.recvs, d.Recvs()) {
 		return false
 	}
 	a := &p.found.args

@@ -80,8 +80,9 @@ func (k *checkedCalls) keep(d *op.Desc, c *collective) {
 	k.kept[place].Store(t)
 }
 
-// repeat fills c with what was found, for the tensor of d.
-func (t *checkedCall) repeat(c *collective, d *op.Desc) {
+// repeat returns a collective with what was found, for the tensor of d.
+func (t *checkedCall) repeat(d *op.Desc) *collective {
+	c := collectives.Get().(*collective)
 	c.request = t.found
 	c.args.Recv = c.one[1 : 1+d.NRecv]
 	for i, b := range d.Recvs() {
@@ -89,15 +90,17 @@ func (t *checkedCall) repeat(c *collective, d *op.Desc) {
 	}
 	if t.at != nil {
 		c.sum = *t.at
-		c.sum.Sum.To = d.Recvs()[0].Data
+		c.sum.Sum.To = c.one[1].Data
+		c.sum.Payload.Data = c.one[1].Data
 		c.atArrival = &c.sum
 	}
 	c.begins(d)
+	return c
 }
 
 // begins sets what each call of an operation that was checked before has of its own.
 func (r *request) begins(d *op.Desc) {
-	r.timeout, r.deadline = d.Timeout(r.g.Timeout(), work.Longest), time.Time{}
+	r.timeout, r.deadline = d.Timeout(time.Duration(r.g.timeout.Load()), work.Longest), time.Time{}
 	if d.Flags&op.FlagAsync != 0 {
 		r.deadline = time.Now().Add(r.timeout)
 	}

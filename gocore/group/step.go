@@ -8,6 +8,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
+	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // A collective is a state machine. step takes it as far as it goes without waiting, and says what it waits for. The thread of
@@ -51,14 +52,19 @@ const (
 	bytesOfLook = 512
 )
 
+// spinOf returns the pauses of a synchronous call in the ranks of a world.
+func spinOf(e *world.Env) int {
+	if e.Node.Crowded() {
+		return crowdedSpin
+	}
+	return arrivalSpin
+}
+
 // carryOut takes c to its end on the thread of its caller. The group is busy with c. What waits for requests, or by wire for
 // longer, is handed to the engine. If others may use the memory after an error, left is the handle that comes with it.
 func (c *collective) carryOut() (left *work.Handle, err error) {
 	g := c.g
-	spin := arrivalSpin
-	if g.Env.Node.Crowded() {
-		spin = crowdedSpin
-	}
+	spin := g.spin
 	c.beginTurn()
 	want := c.announce(spin)
 	if want == members && g.wire != nil {
@@ -216,6 +222,9 @@ func (c *collective) announce(spin int) wants {
 		g.node.Slots.Turn(g.turn)
 		return members
 	}
+	if c.atArrival != nil && c.handle == nil {
+		return c.announceAndSum(spin)
+	}
 	payload, err := c.payload()
 	if err != nil {
 		c.refuseInstead(err)
@@ -226,8 +235,6 @@ func (c *collective) announce(spin int) wants {
 		flags |= arrive.Refused
 		c.deadline = time.Now().Add(g.Timeout()) // its first deadline may have passed
 	case c.handle != nil || g.wire != nil:
-	case c.atArrival != nil:
-		return c.announceAndSum(payload, spin)
 	case !g.Env.Groups.Survives:
 		flags |= arrive.Sync
 	}
@@ -241,20 +248,30 @@ func (c *collective) announce(spin int) wants {
 	return c.takeArrival(state, res, err, false)
 }
 
-// announceAndSum announces a prepared c. What it has to do is then done, if all members have come.
-func (c *collective) announceAndSum(payload arrive.Payload, spin int) wants {
+// announceAndSum announces c, which was checked before. What it has to do is then done, if all members have come.
+func (c *collective) announceAndSum(spin int) wants {
 	g := c.g
 	flags := c.flags
 	if !g.Env.Groups.Survives {
 		flags |= arrive.Sync
 	}
-	summed, state, res := g.node.Slots.AnnounceAndSum(g.turn, &c.sig, flags, payload, spin, &c.atArrival.Sum, unsafe.Pointer(&c.atArrival.Fold))
+	at := c.atArrival
+	summed, state, res := g.node.Slots.AnnounceAndSum(g.turn, &c.sig, flags, at.Payload, spin, &at.Sum, unsafe.Pointer(&at.Fold))
 	if !summed {
 		return c.takeArrival(state, res, nil, false)
 	}
 	g.arrived = g.turn
-	c.took(c.atArrival.Inline())
-	return c.end(nil)
+	c.took(coll.AtTheArrival)
+	c.bare = c.scratch == 0
+	return c.isOver(nil)
+}
+
+// took notes the algorithm of c.
+func (c *collective) took(alg *coll.Algorithm) {
+	c.trace.Algorithm(alg.Name)
+	if last := &c.g.algorithm; last.Load() != alg { // a load costs nothing, a store some 5 ns
+		last.Store(alg)
+	}
 }
 
 // payload returns what c tells with its announcement. It is called when c is announced, because it reads the input.

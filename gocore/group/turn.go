@@ -40,6 +40,24 @@ func (g *Group) begin(code op.Code) (idle bool, err error) {
 	return idle, err
 }
 
+// usableLocked returns why the group cannot carry out an operation. The caller holds mu.
+func (g *Group) usableLocked(code op.Code) error {
+	switch {
+	case g.destroyed:
+		return status.New(status.GroupDestroyed, "%s: the group of ranks %s was destroyed; make a new one with new_group", code, status.Brief(g.Ranks))
+	case g.broken != nil:
+		return status.New(status.GroupBroken, "%s: the group of ranks %s is broken by an earlier failure (%v); make a new group, or end the job",
+			code, status.Brief(g.Ranks), g.broken)
+	}
+	if g.wire != nil && g.Env.Topo.Joined {
+		// MPICH crashes in a send to a process of another job that has died (measured).
+		if dead := g.Dead(); len(dead) > 0 {
+			return g.DiedError(code.String(), dead, "over several nodes the group takes no more calls")
+		}
+	}
+	return nil
+}
+
 // enqueue starts c if the group is idle, else appends it to the queue.
 func (g *Group) enqueue(c *collective) error {
 	g.mu.Lock()
@@ -94,7 +112,9 @@ func (g *Group) release() {
 	if broken != nil {
 		g.tellOthers()
 	}
-	drop(left, g.Ending())
+	if len(left) > 0 {
+		drop(left, g.Ending())
+	}
 }
 
 // drop ends queued collectives that will not begin because of err.

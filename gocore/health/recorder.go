@@ -183,8 +183,12 @@ func (r *Recorder) BeginAccess(group int64, code uint8, d op.DType, count int64,
 // End records how an operation ended, as its caller is told. After an error that concerns other ranks
 // the trace is written, if the user wants that.
 func (r *Recorder) End(m trace.Mark, err error) {
+	if err == nil {
+		m.End(0)
+		return
+	}
 	code := status.CodeOf(err)
-	if first := m.End(code); !first || err == nil {
+	if first := m.End(code); !first {
 		return
 	}
 	switch code {
