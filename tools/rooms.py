@@ -126,8 +126,14 @@ ROOMS = (
         "gocore/group",
         "process groups: how they are made and end, the order of their collectives, the life of a "
         "call, checks of arguments, errors that name ranks",
-        "arrive buffer coll coll/bounce coll/ipc coll/shm cuda grid health heap mem messages op "
-        "status trace transport work world",
+        "arrive buffer coll coll/bounce coll/ipc coll/shm cuda grid health heap mem messages "
+        "neighbours op status trace transport work world",
+    ),
+    Room(
+        "gocore/neighbours",
+        "exchanges of halos and graphs: what a pattern makes of tensors of one shape, and tensors in "
+        "device memory and lent ones among them",
+        "arrive buffer coll cuda grid mem op status",
     ),
     Room(
         "gocore/window",

@@ -11,6 +11,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/coll/shm"
 	"github.com/paddlempi/paddlempi/gocore/cuda"
 	"github.com/paddlempi/paddlempi/gocore/health"
+	"github.com/paddlempi/paddlempi/gocore/neighbours"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/trace"
@@ -33,17 +34,17 @@ type request struct {
 	sig       arrive.Signature
 	flags     arrive.Flags
 	timeout   time.Duration
-	deadline  time.Time        // of the present stage; zero: it counts from the first look at the clock
-	async     bool             // the caller does not wait
-	nested    bool             // the call comes from a handler that interrupted a wait of its own thread
-	staged    []buffer.Staging // contiguous copies of host tensors that are not
-	shadow    *shadow          // in place of tensors in device memory that are exchanged with neighbours
-	inPieces  bool             // host tensors that are not contiguous are copied in pieces instead
-	stream    cuda.Stream      // the stream on which tensors in device memory are produced and used
-	mappable  bool             // other processes can map all tensors in device memory
-	offer     coll.Offer       // what the call tells in its payload
-	scratch   int64            // bytes that reserve takes
-	atArrival *coll.AtArrival  // of a prepared call: what is done at once if all have come; or nil
+	deadline  time.Time          // of the present stage; zero: it counts from the first look at the clock
+	async     bool               // the caller does not wait
+	nested    bool               // the call comes from a handler that interrupted a wait of its own thread
+	staged    []buffer.Staging   // contiguous copies of host tensors that are not
+	shadow    *neighbours.Shadow // in place of tensors in device memory that are exchanged with neighbours
+	inPieces  bool               // host tensors that are not contiguous are copied in pieces instead
+	stream    cuda.Stream        // the stream on which tensors in device memory are produced and used
+	mappable  bool               // other processes can map all tensors in device memory
+	offer     coll.Offer         // what the call tells in its payload
+	scratch   int64              // bytes that reserve takes
+	atArrival *coll.AtArrival    // of a prepared call: what is done at once if all have come; or nil
 	// Room for one buffer on each side, the usual number, so that no slice is allocated, and for atArrival.
 	one [2]coll.Part
 	sum coll.AtArrival

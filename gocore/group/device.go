@@ -66,20 +66,23 @@ func (c *collective) checkDevice() error {
 // deadline nor Ctrl-C can end the blocking MPI calls that follow. It does not wait if the ranks may
 // map each other's memory: then the devices wait, not the host.
 func (c *collective) awaitDevice() error {
-	g := c.g
 	pl := c.args.DeviceArgs
 	if pl == nil || c.flags&coll.IPC != 0 {
 		return nil
 	}
-	var err error
-	waitErr := g.Wait(func() bool {
+	return c.awaitEvent(pl.Device, pl.Ready)
+}
+
+// awaitEvent waits, before c is announced, for what a device has to do first.
+func (c *collective) awaitEvent(device *cuda.Device, event cuda.Event) (err error) {
+	waitErr := c.g.Wait(func() bool {
 		var done bool
-		done, err = pl.Device.Query(pl.Ready)
+		done, err = device.Query(event)
 		return done || err != nil
 	}, time.Now().Add(c.timeout))
 	if waitErr == work.ErrDeadline {
 		return status.New(status.Timeout, "%s timed out after %v: the stream of the tensors on CUDA device %d has not come to it; an operation queued there before has not ended",
-			g.Of(c.args.Code.String()), c.timeout, pl.Device.Index).WithRanks(g.Ranks[g.Rank])
+			c.g.Of(c.args.Code.String()), c.timeout, device.Index).WithRanks(c.g.Ranks[c.g.Rank])
 	}
 	if waitErr != nil {
 		return waitErr

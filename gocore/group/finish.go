@@ -92,7 +92,7 @@ func (c *collective) unstage(err error) error {
 	c.staged = nil
 	if c.shadow != nil {
 		if err == nil {
-			err = c.shadow.write()
+			err = c.shadow.Write()
 		}
 		c.freeShadow()
 	}
@@ -101,7 +101,7 @@ func (c *collective) unstage(err error) error {
 
 func (c *collective) freeShadow() {
 	if c.shadow != nil {
-		c.shadow.free()
+		c.shadow.Free()
 		c.shadow = nil
 	}
 }

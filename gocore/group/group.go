@@ -10,6 +10,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/coll/ipc"
 	"github.com/paddlempi/paddlempi/gocore/messages"
+	"github.com/paddlempi/paddlempi/gocore/neighbours"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/transport"
@@ -33,19 +34,19 @@ type Group struct {
 	mpi      coll.MPI       // what the algorithms of coll that call MPI need of it
 	messages *messages.Messages
 	arrival  arrive.Arrival
-	wire     *arrive.Wire  // equal to arrival if that is by wire, else nil
-	payloads coll.Payloads // of the arrival; nil in a group of one
-	node     *coll.Node    // set if the group is local and has several members
-	forced   coll.Forced   // algorithms that are preferred to the registry's order
-	choices  coll.Choices  // what the registry says of the calls that were made
-	spin     int           // pauses for which a synchronous call looks whether the others have come
-	calls    checkedCalls  // short calls that may be repeated
-	patterns patterns      // of the exchanges with neighbours
-	blocks   *coll.Blocks  // for these, if the members share memory; else nil
-	bounce   *coll.Bounce  // for tensors in ordinary memory, if the members share memory; else nil
-	lends    bool          // tensors of halos that lie in the heap, if the members share memory
-	inquiry  inquiry       // which members have come to the current collective; used with a wire
-	timeout  atomic.Int64  // of an operation that has no timeout of its own, in nanoseconds
+	wire     *arrive.Wire        // equal to arrival if that is by wire, else nil
+	payloads coll.Payloads       // of the arrival; nil in a group of one
+	node     *coll.Node          // set if the group is local and has several members
+	forced   coll.Forced         // algorithms that are preferred to the registry's order
+	choices  coll.Choices        // what the registry says of the calls that were made
+	spin     int                 // pauses for which a synchronous call looks whether the others have come
+	calls    checkedCalls        // short calls that may be repeated
+	patterns neighbours.Patterns // of the exchanges with neighbours
+	blocks   *coll.Blocks        // for these, if the members share memory; else nil
+	bounce   *coll.Bounce        // for tensors in ordinary memory, if the members share memory; else nil
+	lends    bool                // tensors of halos that lie in the heap, if the members share memory
+	inquiry  inquiry             // which members have come to the current collective; used with a wire
+	timeout  atomic.Int64        // of an operation that has no timeout of its own, in nanoseconds
 
 	mu        sync.Mutex
 	busy      bool // a collective is under way, inline or as a task; the queue waits for it

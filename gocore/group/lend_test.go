@@ -2,7 +2,6 @@ package group
 
 import (
 	"fmt"
-	"math"
 	"testing"
 	"time"
 
@@ -116,41 +115,5 @@ func TestALentTensorThatIsNotRead(t *testing.T) {
 		assert.Eventually(t, h.Settled, 10*time.Second, time.Millisecond, "it was read")
 		_, err = submit(g, halo(b, pattern))
 		assert.Equal(t, status.GroupBroken, status.CodeOf(err))
-	})
-}
-
-// What a rank says of its tensor may be anything.
-func TestLayoutsThatCannotBe(t *testing.T) {
-	ranks(t, 2, nil, func(t *testing.T, e *world.Env, g *Group) {
-		g.lends = true // on a machine with fewer CPUs, too
-		pattern := newLine(t, g, false, 1)
-		_, err := submit(g, halo(line(g.Rank, 2, 20_000), pattern))
-		require.NoError(t, err)
-		lend := (*g.patterns.get(pattern).plans.Load())[0].neighbours.Lend
-		require.True(t, lend.Worth)
-		good := []int64{5, 20_000, 20_000, 1}
-		boxes, err := lend.From(1-g.Rank, good, 0, 4*5*20_000)
-		require.NoError(t, err)
-		require.Len(t, boxes, 1)
-		for _, bad := range [][]int64{
-			{5, 20_001, 20_001, 1, 0, 4 * 5 * 20_001},        // of another length
-			{5, 20_000, 20_000, 1, 0, 4*5*20_000 - 4},        // shorter than it
-			{5, 20_000, 20_000, 1, 4, 4 * 5 * 20_000},        // begins elsewhere
-			{5, 20_000, 20_000, 1, -4, 4 * 5 * 20_000},       // the same
-			{5, 20_000, -20_000, 1, 0, 4 * 5 * 20_000},       // before its memory
-			{0, 20_000, 20_000, 1, 0, 4 * 20_000},            // no rows
-			{-5, 20_000, 20_000, 1, 0, 4 * 5 * 20_000},       //
-			{1, 20_000, 20_000, 1, 0, 4 * 20_000},            // no row within the border
-			{5, 20_000, math.MinInt64, 1, 0, 4 * 5 * 20_000}, // beyond all memory
-			{math.MaxInt64, 20_000, 20_000, 1, 0, 4 * 5 * 20_000},
-			{5, 20_000, math.MaxInt64, 1, 0, 4 * 5 * 20_000},
-			{5, 20_000, 1 << 61, 1, 0, 0},
-		} {
-			_, err := lend.From(1-g.Rank, bad[:4], bad[4], bad[5])
-			assert.Error(t, err, "%v", bad)
-		}
-		again, err := lend.From(1-g.Rank, good, 0, 4*5*20_000)
-		require.NoError(t, err)
-		assert.Equal(t, boxes, again)
 	})
 }

@@ -1,7 +1,6 @@
-package group
+package neighbours
 
 import (
-	"time"
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/buffer"
@@ -11,7 +10,6 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
-	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
 // Exchanges of tensors in device memory. What a rank gives to its neighbours is copied to pinned host memory before the call is
@@ -25,28 +23,28 @@ type deviceCopy struct {
 	back bool // it comes from the block
 }
 
-// shadow is the block of a call.
-type shadow struct {
-	device *cuda.Device
+// Shadow is the block of a call with tensors in device memory.
+type Shadow struct {
+	Device *cuda.Device
 	block  *mem.Pinned
 	copies []deviceCopy
 }
 
-// locateNeighbour finds the device of a tensor, which is that of all others of the call.
-func (c *collective) locateNeighbour(side string, i int, b *op.Buf) error {
-	if c.shadow == nil {
-		c.shadow = new(shadow)
+// locate finds the device of a tensor, which is that of all others of the call.
+func (c *Call) locate(side string, i int, b *op.Buf) error {
+	if c.Shadow == nil {
+		c.Shadow = new(Shadow)
 	}
-	dev, _, err := buffer.Beside(c.args.Code, side, i, b, c.shadow.device, "call")
+	dev, _, err := buffer.Beside(c.Code, side, i, b, c.Shadow.Device, "call")
 	if err == nil {
-		c.shadow.device = dev
+		c.Shadow.Device = dev
 	}
 	return err
 }
 
 // allocate takes the block of a call.
-func (s *shadow) allocate(code op.Code, bytes int64) (err error) {
-	if s.block, err = mem.GetPinned(s.device, max(bytes, 1)); err != nil {
+func (s *Shadow) allocate(code op.Code, bytes int64) (err error) {
+	if s.block, err = mem.GetPinned(s.Device, max(bytes, 1)); err != nil {
 		return err
 	}
 	if !s.block.Locked {
@@ -55,71 +53,55 @@ func (s *shadow) allocate(code op.Code, bytes int64) (err error) {
 	return nil
 }
 
-// read copies what the rank gives into the block. It waits for what the producing stream has queued by now.
-func (c *collective) read() error {
-	s := c.shadow
-	ready, err := buffer.Mark(c.args.Code, s.device, c.stream)
+// Read begins to copy what the rank gives into the block, after what the producing stream has queued by now. The copies have
+// ended when the event comes, which belongs to the caller.
+func (s *Shadow) Read(code op.Code, producer cuda.Stream) (copied cuda.Event, err error) {
+	ready, err := buffer.Mark(code, s.Device, producer)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	defer s.device.PutEvent(ready)
-	if err := s.device.StreamWait(s.device.Out, ready); err != nil {
-		return err
+	defer s.Device.PutEvent(ready)
+	if err := s.Device.StreamWait(s.Device.Out, ready); err != nil {
+		return 0, err
 	}
-	if err := s.move(false, s.device.Out); err != nil {
-		return err
+	if err := s.move(false, s.Device.Out); err != nil {
+		return 0, err
 	}
-	var copied cuda.Event
-	if err := s.device.Mark(&copied, s.device.Out); err != nil {
-		return err
-	}
-	defer s.device.PutEvent(copied)
-	waitErr := c.g.Wait(func() bool {
-		var done bool
-		done, err = s.device.Query(copied)
-		return done || err != nil
-	}, time.Now().Add(c.timeout))
-	if waitErr == work.ErrDeadline {
-		return status.New(status.Timeout, "%s timed out after %v: the stream of the tensors on CUDA device %d has not come to it; an operation queued there before has not ended",
-			c.g.Of(c.args.Code.String()), c.timeout, s.device.Index).WithRanks(c.g.Ranks[c.g.Rank])
-	}
-	if waitErr != nil {
-		return waitErr
-	}
-	return err
+	err = s.Device.Mark(&copied, s.Device.Out)
+	return copied, err
 }
 
-// write copies what has come to the device, and returns when it is there.
-func (s *shadow) write() error {
-	if err := s.move(true, s.device.In); err != nil {
+// Write copies what has come to the device, and returns when it is there.
+func (s *Shadow) Write() error {
+	if err := s.move(true, s.Device.In); err != nil {
 		return err
 	}
 	var copied cuda.Event
-	if err := s.device.Mark(&copied, s.device.In); err != nil {
+	if err := s.Device.Mark(&copied, s.Device.In); err != nil {
 		return err
 	}
-	defer s.device.PutEvent(copied)
-	return s.device.Wait(copied)
+	defer s.Device.PutEvent(copied)
+	return s.Device.Wait(copied)
 }
 
 // move queues the copies of one way on a stream.
-func (s *shadow) move(back bool, stream cuda.Stream) error {
+func (s *Shadow) move(back bool, stream cuda.Stream) error {
 	for i := range s.copies {
 		m := &s.copies[i]
 		if m.back != back {
 			continue
 		}
-		if err := mem.MoveStrided(s.device, unsafe.Add(s.block.Data, m.at), &m.box, 0, m.box.Count, back, stream); err != nil {
+		if err := mem.MoveStrided(s.Device, unsafe.Add(s.block.Data, m.at), &m.box, 0, m.box.Count, back, stream); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// free gives the block back. Copies out of the device may still write into it after an error.
-func (s *shadow) free() {
+// Free gives the block back. Copies out of the device may still write into it after an error.
+func (s *Shadow) Free() {
 	if s.block != nil {
-		mem.PutPinned(s.block, s.device.Out)
+		mem.PutPinned(s.block, s.Device.Out)
 	}
 }
 
@@ -190,24 +172,24 @@ func (k *plan) onDevice(pattern *grid.Halo, rank int, out, in []grid.Box, steps 
 }
 
 // haloOnDevice prepares the exchange of the border of a tensor in device memory.
-func (c *collective) haloOnDevice(h *deviceHalo, tensor *op.Buf) error {
-	s := c.shadow
-	if err := s.allocate(c.args.Code, h.bytes); err != nil {
+func (c *Call) haloOnDevice(h *deviceHalo, tensor *op.Buf) error {
+	s := c.Shadow
+	if err := s.allocate(c.Code, h.bytes); err != nil {
 		return err
 	}
 	for i, m := range h.copies {
 		m.box.Data = unsafe.Add(tensor.Data, h.from[i])
 		s.copies = append(s.copies, m)
 	}
-	c.args.Neighbours = &h.neighbours
-	c.args.Recv[0].Data = s.block.Data
-	return c.read()
+	c.Neighbours = &h.neighbours
+	c.Recv[0].Data = s.block.Data
+	return nil
 }
 
 // graphOnDevice prepares an exchange of tensors some of which are in device memory. It returns the tensors with blocks in the
 // place of these.
-func (c *collective) graphOnDevice(sends, recvs []op.Buf) (onHost [2][]op.Buf, err error) {
-	s := c.shadow
+func (c *Call) graphOnDevice(sends, recvs []op.Buf) (onHost [2][]op.Buf, err error) {
+	s := c.Shadow
 	bytes := int64(0)
 	for side, list := range [2][]op.Buf{sends, recvs} {
 		for _, b := range list {
@@ -217,14 +199,14 @@ func (c *collective) graphOnDevice(sends, recvs []op.Buf) (onHost [2][]op.Buf, e
 			}
 		}
 	}
-	if err := s.allocate(c.args.Code, bytes); err != nil {
+	if err := s.allocate(c.Code, bytes); err != nil {
 		return onHost, err
 	}
 	next := 0
 	for side, list := range [2][]op.Buf{sends, recvs} {
-		parts := c.args.Send
+		parts := c.Send
 		if side == 1 {
-			parts = c.args.Recv
+			parts = c.Recv
 		}
 		for i, b := range list {
 			if !b.OnHost() {
@@ -235,5 +217,5 @@ func (c *collective) graphOnDevice(sends, recvs []op.Buf) (onHost [2][]op.Buf, e
 			onHost[side] = append(onHost[side], b)
 		}
 	}
-	return onHost, c.read()
+	return onHost, nil
 }
