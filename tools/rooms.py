@@ -126,8 +126,14 @@ ROOMS = (
         "gocore/group",
         "process groups: how they are made and end, the order of their collectives, the life of a "
         "call, checks of arguments, errors that name ranks",
-        "arrive buffer coll coll/bounce coll/ipc coll/shm cuda grid health heap mem messages "
+        "arrive buffer coll coll/bounce coll/ipc coll/shm comm cuda grid health heap mem messages "
         "neighbours op status trace transport work world",
+    ),
+    Room(
+        "gocore/comm",
+        "how members meet and make a communicator together, with a deadline and the names of those "
+        "that did not come",
+        "health status transport work world",
     ),
     Room(
         "gocore/neighbours",

@@ -8,6 +8,7 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/coll"
+	"github.com/paddlempi/paddlempi/gocore/comm"
 	"github.com/paddlempi/paddlempi/gocore/health"
 	"github.com/paddlempi/paddlempi/gocore/heap"
 	"github.com/paddlempi/paddlempi/gocore/messages"
@@ -19,7 +20,7 @@ import (
 
 // World makes the group of all ranks of e. It is collective over them.
 func World(e *world.Env, id int64, timeout time.Duration) (*Group, error) {
-	comm, err := e.Base.Dup(nil)
+	over, err := e.Base.Dup(nil)
 	if err != nil {
 		return nil, err
 	}
@@ -29,11 +30,7 @@ func World(e *world.Env, id int64, timeout time.Duration) (*Group, error) {
 		g, err = assemble(e, id, 0, ranks, comm, e.Groups.Forced, timeout)
 		return err
 	}
-	if _, ok := comm.(transport.Limited); ok {
-		err = creating(e, "init", ranks, 0, time.Now(), timeout).over(comm, build)
-	} else {
-		err = build(comm)
-	}
+	err = comm.First(e, ranks, timeout, over, build)
 	return g, err
 }
 
@@ -51,20 +48,18 @@ func New(e *world.Env, id int64, ranks []int, timeout time.Duration) (*Group, er
 	if len(ranks) == 1 {
 		return assemble(e, id, 0, ranks, nil, 0, timeout)
 	}
-	key, began := e.Groups.Key(ranks), time.Now()
-	if err := e.Meet("new_group", "called new_group with the same ranks; every member must call it, in the same order", key, ranks, timeout); err != nil {
-		e.Groups.Unmake(ranks)
+	c, err := comm.Meet(e, "new_group", "called new_group with the same ranks; every member must call it, in the same order", ranks, timeout)
+	if err != nil {
 		return nil, err
 	}
-	c := creating(e, "new_group", ranks, key, began, timeout)
 	var g *Group
-	err := c.run(func(comm transport.Comm) error {
-		forced, err := world.AgreeOnForced(c.what, comm)
+	err = c.Run(func(over transport.Comm) error {
+		forced, err := world.AgreeOnForced("new_group", over)
 		if err != nil {
-			c.common = true
+			c.Common = true
 			return err
 		}
-		g, err = assemble(e, id, key, ranks, comm, forced, timeout)
+		g, err = assemble(e, id, c.Key, ranks, over, forced, timeout)
 		return err
 	}, func(why error) {
 		g.Fail(why) // the others may have made it
@@ -168,4 +163,31 @@ func (g *Group) MonitoredBarrier(timeout time.Duration) error {
 	h := fnv.New64a()
 	h.Write(binary.LittleEndian.AppendUint64([]byte("monitored_barrier"), g.key))
 	return g.Env.Meet("monitored_barrier", "called monitored_barrier on this group; the group stays usable", h.Sum64(), g.Ranks, timeout)
+}
+
+// Alone makes a communicator of the members that carries nothing else, also in a group of one rank: comm.Alone.
+func (g *Group) Alone(what string, timeout time.Duration) (transport.Comm, error) {
+	return comm.Alone(&g.Members, what, timeout)
+}
+
+// Separate makes one for another room of the core, which moves bytes between the members by itself: comm.Separate.
+func (g *Group) Separate(what string, timeout time.Duration, meanwhile func(tell func(words []int64) ([][]int64, error)) error) (transport.Comm, error) {
+	return comm.Separate(&g.Members, what, timeout, meanwhile)
+}
+
+// Attempt runs build, which calls MPI without a deadline, on a thread of its own, as new_group does. It is given up if a
+// member dies, or if ends, which is asked now and then, returns why. If build returns after that, abandoned is called.
+func (g *Group) Attempt(what string, ends, build func() error, abandoned func()) error {
+	_, err := comm.Attempt(g.Env, what, g.Ranks, ends, build, func(error) { abandoned() })
+	return err
+}
+
+// Carrier returns what carries the messages of the group's windows, and their tag: the communicator of its collectives, whose
+// other messages have other tags. A window of a group so needs no communicator of its own, of which an MPI has some 1,000 only.
+// It is nil in a group of one.
+func (g *Group) Carrier() (on transport.Endpoint, tag int32) {
+	if g.Size == 1 {
+		return nil, 0
+	}
+	return g.collComm, coll.WindowTag
 }
