@@ -53,7 +53,8 @@ type request struct {
 // progress is how far a collective has come.
 type progress struct {
 	stage stage
-	form  coll.Form // how the algorithm carries it out
+	alg   *coll.Algorithm // once all have agreed
+	form  coll.Form       // how the algorithm carries it out
 	// handle is set if the engine takes the collective further, or if it is in the queue. The thread of the caller takes
 	// another one further, which is reused.
 	handle  *work.Handle

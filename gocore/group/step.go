@@ -19,7 +19,8 @@ type stage int32
 const (
 	checked   stage = iota // in the queue, or its turn has just come
 	announced              // this member waits for the others
-	running                // all have agreed, and the algorithm is under way
+	agreed                 // all have come and agree, and the algorithm is chosen
+	running                // the algorithm is under way
 	lingering              // it has failed for its caller, but others still use its memory
 	over
 )
@@ -209,6 +210,8 @@ func (c *collective) step(spin int) wants {
 	case c.stage == announced:
 		state, res, err := c.g.arrival.Poll(spin)
 		return c.takeArrival(state, res, err, true)
+	case c.stage == agreed:
+		return c.run()
 	}
 	return c.work(spin)
 }
@@ -287,8 +290,8 @@ func (c *collective) payload() (arrive.Payload, error) {
 	return c.offer.Payload(&c.args), nil
 }
 
-// takeArrival takes in what a look at the arrival has shown, and begins the algorithm if all members have come. waited says that
-// this member has looked before.
+// takeArrival takes in what a look at the arrival has shown, and chooses the algorithm if all members have come. It begins it, unless
+// this member has waited: a blocking call of MPI has no place inside a wait, which counts as driving the engine.
 func (c *collective) takeArrival(state arrive.State, res arrive.Result, err error, waited bool) wants {
 	g := c.g
 	if err == nil && (state == arrive.Pending || state == arrive.Rubbish) {
@@ -317,11 +320,14 @@ func (c *collective) takeArrival(state arrive.State, res arrive.Result, err erro
 	if c.refused {
 		return c.isOver(nil)
 	}
-	alg, err := c.choose(state, res)
-	if err != nil {
+	if c.alg, err = c.choose(state, res); err != nil {
 		return c.end(err)
 	}
-	return c.run(alg)
+	c.stage = agreed
+	if waited {
+		return aStep
+	}
+	return c.run()
 }
 
 // cameAfterAll polls the arrival at c once more, which this member could not give up: all members had
@@ -339,9 +345,9 @@ func (c *collective) cameAfterAll() (arrive.State, arrive.Result, error) {
 	return state, res, c.rubbishError()
 }
 
-// run begins alg. All members have come. It may take the whole timeout, whatever the arrival took.
-func (c *collective) run(alg *coll.Algorithm) wants {
-	g := c.g
+// run begins the algorithm. It may take the whole timeout, whatever the arrival took.
+func (c *collective) run() wants {
+	g, alg := c.g, c.alg
 	c.stage, c.deadline = running, time.Time{}
 	here := c.handle == nil // on the thread of the caller
 	if !here {
