@@ -2,7 +2,7 @@
 // collectives run, and the path of one operation from its descriptor to the steps
 // of an algorithm.
 //
-// A collective is a state machine (step.go): checked, announced, running, lingering, over. A
+// A collective is a state machine (step.go): checked, announced, agreed, running, lingering, over. A
 // step takes it as far as it goes without waiting, and says what it waits for. On an idle group
 // the thread of a synchronous caller takes the steps, and hands the collective to the engine if
 // it has to wait for requests, or for long for members on other nodes. Every other collective is
