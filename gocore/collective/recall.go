@@ -1,4 +1,4 @@
-package group
+package collective
 
 import (
 	"sync/atomic"
@@ -65,7 +65,7 @@ func (k *checkedCalls) find(d *op.Desc) *checkedCall {
 // keep keeps c, a call d that was checked, if later ones may repeat it.
 func (k *checkedCalls) keep(d *op.Desc, c *collective) {
 	place, ok := callPlace(d)
-	if !ok || !c.mayBeKept() || c.g.payloads == nil || c.g.forced != 0 || c.args.Neighbours != nil || coll.Bytes(&c.args) > c.g.payloads.Room() {
+	if !ok || !c.mayBeKept() || c.g.Payloads == nil || c.g.Forced != 0 || c.args.Neighbours != nil || coll.Bytes(&c.args) > c.g.Payloads.Room() {
 		return
 	}
 	t := &checkedCall{code: d.Code, reduce: d.ReduceOp, scale: d.Scale, root: d.Root, found: c.request}
@@ -74,7 +74,7 @@ func (k *checkedCalls) keep(d *op.Desc, c *collective) {
 	if d.NRecv == 1 {
 		t.tensor = d.Recvs()[0]
 	}
-	if c.g.node != nil {
+	if c.g.Node != nil {
 		t.at = coll.SumAtArrival(&c.args, c.flags)
 	}
 	k.kept[place].Store(t)

@@ -1,4 +1,4 @@
-package group
+package collective
 
 import (
 	"fmt"
@@ -130,7 +130,7 @@ func (g *Group) submit(d *op.Desc, p *Prepared, nested bool) (*work.Handle, work
 		case d.Code == op.Panic:
 			panic("paddlempi: the panic operation was called, which exists to test this")
 		case !trait.Collective:
-			return g.messages.Carry(d)
+			return g.Messages.Carry(d)
 		}
 		c = collectives.Get().(*collective)
 		c.g = g
@@ -225,7 +225,7 @@ func (g *Group) refuse(code op.Code) {
 
 // record enters c in the flight recorder. c gets its number later unless it has one.
 func (c *collective) record(flags trace.Flags) {
-	if c.g.silent {
+	if c.g.Silent {
 		return
 	}
 	if c.async {
