@@ -120,8 +120,8 @@ func (g *Group) submit(d *op.Desc, p *Prepared, nested bool) (*work.Handle, work
 	var c *collective
 	if p != nil && p.knows(d) {
 		c = p.take(d)
-	} else if call := g.calls.find(d); call != nil {
-		c = call.repeat(d)
+	} else if call, tensor := g.calls.find(d); call != nil {
+		c = call.repeat(d, tensor)
 	} else {
 		trait, ok := op.TraitOf(d.Code)
 		switch {
@@ -231,7 +231,7 @@ func (c *collective) record(flags trace.Flags) {
 	if c.async {
 		flags |= trace.Async
 	}
-	c.trace = c.g.Env.Recorder.Begin(c.g.ID, c.args.Seq, (*[3]uint64)(&c.sig), flags)
+	c.trace = c.g.ring.Begin(c.g.ID, c.args.Seq, (*[3]uint64)(&c.sig), flags)
 }
 
 // of describes the collective and its group.

@@ -13,6 +13,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/neighbours"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/trace"
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
@@ -44,6 +45,7 @@ type Group struct {
 
 	choices  coll.Choices        // what the registry says of the calls that were made
 	spin     int                 // pauses for which a synchronous call looks whether the others have come
+	ring     *trace.Ring         // the flight recorder's
 	calls    checkedCalls        // short calls that may be repeated
 	patterns neighbours.Patterns // of the exchanges with neighbours
 	inquiry  inquiry             // which members have come to the current collective; used with a wire
@@ -77,7 +79,7 @@ type Group struct {
 
 // Init makes a group ready whose members and means are set.
 func (g *Group) Init(timeout time.Duration) {
-	g.inquiry.g, g.spin = g, spinOf(g.Env)
+	g.inquiry.g, g.spin, g.ring = g, spinOf(g.Env), g.Env.Recorder.Ring()
 	g.timeout.Store(int64(timeout))
 }
 

@@ -23,16 +23,17 @@ func TestACallThatIsNotRepeated(t *testing.T) {
 	tensor := op.Buf{Data: unsafe.Pointer(&x[0]), Count: 1, DType: op.Float32, DeviceType: op.DeviceCPU}
 	var calls checkedCalls
 	d := allOf([]op.Buf{tensor})
-	place, ok := callPlace(d)
+	place, _, ok := callPlace(d)
 	require.True(t, ok)
 	g := &Group{Members: world.Members{Size: 2, Ranks: []int{0, 1}}}
 	calls.kept[place].Store(&checkedCall{code: d.Code, reduce: d.ReduceOp, scale: 1, root: -1, tensor: tensor,
 		found: request{g: g, args: coll.Args{Recv: make([]coll.Part, 1)}}})
 	other := tensor
 	other.Data = unsafe.Pointer(&x[2])
-	again := calls.find(allOf([]op.Buf{other}))
+	repeated := allOf([]op.Buf{other})
+	again, b := calls.find(repeated)
 	require.NotNil(t, again)
-	c := again.repeat(allOf([]op.Buf{other}))
+	c := again.repeat(repeated, b)
 	assert.Equal(t, []coll.Part{{Data: other.Data, Count: 1}}, c.args.Recv)
 	for what, change := range map[string]func(d *op.Desc, b *op.Buf){
 		"reduce op":   func(d *op.Desc, _ *op.Buf) { d.ReduceOp = op.Max },
@@ -50,7 +51,8 @@ func TestACallThatIsNotRepeated(t *testing.T) {
 		bufs := []op.Buf{tensor, tensor}
 		d := allOf(bufs)
 		change(d, &bufs[0])
-		assert.Nil(t, calls.find(d), what)
+		found, _ := calls.find(d)
+		assert.Nil(t, found, what)
 	}
 }
 
