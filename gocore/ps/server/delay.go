@@ -66,7 +66,7 @@ func (b *backup) keep(r *tableRows, most int64) error {
 		if ids.IDs.Count > half { // older backups of the others would be wrong
 			b.old.Free()
 			b.old = nil
-			ids.IDs.Count, ids.Values.Count = half, half*r.Dim
+			ids.IDs.Count, ids.Values.Count = half, half*r.table.Dim
 		}
 	}
 	return b.young.Write(ids)
@@ -89,20 +89,20 @@ func (b *backup) find(into table.Batch, there, room []byte) error {
 	return nil
 }
 
-func newBackup(of *served) (*table.Table, error) { return ofZeros(of, of.DType) }
+func newBackup(of *served) (*table.Table, error) { return ofZeros(of.table, of.table.DType) }
 
 // newMeans makes a table of means, which go with their rows where these come and go.
 func newMeans(of *served) (*table.Table, error) {
-	c := configOfZeros(of, op.Float32.String())
-	c.ExpireAfter, c.MaxRows = of.ExpireAfter, of.MaxRows
+	c := configOfZeros(of.table, op.Float32.String())
+	c.ExpireAfter, c.MaxRows = of.table.ExpireAfter, of.table.MaxRows
 	return table.New(c)
 }
 
-func ofZeros(of *served, dtype string) (*table.Table, error) {
+func ofZeros(of *table.Table, dtype string) (*table.Table, error) {
 	return table.New(configOfZeros(of, dtype))
 }
 
-func configOfZeros(of *served, dtype string) table.Config {
+func configOfZeros(of *table.Table, dtype string) table.Config {
 	return table.Config{Dim: of.Dim, DType: dtype, IDs: of.Config.IDs, Initializer: table.Initializer{Name: "zeros"}, Optimizer: table.Optimizer{Name: "sgd"}}
 }
 
@@ -142,11 +142,11 @@ func (s *Server) keepBackups(u *update, rule *Rule) {
 // fit drops all backups of a table if they do not fit in its limit beside its rows. The caller holds
 // delay.mu.
 func (t *served) fit() {
-	if t.MemoryLimit == 0 || len(t.backups) == 0 && t.means == nil {
+	if t.table.MemoryLimit == 0 || len(t.backups) == 0 && t.means == nil {
 		return
 	}
-	info, err := t.Info()
-	if _, bytes := t.backed(); err != nil || info.Bytes+bytes > t.MemoryLimit {
+	info, err := t.table.Info()
+	if _, bytes := t.backed(); err != nil || info.Bytes+bytes > t.table.MemoryLimit {
 		t.dropBackups()
 	}
 }
@@ -226,7 +226,7 @@ func (s *Server) compensate(r *tableRows, from int, rule *Rule, made *compensate
 	if n == 0 || b == nil && rule.Decay == 0 {
 		return nil
 	}
-	row := n * r.Dim
+	row := n * r.table.Dim
 	room, err := mem.Alloc(4*4*row + 2*n)
 	if err != nil {
 		return err
@@ -245,14 +245,14 @@ func (s *Server) compensate(r *tableRows, from int, rule *Rule, made *compensate
 			return err
 		}
 	}
-	if err := r.Pull(of(now)); err != nil {
+	if err := r.table.Pull(of(now)); err != nil {
 		return err
 	}
 	bytes := unsafe.Slice((*byte)(room), 4*row)
 	copy(bytes, r.values)
 	r.values = bytes
 	if rule.Decay == 0 {
-		table.Compensate(gradients, now, before, nil, flags[:n], float32(rule.Lambda), 0, r.Dim)
+		table.Compensate(gradients, now, before, nil, flags[:n], float32(rule.Lambda), 0, r.table.Dim)
 		return nil
 	}
 	if r.means == nil {
@@ -263,7 +263,7 @@ func (s *Server) compensate(r *tableRows, from int, rule *Rule, made *compensate
 	if err := r.pullMeans(of(means)); err != nil {
 		return err
 	}
-	table.Compensate(gradients, now, before, means, flags[:n], float32(rule.Lambda), float32(rule.Decay), r.Dim)
+	table.Compensate(gradients, now, before, means, flags[:n], float32(rule.Lambda), float32(rule.Decay), r.table.Dim)
 	made.means, made.there = of(means), flags[:n]
 	return nil
 }

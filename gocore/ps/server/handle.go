@@ -122,7 +122,7 @@ func (s *Server) access(u *update) (answer request.Answer, err error) {
 			return answer, err
 		}
 		for _, r := range u.tables {
-			if err := r.Write(r.batch()); err != nil {
+			if err := r.table.Write(r.batch()); err != nil {
 				return answer, r.says(s, err)
 			}
 		}
@@ -150,19 +150,19 @@ func (s *Server) access(u *update) (answer request.Answer, err error) {
 // copyOut carries out a pull or a lookup of one table.
 func (r *tableRows) copyOut(what request.Op) error {
 	if what == request.Pull {
-		return r.Pull(r.batch())
+		return r.table.Pull(r.batch())
 	}
-	return r.Look(r.batch(), what == request.LookZeros)
+	return r.table.Look(r.batch(), what == request.LookZeros)
 }
 
 // makeRows makes the rows of all tables that may refuse them, but where ids come and go: such a
 // table with a limit is on one server.
 func (s *Server) makeRows(u *update) error {
 	for _, r := range u.tables {
-		if r.MemoryLimit == 0 || r.ComeAndGo() {
+		if r.table.MemoryLimit == 0 || r.table.ComeAndGo() {
 			continue
 		}
-		if err := r.Make(r.batch().IDs); err != nil {
+		if err := r.table.Make(r.batch().IDs); err != nil {
 			return r.says(s, err)
 		}
 	}
@@ -216,8 +216,8 @@ func (s *Server) read(in *Incoming) (head request.Head, u *update, err error) {
 		if uint64(r.Table) >= uint64(len(tables)) {
 			return head, u, status.New(status.Argument, "a %v of rank %d names table %d; server %d has %d tables", head.Op, in.From, r.Table, s.Index, len(tables)).WithRanks(in.From)
 		}
-		t := tables[r.Table]
-		rows[i] = tableRows{served: t, rate: r.Rate, dtype: head.Op.RowType(t.RowType())}
+		t := tables[r.Table].table
+		rows[i] = tableRows{served: tables[r.Table], rate: r.Rate, dtype: head.Op.RowType(t.RowType())}
 		if r.Count > 0 {
 			bytes = request.Align(bytes)
 			aligned = aligned && (uintptr(unsafe.Pointer(unsafe.SliceData(values)))+uintptr(bytes))%uintptr(rows[i].dtype.Size()) == 0
@@ -241,7 +241,7 @@ func (s *Server) read(in *Incoming) (head request.Head, u *update, err error) {
 		r.ids, ids = ids[:n:n], ids[n:]
 		if n > 0 {
 			begin := request.Align(at)
-			at = begin + n*head.Op.RowBytes(head.Op.Width(r.Dim, r.StateLen()), r.RowType())
+			at = begin + n*head.Op.RowBytes(head.Op.Width(r.table.Dim, r.table.StateLen()), r.table.RowType())
 			r.values = values[begin:at:at]
 		}
 	}
@@ -257,7 +257,7 @@ func (s *Server) alone() bool { return !s.rule.Load().Sync || len(s.Trainers) ==
 func (s *Server) push(u *update, step int64) {
 	if !s.alone() { // an update that the table would refuse fails for its own trainer only
 		for _, r := range u.tables {
-			if err := r.Check(r.batch()); err != nil {
+			if err := r.table.Check(r.batch()); err != nil {
 				s.refuse(u, r.says(s, err))
 				return
 			}
@@ -463,7 +463,7 @@ func prepare(rows []tableRows) (*tableStep, error) {
 		rate = math.Float64frombits(one.served.rate.Load())
 	}
 	var err error
-	if one.update, err = one.Prepare(one.batch(), rate); err != nil {
+	if one.update, err = one.table.Prepare(one.batch(), rate); err != nil {
 		one.end()
 		return nil, err
 	}
@@ -481,7 +481,7 @@ func (one *tableStep) apply(what request.Op) error {
 		return one.update.Add()
 	}
 	if one.update == nil {
-		one.CountStep()
+		one.table.CountStep()
 		return nil
 	}
 	if err := one.update.Apply(0); err != nil {

@@ -48,7 +48,7 @@ func lifetimeOf(c *table.Config) string {
 
 // pullMeans copies means of the squares of gradients (delay.go). Those of ids without a row are 0.
 func (t *served) pullMeans(means table.Batch) error {
-	if t.ComeAndGo() {
+	if t.table.ComeAndGo() {
 		return t.means.Look(means, true)
 	}
 	return t.means.Pull(means)
@@ -57,10 +57,10 @@ func (t *served) pullMeans(means table.Batch) error {
 // writeMeans sets means. Where ids come and go, these are means of ids that have rows: a push may
 // have made none of some. there is room for a byte for each id.
 func (t *served) writeMeans(means table.Batch, there []byte) error {
-	if !t.ComeAndGo() {
+	if !t.table.ComeAndGo() {
 		return t.means.Write(means) // its rows are there: it needs no memory
 	}
-	if err := t.Find(table.Batch{IDs: means.IDs}, there); err != nil {
+	if err := t.table.Find(table.Batch{IDs: means.IDs}, there); err != nil {
 		return err
 	}
 	ids := unsafe.Slice((*int64)(means.IDs.Data), means.IDs.Count)
@@ -69,11 +69,11 @@ func (t *served) writeMeans(means table.Batch, there []byte) error {
 	for i, is := range there {
 		if is == 1 {
 			ids[n] = ids[i]
-			copy(values[n*t.Dim:(n+1)*t.Dim], values[int64(i)*t.Dim:])
+			copy(values[n*t.table.Dim:(n+1)*t.table.Dim], values[int64(i)*t.table.Dim:])
 			n++
 		}
 	}
-	t.means.SetSteps(t.Steps())
+	t.means.SetSteps(t.table.Steps())
 	return t.means.Write(table.Batch{IDs: &op.Buf{Data: means.IDs.Data, Count: n, DType: op.Int64, NDim: 1},
-		Values: &op.Buf{Data: means.Values.Data, Count: n * t.Dim, DType: op.Float32, NDim: 1}})
+		Values: &op.Buf{Data: means.Values.Data, Count: n * t.table.Dim, DType: op.Float32, NDim: 1}})
 }

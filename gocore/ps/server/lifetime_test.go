@@ -85,7 +85,7 @@ func TestMeansGoWithTheirRows(t *testing.T) {
 		// A row that is there has its mean.
 		require.NoError(t, (<-push(s, 0, 0, outside[int64](99, 1099), outside(ones...))).err)
 		means := memory[float32](dim)
-		r := tableRows{served: s.tables[0], ids: outside[int64](99), values: bytesOf(means), dtype: s.tables[0].RowType()}
+		r := tableRows{served: s.tables[0], ids: outside[int64](99), values: bytesOf(means), dtype: s.tables[0].table.RowType()}
 		require.NoError(t, s.tables[0].pullMeans(r.batch()))
 		assert.Greater(t, means[0], float32(0.1))
 	}

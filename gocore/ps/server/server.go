@@ -124,7 +124,7 @@ type Server struct {
 
 // served is a table and what was asked of it.
 type served struct {
-	*table.Table
+	table  *table.Table
 	meta   Meta
 	text   []byte        // meta in JSON
 	rate   atomic.Uint64 // bits of the learning rate; NaN: the table's
@@ -185,7 +185,7 @@ func (s *Server) Free() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, t := range s.tables {
-		t.Free()
+		t.table.Free()
 	}
 	s.tables = nil
 }
@@ -264,7 +264,7 @@ func (s *Server) Declare(from int, m Meta) (uint32, error) {
 		return 0, fmt.Errorf("declare %q: %w", m.Name, err)
 	}
 	t.Threads = s.Threads
-	made := &served{Table: t, meta: m, text: text}
+	made := &served{table: t, meta: m, text: text}
 	made.rate.Store(math.Float64bits(math.NaN()))
 	id := uint32(len(s.tables))
 	s.tables = append(s.tables, made)
@@ -359,7 +359,7 @@ func (s *Server) Tables() []Declared {
 	defer s.mu.Unlock()
 	list := make([]Declared, len(s.tables))
 	for i, t := range s.tables {
-		list[i] = Declared{Meta: t.meta, Table: t.Table}
+		list[i] = Declared{Meta: t.meta, Table: t.table}
 		if rate := math.Float64frombits(t.rate.Load()); !math.IsNaN(rate) {
 			list[i].LearningRate = &rate
 		}

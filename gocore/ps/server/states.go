@@ -30,10 +30,10 @@ func (s *Server) accessStates(u *update) (answer request.Answer, err error) {
 func (r *tableRows) states(what request.Op) (steps int64, err error) {
 	b := r.batch()
 	if what == request.ReadStates {
-		return r.ReadStates(b.IDs, b.Values)
+		return r.table.ReadStates(b.IDs, b.Values)
 	}
 	if !(r.rate >= 0 && r.rate < 1<<53) || math.Trunc(r.rate) != r.rate {
 		return 0, status.New(status.Argument, "write states: steps=%v is not an integer from 0 to below 2^53", r.rate)
 	}
-	return 0, r.WriteStates(b.IDs, b.Values, int64(r.rate))
+	return 0, r.table.WriteStates(b.IDs, b.Values, int64(r.rate))
 }

@@ -135,15 +135,15 @@ func (s *Server) Statistics() Statistics {
 	for _, t := range tables {
 		out.PulledRows += uint64(t.pulled.Load())
 		out.PushedRows += uint64(t.pushed.Load())
-		info, err := t.Info()
+		info, err := t.table.Info()
 		if err != nil {
 			continue // the server is being freed
 		}
 		s.delay.mu.Lock()
 		backups, bytes := t.backed()
 		s.delay.mu.Unlock()
-		out.Tables = append(out.Tables, TableStatistics{t.meta.Name, t.meta.Kind, t.Dim, info.Rows, info.Bytes + bytes, backups, t.pulled.Load(), t.pushed.Load(),
-			t.MaxRows, info.Dropped, info.Expired, info.Evicted, info.SketchBytes})
+		out.Tables = append(out.Tables, TableStatistics{t.meta.Name, t.meta.Kind, t.table.Dim, info.Rows, info.Bytes + bytes, backups, t.pulled.Load(), t.pushed.Load(),
+			t.table.MaxRows, info.Dropped, info.Expired, info.Evicted, info.SketchBytes})
 	}
 	for _, k := range kvs {
 		out.PulledRows += uint64(k.pulled.Load())
