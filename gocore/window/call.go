@@ -122,9 +122,9 @@ func (w *Window) Call(o *Op, nested bool) error {
 		return status.New(status.Argument, "there is no window operation %d", o.Code)
 	}
 	if o.Rank < 0 || int(o.Rank) >= w.ws.size {
-		return w.noRank(o.Code.String(), int(o.Rank))
+		return w.ws.noRank(o.Code.String(), int(o.Rank))
 	}
-	return w.one(o, int(o.Rank), w.deadline(o))
+	return w.one(o, int(o.Rank), w.ws.deadline(o))
 }
 
 // quick carries out a call as pmpi_window does first: if it needs no wait and no error. It is for tests. What o points to is outside the
@@ -158,7 +158,7 @@ func (w *Window) carry(o *Op, r int, deadline time.Time) error {
 
 // onAll is one for every member, in their order.
 func (w *Window) onAll(o *Op) error {
-	deadline := w.deadline(o)
+	deadline := w.ws.deadline(o)
 	var first error
 	for r := range w.ws.size {
 		err := w.one(o, r, deadline)
@@ -181,8 +181,8 @@ func (w *Window) onAll(o *Op) error {
 	return first
 }
 
-func (w *Window) deadline(o *Op) time.Time {
-	timeout := w.ws.g.Timeout()
+func (ws *Windows) deadline(o *Op) time.Time {
+	timeout := ws.g.Timeout()
 	if o.TimeoutNS >= 0 {
 		timeout = time.Duration(o.TimeoutNS)
 	}
@@ -191,11 +191,11 @@ func (w *Window) deadline(o *Op) time.Time {
 
 // elements carries out a call that moves elements.
 func (w *Window) elements(o *Op, r int, deadline time.Time) error {
-	at, err := w.target(o, r)
+	at, err := w.members.target(o, r)
 	if err != nil {
 		return err
 	}
-	given, taken, err := w.tensors(o, r, at.count)
+	given, taken, err := w.members.tensors(o, r, at.count)
 	if err != nil {
 		return err
 	}
@@ -205,7 +205,7 @@ func (w *Window) elements(o *Op, r int, deadline time.Time) error {
 		return nil
 	}
 	a := access{code: o.Code, reduce: o.Reduce, send: given.at, recv: taken.at, compare: o.Compare.Data, holder: uint32(w.ws.me) + 1}
-	if w.near(r) {
+	if w.members.near(r) {
 		err = w.inMemory(&a, r, at, deadline)
 	} else {
 		err = w.byMessages(&a, r, at, deadline)
@@ -217,7 +217,7 @@ func (w *Window) elements(o *Op, r int, deadline time.Time) error {
 }
 
 // target checks the call, and returns which elements of member r it is for.
-func (w *Window) target(o *Op, r int) (at box, err error) {
+func (ms *members) target(o *Op, r int) (at box, err error) {
 	b, name := &o.Send, "x"
 	if !o.sends() {
 		b, name = &o.Recv, "out"
@@ -237,11 +237,11 @@ func (w *Window) target(o *Op, r int) (at box, err error) {
 		}
 		at = at.simple()
 	}
-	if !at.within(w.count(r)) {
+	if !at.within(ms.count(r)) {
 		if at.shape == nil {
-			return at, status.New(status.Argument, "%s: offset=%d and the %d elements of %s are not within the %d elements of rank %d", o.Code, o.Offset, b.Count, name, w.count(r), r)
+			return at, status.New(status.Argument, "%s: offset=%d and the %d elements of %s are not within the %d elements of rank %d", o.Code, o.Offset, b.Count, name, ms.count(r), r)
 		}
-		return at, status.New(status.Argument, "%s: offset=%d with the shape %v and the strides %v is not within the %d elements of rank %d", o.Code, o.Offset, at.shape, at.steps, w.count(r), r)
+		return at, status.New(status.Argument, "%s: offset=%d with the shape %v and the strides %v is not within the %d elements of rank %d", o.Code, o.Offset, at.shape, at.steps, ms.count(r), r)
 	}
 	switch o.Code {
 	case CompareAndSwap:
@@ -252,8 +252,8 @@ func (w *Window) target(o *Op, r int) (at box, err error) {
 		if o.Reduce == op.Avg || o.Reduce == op.PremulSum {
 			return at, status.New(status.Argument, "%s: op=%v is for all ranks of a group together: use SUM, and divide or multiply yourself", o.Code, o.Reduce)
 		}
-		if C.pw_defined(C.int32_t(w.dtype), C.int32_t(o.Reduce)) == 0 {
-			return at, status.New(status.Type, "%s: op=%s is not defined for %v", o.Code, nameOf(o.Reduce), w.dtype)
+		if C.pw_defined(C.int32_t(ms.dtype), C.int32_t(o.Reduce)) == 0 {
+			return at, status.New(status.Type, "%s: op=%s is not defined for %v", o.Code, nameOf(o.Reduce), ms.dtype)
 		}
 	}
 	return at, nil
@@ -343,29 +343,29 @@ type packed struct {
 
 // tensors checks the tensors of a call for member r, each of count elements, and returns them as contiguous memory, which
 // is not the member's.
-func (w *Window) tensors(o *Op, r int, count int64) (given, taken packed, err error) {
+func (ms *members) tensors(o *Op, r int, count int64) (given, taken packed, err error) {
 	if o.sends() && !(o.combines() && o.Reduce == NoOp) {
 		name := "x"
 		if o.Code == CompareAndSwap {
 			name = "value"
-			if err := w.checkTensor(o.Code, "expected", &o.Compare, 1); err != nil {
+			if err := ms.checkTensor(o.Code, "expected", &o.Compare, 1); err != nil {
 				return given, taken, err
 			}
 		}
-		if err := w.checkTensor(o.Code, name, &o.Send, count); err != nil {
+		if err := ms.checkTensor(o.Code, name, &o.Send, count); err != nil {
 			return given, taken, err
 		}
-		if given, err = w.pack(&o.Send, r, true); err != nil {
+		if given, err = ms.pack(&o.Send, r, true); err != nil {
 			return given, taken, err
 		}
 	}
 	if o.recvs() {
-		err = w.checkTensor(o.Code, "out", &o.Recv, count)
+		err = ms.checkTensor(o.Code, "out", &o.Recv, count)
 		if err == nil && mem.Overlaps(&o.Recv) {
 			err = status.New(status.Argument, "%s: elements of out overlap", o.Code)
 		}
 		if err == nil {
-			taken, err = w.pack(&o.Recv, r, false)
+			taken, err = ms.pack(&o.Recv, r, false)
 		}
 		if err != nil {
 			given.free()
@@ -375,10 +375,10 @@ func (w *Window) tensors(o *Op, r int, count int64) (given, taken packed, err er
 	return given, taken, nil
 }
 
-func (w *Window) checkTensor(code Code, name string, b *op.Buf, count int64) error {
+func (ms *members) checkTensor(code Code, name string, b *op.Buf, count int64) error {
 	switch {
-	case b.DType != w.dtype:
-		return status.New(status.Type, "%s: %s is of %v, and the window of %v", code, name, b.DType, w.dtype)
+	case b.DType != ms.dtype:
+		return status.New(status.Type, "%s: %s is of %v, and the window of %v", code, name, b.DType, ms.dtype)
 	case b.Count > 0 && b.Data == nil:
 		return status.New(status.Type, "%s: %s has %d elements and no memory: give the tensor that it stands for, as of wait() or to_local()", code, name, b.Count)
 	case !b.OnHost():
@@ -391,8 +391,8 @@ func (w *Window) checkTensor(code Code, name string, b *op.Buf, count int64) err
 
 // pack returns a tensor as contiguous memory that is not member r's: itself, or a block, filled with its elements if fill is
 // set.
-func (w *Window) pack(b *op.Buf, r int, fill bool) (packed, error) {
-	if b.Contiguous() && !w.overlaps(b, r) {
+func (ms *members) pack(b *op.Buf, r int, fill bool) (packed, error) {
+	if b.Contiguous() && !ms.overlaps(b, r) {
 		return packed{at: b.Data}, nil
 	}
 	block, err := mem.Alloc(b.Bytes())
@@ -409,12 +409,12 @@ func (w *Window) pack(b *op.Buf, r int, fill bool) (packed, error) {
 }
 
 // overlaps tells whether a contiguous tensor has elements in the memory of member r, as this process maps it.
-func (w *Window) overlaps(b *op.Buf, r int) bool {
-	if !w.near(r) || b.Bytes() == 0 {
+func (ms *members) overlaps(b *op.Buf, r int) bool {
+	if !ms.near(r) || b.Bytes() == 0 {
 		return false
 	}
-	begin, from := uintptr(unsafe.Pointer(w.member(r).base)), uintptr(b.Data)
-	return from < begin+uintptr(w.count(r)*w.elem) && begin < from+uintptr(b.Bytes())
+	begin, from := uintptr(unsafe.Pointer(ms.of(r).base)), uintptr(b.Data)
+	return from < begin+uintptr(ms.count(r)*ms.elem) && begin < from+uintptr(b.Bytes())
 }
 
 // unpack copies the block, if there is one, to the elements of b.

@@ -69,23 +69,23 @@ func (w *Window) accept(a *arrival, from int) error {
 		return rubbish("operation %d", h.code)
 	}
 	switch {
-	case h.dtype != w.dtype:
-		return rubbish("elements of %v in a window of %v", h.dtype, w.dtype)
-	case h.count < 0 || h.count > pieceBytes/w.elem || h.code == CompareAndSwap && h.count != 1:
+	case h.dtype != w.members.dtype:
+		return rubbish("elements of %v in a window of %v", h.dtype, w.members.dtype)
+	case h.count < 0 || h.count > pieceBytes/w.members.elem || h.code == CompareAndSwap && h.count != 1:
 		return rubbish("%s of %d elements", h.code, h.count)
-	case !a.at.within(w.count(w.ws.me)):
-		return rubbish("elements at %d, of the shape %v and the strides %v, in a window of %d", h.offset, a.at.shape, a.at.steps, w.count(w.ws.me))
+	case !a.at.within(w.members.count(w.ws.me)):
+		return rubbish("elements at %d, of the shape %v and the strides %v, in a window of %d", h.offset, a.at.shape, a.at.steps, w.members.count(w.ws.me))
 	case int64(len(a.rest)) != h.given():
 		return rubbish("%d bytes of elements where %d belong", len(a.rest), h.given())
-	case (h.code == Accumulate || h.code == GetAccumulate) && C.pw_defined(C.int32_t(w.dtype), C.int32_t(h.reduce)) == 0:
-		return rubbish("op %d of %v", h.reduce, w.dtype)
+	case (h.code == Accumulate || h.code == GetAccumulate) && C.pw_defined(C.int32_t(w.members.dtype), C.int32_t(h.reduce)) == 0:
+		return rubbish("op %d of %v", h.reduce, w.members.dtype)
 	}
 	a.a = access{code: h.code, reduce: h.reduce, holder: uint32(from) + 1}
 	if len(a.rest) > 0 {
 		a.a.send = unsafe.Pointer(&a.rest[0])
 	}
 	if h.code == CompareAndSwap {
-		a.a.compare, a.a.send = a.a.send, unsafe.Add(a.a.send, w.elem)
+		a.a.compare, a.a.send = a.a.send, unsafe.Add(a.a.send, w.members.elem)
 	}
 	if h.taken() == 0 {
 		return nil
@@ -99,7 +99,7 @@ func (w *Window) accept(a *arrival, from int) error {
 
 // act carries out a call that was accepted. It returns false if it has to be called again.
 func (p *post) act(w *Window, from int, a *arrival) bool {
-	m := w.memoryOf(w.ws.me)
+	m := w.members.memoryOf(w.ws.me)
 	switch a.h.code {
 	case Signal:
 		addSignal(m.control, from)
@@ -140,7 +140,7 @@ func (p *post) grantLocks() {
 		p.looked = time.Now()
 	}
 	p.locks = slices.DeleteFunc(p.locks, func(l waiting) bool {
-		m := l.w.memoryOf(p.ws.me)
+		m := l.w.members.memoryOf(p.ws.me)
 		taken, holder := m.tryLock(l.from, l.shared, p.ws.size)
 		if taken {
 			p.answer(l.from, head{kind: kindAnswer, seq: l.seq}, nil)

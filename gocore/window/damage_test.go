@@ -172,7 +172,7 @@ func TestAHeldWideLock(t *testing.T) {
 			ranks(t, nodes, func(m *member) {
 				own := tensor(op.Complex128, complex128(0))
 				w := m.make(own)
-				wide := word(&w.own.block.wide)
+				wide := word(&w.members.own.block.wide)
 				if m.rank == 0 {
 					atomic.StoreUint32(wide, 1+2)
 				}

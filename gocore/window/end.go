@@ -29,7 +29,7 @@ func (w *Window) Free(timeout time.Duration, nested bool) error {
 		return status.New(status.Argument, "%s: this rank holds the lock of rank %d, or waits for it", Free, locked)
 	}
 	o := Op{Code: Flush, TimeoutNS: int64(timeout)}
-	deadline := w.deadline(&o)
+	deadline := w.ws.deadline(&o)
 	flushed := w.onAll(&o)
 	if status.CodeOf(flushed) == status.Interrupted {
 		w.Close()
@@ -44,8 +44,8 @@ func (w *Window) Free(timeout time.Duration, nested bool) error {
 		return err
 	}
 	w.close()
-	if w.until(time.Now().Add(endLimit), w.allLeft) && !w.InUse() {
-		w.own.free() // else it stays: a member may still look at it
+	if w.ws.until(time.Now().Add(endLimit), func() bool { return w.members.own.allLeft(w.ws) }) && !w.InUse() {
+		w.members.own.free() // else it stays: a member may still look at it
 	}
 	return flushed
 }
@@ -66,56 +66,56 @@ func (w *Window) close() {
 		return
 	}
 	w.ws.remove(w)
-	C.pw_close(w.c)
+	C.pw_close(w.members.c)
 	limit := time.Now().Add(endLimit)
-	w.until(limit, func() bool { return w.calls.Load() == 0 })
-	atomic.StoreUint32(word(&w.own.block.freed), 1)
-	w.until(limit, func() bool { return !w.touched() })
+	w.ws.until(limit, func() bool { return w.calls.Load() == 0 })
+	atomic.StoreUint32(word(&w.members.own.block.freed), 1)
+	w.ws.until(limit, func() bool { return !w.members.own.touched(w.ws) })
 	if w.InUse() {
 		return // everything stays
 	}
 	w.mu.Lock()
-	w.leaveMembers()
+	w.members.leaveAll()
 	w.gone = true
 	w.mu.Unlock()
 	structs.Lock()
 	defer structs.Unlock()
-	C.pw_recycle(w.c)
+	C.pw_recycle(w.members.c)
 }
 
 // until waits until done returns true, and tells whether it has.
-func (w *Window) until(limit time.Time, done func() bool) bool {
-	_ = w.ws.g.Engine().Wait(done, limit, nil)
+func (ws *Windows) until(limit time.Time, done func() bool) bool {
+	_ = ws.g.Engine().Wait(done, limit, nil)
 	return done()
 }
 
 // InUse tells whether the memory may be used by the window: it has not ended, or a thread of this process or a member
 // did not leave the memory in time.
 func (w *Window) InUse() bool {
-	return !w.ended.Load() || w.calls.Load() > 0 || w.own.block != nil && w.touched()
+	return !w.ended.Load() || w.calls.Load() > 0 || w.members.own.block != nil && w.members.own.touched(w.ws)
 }
 
 // Over tells whether nothing of the window is used any more.
 func (w *Window) Over() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return !w.InUse() && !slices.ContainsFunc(w.maps, func(n int) bool { return n > 0 })
+	return !w.InUse() && !slices.ContainsFunc(w.members.maps, func(n int) bool { return n > 0 })
 }
 
 // touched tells whether a member is in this member's memory.
-func (w *Window) touched() bool {
-	return w.anyOther(func(slot *C.pw_slot) bool { return atomic.LoadUint32(word(&slot.users)) != 0 })
+func (c *control) touched(ws *Windows) bool {
+	return c.anyOther(ws, func(slot *C.pw_slot) bool { return atomic.LoadUint32(word(&slot.users)) != 0 })
 }
 
 // allLeft tells whether no member looks at the control block any more.
-func (w *Window) allLeft() bool {
-	return !w.anyOther(func(slot *C.pw_slot) bool { return atomic.LoadUint32(word(&slot.left)) == 0 })
+func (c *control) allLeft(ws *Windows) bool {
+	return !c.anyOther(ws, func(slot *C.pw_slot) bool { return atomic.LoadUint32(word(&slot.left)) == 0 })
 }
 
-// anyOther tells whether is is true of another living member that may map the control block.
-func (w *Window) anyOther(is func(*C.pw_slot) bool) bool {
-	for r := range w.ws.size {
-		if r != w.ws.me && w.own.heap != nil && w.ws.g.HeapOf(r) != nil && is(slotOf(w.own.block, r)) && status.CodeOf(w.ws.g.Trouble("", r)) != status.PeerDied {
+// anyOther tells whether a check is true of the slot of another living member that may map the block.
+func (c *control) anyOther(ws *Windows, check func(*C.pw_slot) bool) bool {
+	for r := range ws.size {
+		if r != ws.me && c.heap != nil && ws.g.HeapOf(r) != nil && check(slotOf(c.block, r)) && status.CodeOf(ws.g.Trouble("", r)) != status.PeerDied {
 			return true
 		}
 	}
@@ -126,19 +126,19 @@ func (w *Window) anyOther(is func(*C.pw_slot) bool) bool {
 // control block.
 func (w *Window) undo(err error) {
 	w.ended.Store(true)
-	if w.c == nil {
-		w.own.free()
+	if w.members.c == nil {
+		w.members.own.free()
 		return
 	}
 	w.ws.remove(w)
-	C.pw_close(w.c)
-	atomic.StoreUint32(word(&w.own.block.freed), 1)
-	w.leaveMembers()
+	C.pw_close(w.members.c)
+	atomic.StoreUint32(word(&w.members.own.block.freed), 1)
+	w.members.leaveAll()
 	switch status.CodeOf(err) {
 	case status.Argument, status.Type, status.Unsupported, status.NoMemory, status.Mismatch, status.Refused:
-		w.own.free() // no member has gone further
+		w.members.own.free() // no member has gone further
 	}
 	structs.Lock()
 	defer structs.Unlock()
-	C.pw_recycle(w.c)
+	C.pw_recycle(w.members.c)
 }

@@ -49,7 +49,7 @@ func (w *Window) byMessages(a *access, r int, at box, deadline time.Time) error 
 	defer asked.drop()
 	err := at.pieces(w.piece(at.count), func(part box, from int64) error {
 		c := call{head: head{code: a.code, reduce: a.reduce, more: from+part.count < at.count}, at: part}
-		if c.data[0] = shifted(a.send, from*w.elem); a.code == CompareAndSwap {
+		if c.data[0] = shifted(a.send, from*w.members.elem); a.code == CompareAndSwap {
 			c.data = [2]unsafe.Pointer{a.compare, a.send}
 		}
 		p, err := w.send(asked.what, r, &c, deadline)
@@ -71,7 +71,7 @@ func (w *Window) byMessages(a *access, r int, at box, deadline time.Time) error 
 // piece returns the elements of a piece. Pieces are of one length: the member carries one out while the next one is sent, and
 // the longest one that is left to carry out when all are sent is as short as it can be.
 func (w *Window) piece(count int64) int64 {
-	most := pieceBytes / w.elem
+	most := pieceBytes / w.members.elem
 	n := (count + most - 1) / most
 	return max(1, (count+n-1)/max(n, 1))
 }
@@ -102,7 +102,7 @@ func (s *answers) await(n int) error {
 		s.list = s.list[1:]
 		err := first.err
 		if err == nil && s.to != nil {
-			copy(unsafe.Slice((*byte)(unsafe.Add(s.to, first.from*s.w.elem)), len(first.data)), first.data)
+			copy(unsafe.Slice((*byte)(unsafe.Add(s.to, first.from*s.w.members.elem)), len(first.data)), first.data)
 		}
 		first.back.free()
 		if err != nil {
@@ -130,7 +130,7 @@ func (w *Window) send(what string, r int, c *call, deadline time.Time) (*pending
 	if err := g.Trouble(what, r); err != nil {
 		return nil, err
 	}
-	c.kind, c.window, c.dtype, c.offset, c.count, c.dims = kindCall, w.number, w.dtype, c.at.offset, c.at.count, int32(len(c.at.shape))
+	c.kind, c.window, c.dtype, c.offset, c.count, c.dims = kindCall, w.number, w.members.dtype, c.at.offset, c.at.count, int32(len(c.at.shape))
 	given := c.given()
 	p := &pending{w: w, given: given, taken: c.taken(), wants: c.taken() > 0 || c.code == Lock || c.code == LockShared}
 	free := func() bool { return ws.mayCall(r) }
@@ -147,8 +147,8 @@ func (w *Window) send(what string, r int, c *call, deadline time.Time) (*pending
 	b := unsafe.Slice((*byte)(block), n)
 	rest := b[headBytes+int(c.dims)*dimBytes:]
 	if c.code == CompareAndSwap {
-		copy(rest, unsafe.Slice((*byte)(c.data[0]), w.elem))
-		copy(rest[w.elem:], unsafe.Slice((*byte)(c.data[1]), w.elem))
+		copy(rest, unsafe.Slice((*byte)(c.data[0]), w.members.elem))
+		copy(rest[w.members.elem:], unsafe.Slice((*byte)(c.data[1]), w.members.elem))
 	} else if given > 0 {
 		mem.Copy(unsafe.Pointer(&rest[0]), c.data[0], given)
 	}

@@ -71,7 +71,7 @@ func (w *Window) lock(r int, shared bool, deadline time.Time) error {
 	w.held[r] = taking
 	w.mu.Unlock()
 	var err error
-	if w.near(r) {
+	if w.members.near(r) {
 		err = w.lockNear(what, r, shared, deadline)
 	} else {
 		err = w.lockFar(what, r, shared, deadline)
@@ -90,13 +90,13 @@ func (w *Window) lock(r int, shared bool, deadline time.Time) error {
 }
 
 func (w *Window) lockNear(what string, r int, shared bool, deadline time.Time) error {
-	m, holder := w.memoryOf(r), r
+	m, holder := w.members.memoryOf(r), r
 	var err error
 	try := func() bool {
-		if err = w.enter(what, r); err != nil {
+		if err = w.members.enter(what, r); err != nil {
 			return true
 		}
-		defer w.leave(r)
+		defer w.members.leave(r)
 		taken, by := m.tryLock(w.ws.me, shared, w.ws.size)
 		if !taken && by >= 0 && by < w.ws.size {
 			holder = by
@@ -110,9 +110,9 @@ func (w *Window) lockNear(what string, r int, shared bool, deadline time.Time) e
 	if late == nil {
 		late = err
 	}
-	if late != nil && w.enter(what, r) == nil {
+	if late != nil && w.members.enter(what, r) == nil {
 		m.unlock(w.ws.me)
-		w.leave(r)
+		w.members.leave(r)
 	}
 	return late
 }
@@ -128,17 +128,17 @@ func (w *Window) unlock(r int, deadline time.Time) error {
 	w.held[r] = notHeld
 	w.mu.Unlock()
 	err := w.flush(what, r, deadline)
-	if !w.near(r) {
+	if !w.members.near(r) {
 		if _, failure := w.send(what, r, &call{head: head{code: Unlock}}, deadline); err == nil {
 			err = failure
 		}
 		return err
 	}
-	if failure := w.enter(what, r); failure != nil {
+	if failure := w.members.enter(what, r); failure != nil {
 		return failure
 	}
-	defer w.leave(r)
-	m := w.memoryOf(r)
+	defer w.members.leave(r)
+	m := w.members.memoryOf(r)
 	m.unlock(w.ws.me)
 	return err
 }
@@ -146,15 +146,15 @@ func (w *Window) unlock(r int, deadline time.Time) error {
 // signal adds a signal of this rank at member r, after its accesses to r.
 func (w *Window) signal(r int, deadline time.Time) error {
 	what := Signal.String()
-	if !w.near(r) {
+	if !w.members.near(r) {
 		_, err := w.send(what, r, &call{head: head{code: Signal}}, deadline)
 		return err
 	}
-	if err := w.enter(what, r); err != nil {
+	if err := w.members.enter(what, r); err != nil {
 		return err
 	}
-	defer w.leave(r)
-	addSignal(w.member(r).control, w.ws.me)
+	defer w.members.leave(r)
+	addSignal(w.members.of(r).control, w.ws.me)
 	return nil
 }
 
@@ -164,8 +164,8 @@ func addSignal(c *C.pw_control, from int) {
 
 // waitSignal takes a signal of member r, and waits until there is one.
 func (w *Window) waitSignal(r int, deadline time.Time) error {
-	sent := (*uint64)(unsafe.Pointer(&slotOf(w.own.block, r).signals))
-	taken := (*uint64)(unsafe.Pointer(&w.member(r).taken))
+	sent := (*uint64)(unsafe.Pointer(&slotOf(w.members.own.block, r).signals))
+	taken := (*uint64)(unsafe.Pointer(&w.members.of(r).taken))
 	return w.await(WaitSignal.String(), deadline, only(r), func() bool {
 		for was := atomic.LoadUint64(taken); atomic.LoadUint64(sent) > was; was = atomic.LoadUint64(taken) {
 			if atomic.CompareAndSwapUint64(taken, was, was+1) {
@@ -178,11 +178,11 @@ func (w *Window) waitSignal(r int, deadline time.Time) error {
 
 // flush returns when this rank's puts and accumulates to member r are done there. It tells of one that failed.
 func (w *Window) flush(what string, r int, deadline time.Time) error {
-	if w.near(r) {
-		if err := w.enter(what, r); err != nil {
+	if w.members.near(r) {
+		if err := w.members.enter(what, r); err != nil {
 			return err
 		}
-		w.leave(r) // an instruction that orders memory
+		w.members.leave(r) // an instruction that orders memory
 		return nil
 	}
 	return w.flushFar(what, r, deadline)
@@ -190,7 +190,7 @@ func (w *Window) flush(what string, r int, deadline time.Time) error {
 
 // fence returns when the accesses of all members before their fence are done.
 func (w *Window) fence(o *Op, nested bool) error {
-	deadline := w.deadline(o)
+	deadline := w.ws.deadline(o)
 	flushed := w.onAll(&Op{Code: Flush, TimeoutNS: o.TimeoutNS})
 	if status.CodeOf(flushed) == status.Interrupted {
 		_ = w.ws.g.Refuse(op.Barrier)

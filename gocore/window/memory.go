@@ -61,12 +61,36 @@ func slotOf(c *C.pw_control, member int) *C.pw_slot {
 // word returns a word of shared memory for package atomic.
 func word(w *C.uint32_t) *uint32 { return (*uint32)(unsafe.Pointer(w)) }
 
+// members is the memory of all members of a window, as this process reaches it, and what its elements are.
+type members struct {
+	ws    *Windows
+	c     *C.pw_window
+	dtype op.DType
+	elem  int64          // bytes of an element
+	at    unsafe.Pointer // this member's memory
+	own   control        // of this member's memory
+	refs  []refs         // to the memory of other members, by member
+	maps  []int          // uses of Map, by member; the Window's mu guards it
+}
+
+// refs are references to a member's memory and its control block.
+type refs struct{ memory, control heap.Ref }
+
+func (ms *members) of(r int) *C.pw_member {
+	return (*C.pw_member)(unsafe.Add(unsafe.Pointer(ms.c.members), uintptr(r)*unsafe.Sizeof(C.pw_member{})))
+}
+
+func (ms *members) count(r int) int64 { return int64(ms.of(r).count) }
+
+// near tells whether this process maps the member's memory.
+func (ms *members) near(r int) bool { return ms.of(r).base != nil }
+
 // prepare checks this member's memory, and fills in what the others are told of it.
-func (w *Window) prepare(b *op.Buf, mine []int64) error {
+func (ms *members) prepare(b *op.Buf, mine []int64) error {
 	if err := checkMemory(b); err != nil {
 		return err
 	}
-	w.dtype, w.elem, w.at = b.DType, int64(b.DType.Size()), b.Data
+	ms.dtype, ms.elem, ms.at = b.DType, int64(b.DType.Size()), b.Data
 	mine[wordDType], mine[wordCount], mine[wordDims] = int64(b.DType), b.Count, int64(len(b.Dims()))
 	h, err := heap.OfProcess()
 	if err == nil && b.Count > 0 {
@@ -76,19 +100,19 @@ func (w *Window) prepare(b *op.Buf, mine []int64) error {
 		}
 		mine[wordOffset], mine[wordGeneration] = at.Offset, int64(at.Generation)
 	}
-	if w.own, err = newControl(h, w.ws.size); err != nil {
+	if ms.own, err = newControl(h, ms.ws.size); err != nil {
 		return err
 	}
 	if h != nil {
-		at, _ := h.Find(unsafe.Pointer(w.own.block), w.own.bytes)
+		at, _ := h.Find(unsafe.Pointer(ms.own.block), ms.own.bytes)
 		mine[wordShared], mine[wordControl], mine[wordControlGeneration] = 1, at.Offset, int64(at.Generation)
 	}
 	structs.Lock()
 	defer structs.Unlock()
-	if w.c = C.pw_new(C.int32_t(w.ws.size)); w.c == nil {
+	if ms.c = C.pw_new(C.int32_t(ms.ws.size)); ms.c == nil {
 		return status.New(status.NoMemory, "there is no memory for another window, or this process has 65536")
 	}
-	w.c.rank, w.c.dtype, w.c.itemsize = C.int32_t(w.ws.me), C.int32_t(w.dtype), C.int32_t(w.elem)
+	ms.c.rank, ms.c.dtype, ms.c.itemsize = C.int32_t(ms.ws.me), C.int32_t(ms.dtype), C.int32_t(ms.elem)
 	return nil
 }
 
@@ -110,17 +134,17 @@ func checkMemory(b *op.Buf) error {
 }
 
 // join maps what the other members tell of their memory. It returns 1 if some member is reached by messages only.
-func (w *Window) join(rows [][]int64) (messages int64) {
+func (ms *members) join(rows [][]int64) (messages int64) {
 	for r, row := range rows {
-		m := w.member(r)
+		m := ms.of(r)
 		m.count = C.int64_t(row[wordCount])
 		switch {
-		case r == w.ws.me:
-			m.base, m.control = (*C.char)(w.at), w.own.block
+		case r == ms.ws.me:
+			m.base, m.control = (*C.char)(ms.at), ms.own.block
 			if m.base == nil { // without elements: any address will do
-				m.base = (*C.char)(unsafe.Pointer(w.own.block))
+				m.base = (*C.char)(unsafe.Pointer(ms.own.block))
 			}
-		case row[wordShared] != 1 || !w.acquire(r, row):
+		case row[wordShared] != 1 || !ms.acquire(r, row):
 			messages = 1
 		}
 	}
@@ -128,27 +152,27 @@ func (w *Window) join(rows [][]int64) (messages int64) {
 }
 
 // acquire maps a member's memory and control block. It returns false if that cannot be done.
-func (w *Window) acquire(r int, row []int64) bool {
-	v := w.ws.g.HeapOf(r)
+func (ms *members) acquire(r int, row []int64) bool {
+	v := ms.ws.g.HeapOf(r)
 	if v == nil {
 		return false
 	}
-	ref, err := v.Acquire(heap.Location{Offset: row[wordControl], Generation: uint64(row[wordControlGeneration])}, w.own.bytes)
+	ref, err := v.Acquire(heap.Location{Offset: row[wordControl], Generation: uint64(row[wordControlGeneration])}, ms.own.bytes)
 	if err != nil {
 		return false
 	}
-	m := w.member(r)
+	m := ms.of(r)
 	m.base = (*C.char)(ref.Data())
 	if row[wordCount] > 0 {
-		memory, err := v.Hold(heap.Location{Offset: row[wordOffset], Generation: uint64(row[wordGeneration])}, row[wordCount]*w.elem)
+		memory, err := v.Hold(heap.Location{Offset: row[wordOffset], Generation: uint64(row[wordGeneration])}, row[wordCount]*ms.elem)
 		if err != nil {
 			m.base = nil
 			ref.Release()
 			return false
 		}
-		w.refs[r].memory, m.base = memory, (*C.char)(memory.Data())
+		ms.refs[r].memory, m.base = memory, (*C.char)(memory.Data())
 	}
-	w.refs[r].control, m.control = ref, (*C.pw_control)(ref.Data())
+	ms.refs[r].control, m.control = ref, (*C.pw_control)(ref.Data())
 	return true
 }
 
@@ -156,45 +180,46 @@ func (w *Window) acquire(r int, row []int64) bool {
 // stays mapped until then, also after Close.
 func (w *Window) Map(r int) (at unsafe.Pointer, bytes int64, err error) {
 	if r < 0 || r >= w.ws.size {
-		return nil, 0, w.noRank("map", r)
+		return nil, 0, w.ws.noRank("map", r)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
 	case w.ended.Load():
 		return nil, 0, w.endedError("map")
-	case !w.near(r):
+	case !w.members.near(r):
 		return nil, 0, nil
 	}
-	w.maps[r]++
-	return unsafe.Pointer(w.member(r).base), w.count(r) * w.elem, nil
+	w.members.maps[r]++
+	return unsafe.Pointer(w.members.of(r).base), w.members.count(r) * w.members.elem, nil
 }
 
 // Unmap ends one use of Map.
 func (w *Window) Unmap(r int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if r < 0 || r >= w.ws.size || w.maps[r] == 0 {
+	if r < 0 || r >= w.ws.size || w.members.maps[r] == 0 {
 		return
 	}
-	if w.maps[r]--; w.maps[r] == 0 && w.gone {
-		w.refs[r].memory.Release()
-		w.refs[r].memory = heap.Ref{}
+	if w.members.maps[r]--; w.members.maps[r] == 0 && w.gone {
+		w.members.refs[r].memory.Release()
+		w.members.refs[r].memory = heap.Ref{}
 	}
 }
 
-// leaveMembers lets go of the memory of the other members. No thread uses it. The caller holds mu.
-func (w *Window) leaveMembers() {
-	for r := range w.refs {
-		c := w.member(r).control
-		if c != nil && r != w.ws.me {
-			atomic.StoreUint32(word(&slotOf(c, w.ws.me).left), 1)
+// leaveAll lets go of the memory of the other members. No thread uses it. The caller holds the
+// Window's mu.
+func (ms *members) leaveAll() {
+	for r := range ms.refs {
+		c := ms.of(r).control
+		if c != nil && r != ms.ws.me {
+			atomic.StoreUint32(word(&slotOf(c, ms.ws.me).left), 1)
 		}
-		w.refs[r].control.Release()
-		w.refs[r].control = heap.Ref{}
-		if w.maps[r] == 0 {
-			w.refs[r].memory.Release()
-			w.refs[r].memory = heap.Ref{}
+		ms.refs[r].control.Release()
+		ms.refs[r].control = heap.Ref{}
+		if ms.maps[r] == 0 {
+			ms.refs[r].memory.Release()
+			ms.refs[r].memory = heap.Ref{}
 		}
 	}
 }
@@ -203,7 +228,7 @@ func (w *Window) leaveMembers() {
 func (w *Window) Mapped() []bool {
 	mapped := make([]bool, w.ws.size)
 	for r := range mapped {
-		mapped[r] = !w.ended.Load() && w.near(r)
+		mapped[r] = !w.ended.Load() && w.members.near(r)
 	}
 	return mapped
 }

@@ -31,9 +31,9 @@ type memory struct {
 	elem    int64
 }
 
-func (w *Window) memoryOf(r int) memory {
-	m := w.member(r)
-	return memory{unsafe.Pointer(m.base), m.control, w.dtype, w.elem}
+func (ms *members) memoryOf(r int) memory {
+	m := ms.of(r)
+	return memory{unsafe.Pointer(m.base), m.control, ms.dtype, ms.elem}
 }
 
 // apply carries out an access. It returns false if another member holds the lock of wide elements: then it is called
@@ -101,32 +101,32 @@ func shifted(p unsafe.Pointer, n int64) unsafe.Pointer {
 }
 
 // enter counts this process in at a member's memory, and looks whether the member lives. leave must follow.
-func (w *Window) enter(what string, r int) error {
-	if r != w.ws.me {
-		if err := w.ws.g.Trouble(what, r); err != nil {
+func (ms *members) enter(what string, r int) error {
+	if r != ms.ws.me {
+		if err := ms.ws.g.Trouble(what, r); err != nil {
 			return err
 		}
-		C.pw_looked(w.c, C.int32_t(r))
+		C.pw_looked(ms.c, C.int32_t(r))
 	}
-	if C.pw_enter(w.c, C.int32_t(r)) == 0 {
-		return w.freedThere(what, r)
+	if C.pw_enter(ms.c, C.int32_t(r)) == 0 {
+		return ms.ws.freedThere(what, r)
 	}
 	return nil
 }
 
-func (w *Window) leave(r int) { C.pw_leave(w.c, C.int32_t(r)) }
+func (ms *members) leave(r int) { C.pw_leave(ms.c, C.int32_t(r)) }
 
 // inMemory carries out an access in the memory of a member.
 func (w *Window) inMemory(a *access, r int, at box, deadline time.Time) error {
 	what := a.code.String()
-	m := w.memoryOf(r)
+	m := w.members.memoryOf(r)
 	var done bool
 	var err error
 	try := func() bool {
-		if err = w.enter(what, r); err != nil {
+		if err = w.members.enter(what, r); err != nil {
 			return true
 		}
-		defer w.leave(r)
+		defer w.members.leave(r)
 		done, err = m.apply(a, &at)
 		return done || err != nil
 	}

@@ -103,7 +103,7 @@ func (ws *Windows) remove(w *Window) {
 	if ws.post != nil {
 		ws.post.locks = slices.DeleteFunc(ws.post.locks, func(l waiting) bool {
 			if l.w == w {
-				ws.post.fail(l.from, l.seq, w.freedThere(Lock.String(), ws.me))
+				ws.post.fail(l.from, l.seq, ws.freedThere(Lock.String(), ws.me))
 			}
 			return l.w == w
 		})

@@ -46,15 +46,15 @@ func (w *Window) await(what string, deadline time.Time, whom func() int, done fu
 // only is a whom of await.
 func only(member int) func() int { return func() int { return member } }
 
-func (w *Window) noRank(what string, r int) error {
-	return status.New(status.Argument, "%s: rank=%d is no rank of the window's group, which has ranks 0 to %d", what, r, w.ws.size-1)
+func (ws *Windows) noRank(what string, r int) error {
+	return status.New(status.Argument, "%s: rank=%d is no rank of the window's group, which has ranks 0 to %d", what, r, ws.size-1)
 }
 
 func (w *Window) endedError(what string) error {
 	return status.New(status.GroupDestroyed, "%s: the window was freed", what)
 }
 
-func (w *Window) freedThere(what string, r int) error {
-	rank := w.ws.g.WorldRank(r)
+func (ws *Windows) freedThere(what string, r int) error {
+	rank := ws.g.WorldRank(r)
 	return status.New(status.GroupDestroyed, "%s: rank %d has freed the window", what, rank).WithRanks(rank)
 }

@@ -28,7 +28,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/heap"
 	"github.com/paddlempi/paddlempi/gocore/op"
@@ -77,29 +76,20 @@ func Of(g Group) *Windows {
 
 // Window is a window, as one member sees it. All methods are safe for concurrent use.
 type Window struct {
-	ws     *Windows
-	number uint64 // the same on all members
-	id     int64  // in this process
-	dtype  op.DType
-	elem   int64 // bytes of an element
-	shapes [][]int64
-	at     unsafe.Pointer // this member's memory
-	c      *C.pw_window
-	own    control // of this member's memory
-	refs   []refs  // to the memory of other members, by member
+	ws      *Windows
+	number  uint64 // the same on all members
+	id      int64  // in this process
+	shapes  [][]int64
+	members members
 
 	calls atomic.Int32 // under way in Go
 	ended atomic.Bool  // it takes no more calls
 
 	mu   sync.Mutex // guards what follows
 	held []held     // this rank's locks, by member
-	maps []int      // uses of Map, by member
 	lost []error    // why an earlier put or accumulate to a member failed, which its caller was not told yet
 	gone bool       // Close has given back what is not mapped
 }
-
-// refs are references to a member's memory and its control block.
-type refs struct{ memory, control heap.Ref }
 
 // Most dimensions of a tensor, and of a target.
 const mostDims = 64
@@ -123,7 +113,8 @@ const (
 func (ws *Windows) New(memory *op.Buf, timeout time.Duration, nested bool) (*Window, error) {
 	ws.making.Lock()
 	defer ws.making.Unlock()
-	w := &Window{ws: ws, held: make([]held, ws.size), maps: make([]int, ws.size), lost: make([]error, ws.size), refs: make([]refs, ws.size)}
+	w := &Window{ws: ws, held: make([]held, ws.size), lost: make([]error, ws.size)}
+	w.members = members{ws: ws, refs: make([]refs, ws.size), maps: make([]int, ws.size)}
 	ws.mu.Lock()
 	ws.soon++
 	ws.mu.Unlock()
@@ -141,7 +132,7 @@ func (ws *Windows) New(memory *op.Buf, timeout time.Duration, nested bool) (*Win
 // make is New. After an error undo gives back what it has made.
 func (w *Window) make(memory *op.Buf, all collective) error {
 	mine := make([]int64, words)
-	if err := w.prepare(memory, mine); err != nil {
+	if err := w.members.prepare(memory, mine); err != nil {
 		_ = w.ws.g.Refuse(op.AllGather)
 		return err
 	}
@@ -158,8 +149,8 @@ func (w *Window) make(memory *op.Buf, all collective) error {
 	if w.shapes, err = gatherShapes(memory, rows, all); err != nil {
 		return err
 	}
-	messages := w.join(rows)
-	w.id = int64(C.pw_publish(w.c))
+	messages := w.members.join(rows)
+	w.id = int64(C.pw_publish(w.members.c))
 	ws := w.ws
 	ws.mu.Lock()
 	ws.open[w.number], ws.next = w, w.number+1
@@ -181,13 +172,13 @@ func (w *Window) agree(rows [][]int64) error {
 	number := uint64(0)
 	for r, row := range rows {
 		number = max(number, uint64(row[wordNumber]))
-		if row[wordDType] != int64(w.dtype) {
+		if row[wordDType] != int64(w.members.dtype) {
 			differ = append(differ, w.ws.g.WorldRank(r))
 		}
 	}
 	w.number = number
 	if len(differ) > 0 {
-		return status.New(status.Mismatch, "this rank's memory is of %v, and that of rank(s) %s is of another dtype", w.dtype, status.Brief(differ)).WithRanks(differ...)
+		return status.New(status.Mismatch, "this rank's memory is of %v, and that of rank(s) %s is of another dtype", w.members.dtype, status.Brief(differ)).WithRanks(differ...)
 	}
 	return nil
 }
@@ -233,18 +224,9 @@ func (w *Window) ID() int64 { return w.id }
 func (w *Window) Shapes() [][]int64 { return w.shapes }
 
 // DType returns the dtype of the elements.
-func (w *Window) DType() op.DType { return w.dtype }
+func (w *Window) DType() op.DType { return w.members.dtype }
 
 // Of tells whether the window is one of ws.
 func (w *Window) Of(ws *Windows) bool { return w.ws == ws }
-
-func (w *Window) member(r int) *C.pw_member {
-	return (*C.pw_member)(unsafe.Add(unsafe.Pointer(w.c.members), uintptr(r)*unsafe.Sizeof(C.pw_member{})))
-}
-
-func (w *Window) count(r int) int64 { return int64(w.member(r).count) }
-
-// near tells whether this process maps the member's memory.
-func (w *Window) near(r int) bool { return w.member(r).base != nil }
 
 func (w *Window) String() string { return fmt.Sprintf("window %d", w.number) }

@@ -32,7 +32,6 @@ MORE_METHODS = {
     "gocore/ps/server: Server": 69,
     "gocore/transport/memory: Comm": 43,
     "gocore/transport/memory: endpoint": 59,
-    "gocore/window: Window": 60,
 }
 
 
