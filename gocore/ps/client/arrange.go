@@ -16,10 +16,10 @@ type arranged struct {
 	ats, ends   []int64 // where the rows of each server begin and end, in bytes
 }
 
-func (c *Client) arrange(t *travel) (a *arranged, err error) {
-	a = &arranged{firsts: make([]int64, c.servers), lasts: make([]int64, c.servers), ats: make([]int64, c.servers), ends: make([]int64, c.servers)}
+func arrange(t *travel, servers int, links connections) (a *arranged, err error) {
+	a = &arranged{firsts: make([]int64, servers), lasts: make([]int64, servers), ats: make([]int64, servers), ends: make([]int64, servers)}
 	var at, end int64
-	for s := range c.servers {
+	for s := range servers {
 		at = request.Align(at)
 		a.ats[s], a.firsts[s] = at, end+t.list
 		end += t.list
@@ -31,10 +31,10 @@ func (c *Client) arrange(t *travel) (a *arranged, err error) {
 		}
 		a.ends[s], a.lasts[s] = at, end
 	}
-	if a.ids, err = c.links.Memory(max(1, end) * 8); err != nil {
+	if a.ids, err = links.Memory(max(1, end) * 8); err != nil {
 		return nil, err
 	}
-	if a.values, err = c.links.Memory(max(1, at)); err != nil {
+	if a.values, err = links.Memory(max(1, at)); err != nil {
 		a.ids.Free()
 		return nil, err
 	}

@@ -70,12 +70,13 @@ func check(what request.Op, r *TableRows) error {
 }
 
 // roomFor returns an error if a write has more rows for a server than this one may have in all.
-func (c *Client) roomFor(t *Table, plan *route.Plan) error {
+func (t *Table) roomFor(plan *route.Plan) error {
 	if t.Config.MaxRows == 0 {
 		return nil
 	}
-	for s := range c.servers {
-		n, most := int64(plan.Starts[s+1]-plan.Starts[s]), route.Share(t.Config.MaxRows, s, c.servers)
+	servers := len(plan.Starts) - 1
+	for s := range servers {
+		n, most := int64(plan.Starts[s+1]-plan.Starts[s]), route.Share(t.Config.MaxRows, s, servers)
 		if n > most {
 			return status.New(status.Argument, "write: %d of the ids are for server %d of table %q, which has room for %d rows, its part of max_rows=%d; nothing was written",
 				n, s, t.Name, most, t.Config.MaxRows)

@@ -3,6 +3,7 @@
 package client
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -63,25 +64,13 @@ type Client struct {
 	pushing   *turn
 	changed   atomic.Bool // a server may have carried out a part of the newest push
 	completed atomic.Bool // Complete was called
-	mu        sync.Mutex
-	here      []atServer
-	epoch     int64 // how often rows were removed
+	progress  progress
 
 	sending sync.Mutex // updates come to all servers in the same order
 	number  int64      // of the newest update
 
 	calls startedCalls // of KVs
 	geo   geo
-
-	stale, updates atomic.Int64 // sum of the pushes' staleness, and how many servers have answered
-}
-
-// atServer is how far this trainer has come at a server.
-type atServer struct {
-	steps       int64 // pushes that were applied
-	version     int64 // of the last pull's rows; -1: nothing was pulled
-	stepsAtPull int64
-	unsure      bool // the effect of a push is unknown: the server may have made a step of it
 }
 
 // New makes the client of a trainer. A call ends with an error after timeout. together says that
@@ -91,11 +80,9 @@ func New(l *link.Links, servers int, together bool, timeout time.Duration, inter
 }
 
 func newClient(links connections, servers int, together bool, timeout time.Duration, interrupt work.Interrupt) *Client {
-	c := &Client{links: links, servers: servers, timeout: timeout, interrupt: interrupt, pushing: newTurn(), here: make([]atServer, servers)}
+	c := &Client{links: links, servers: servers, timeout: timeout, interrupt: interrupt, pushing: newTurn()}
 	c.Follow(together)
-	for i := range c.here {
-		c.here[i].version = -1
-	}
+	c.progress.here = slices.Repeat([]atServer{{version: -1}}, servers)
 	return c
 }
 
@@ -116,8 +103,8 @@ func (c *Client) Completed(what string) error {
 // Staleness returns the mean number of updates by other trainers between this one's pulls and
 // pushes.
 func (c *Client) Staleness() float64 {
-	if n := c.updates.Load(); n > 0 {
-		return float64(c.stale.Load()) / float64(n)
+	if n := c.progress.updates.Load(); n > 0 {
+		return float64(c.progress.stale.Load()) / float64(n)
 	}
 	return 0
 }
@@ -160,15 +147,7 @@ func (c *Client) step(what request.Op, tables []TableRows) (sent bool, err error
 			}
 		}
 	}
-	c.mu.Lock()
-	seen := make([]int64, c.servers)
-	for s, h := range c.here {
-		seen[s] = h.version
-		if h.version >= 0 {
-			seen[s] += h.steps - h.stepsAtPull // this trainer's own updates do not make its rows stale
-		}
-	}
-	c.mu.Unlock()
+	seen := c.progress.seen()
 	if what == request.Push { // rows to which something is added were pulled before
 		if err := c.reserve(t); err != nil {
 			if c.together.Load() { // the others learn it, too
@@ -179,13 +158,13 @@ func (c *Client) step(what request.Op, tables []TableRows) (sent bool, err error
 	}
 	results, err := c.ask(what, t, seen)
 	if err == nil {
-		c.made(t)
+		c.progress.made(t)
 	}
-	c.stepped(results)
+	c.progress.stepped(results)
 	for _, r := range results {
 		if r.effect == Applied {
-			c.stale.Add(r.answer.Staleness)
-			c.updates.Add(1)
+			c.progress.stale.Add(r.answer.Staleness)
+			c.progress.updates.Add(1)
 		}
 		sent = sent || r.effect != NotApplied
 	}
@@ -206,24 +185,8 @@ func (c *Client) Refuse(thread int) error {
 // refuse is Refuse, for a thread whose turn it is.
 func (c *Client) refuse() error {
 	results, err := c.ask(request.Refuse, &travel{}, nil)
-	c.stepped(results)
+	c.progress.stepped(results)
 	return err
-}
-
-// stepped notes what has become of a step on each server. One that was not applied leaves all as it
-// was, also that an earlier one is unknown.
-func (c *Client) stepped(results []result) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for s, r := range results {
-		here := &c.here[s]
-		switch r.effect {
-		case Applied:
-			here.steps, here.unsure = r.answer.Steps, false
-		case Unknown:
-			here.unsure = true
-		}
-	}
 }
 
 // Write sets the rows of the ids.
@@ -240,7 +203,7 @@ func (c *Client) Write(tables []TableRows) error {
 		if int64(len(r.plan.Unique)) != tables[i].IDs.Count {
 			return status.New(status.Argument, "write: ids of table %q appear several times", r.table.Name)
 		}
-		if err := c.roomFor(r.table, r.plan); err != nil {
+		if err := r.table.roomFor(r.plan); err != nil {
 			return err
 		}
 		if n := int64(len(r.plan.Unique)) * r.table.Dim; n > 0 {
@@ -266,38 +229,21 @@ func (c *Client) Write(tables []TableRows) error {
 // others have carried it out already: where several servers have tables with a limit, and rows that
 // this trainer did not pull before.
 func (c *Client) reserve(t *travel) error {
-	c.mu.Lock()
-	epoch := c.epoch
-	c.mu.Unlock()
-	all := true
-	for i := range t.tables {
-		r := &t.tables[i]
-		all = all && (!r.table.Limit || r.madeAt == epoch || len(r.plan.Unique) == 0)
-	}
-	if all || c.servers == 1 {
+	if c.servers == 1 || c.progress.has(t) {
 		return nil
 	}
 	if _, err := c.ask(request.Reserve, t, nil); err != nil {
 		return err
 	}
-	c.made(t)
+	c.progress.made(t)
 	return nil
-}
-
-// made notes that the servers have the rows of a call.
-func (c *Client) made(t *travel) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for i := range t.tables {
-		t.tables[i].madeAt = c.epoch
-	}
 }
 
 // Removed notes that the servers may have removed rows: they were restored.
 func (c *Client) Removed() {
-	c.mu.Lock()
-	c.epoch++
-	c.mu.Unlock()
+	c.progress.mu.Lock()
+	c.progress.epoch++
+	c.progress.mu.Unlock()
 	c.geo.drop()
 }
 
@@ -401,7 +347,7 @@ func (c *Client) plan(what request.Op, tables []TableRows) (t *travel, err error
 		t.tables[i].rows = unsafe.Add(unsafe.Pointer(unsafe.SliceData(t.values.Bytes())), t.tables[i].at)
 	}
 	if c.servers > 1 && len(tables) > 1 {
-		t.byServer, err = c.arrange(t)
+		t.byServer, err = arrange(t, c.servers, c.links)
 	}
 	return t, err
 }
@@ -429,9 +375,9 @@ func (c *Client) ask(what request.Op, t *travel, seen []int64) (results []result
 		if ids == 0 && !what.Updates() {
 			continue
 		}
-		c.mu.Lock()
-		here := c.here[s]
-		c.mu.Unlock()
+		c.progress.mu.Lock()
+		here := c.progress.here[s]
+		c.progress.mu.Unlock()
 		switch {
 		case what.IsStep():
 			if what != request.Refuse {
@@ -467,7 +413,7 @@ func (c *Client) ask(what request.Op, t *travel, seen []int64) (results []result
 			continue
 		}
 		var mistake error
-		if results[s], mistake = c.resultOf(p, whole, deadline); mistake != nil && err == nil {
+		if results[s], mistake = resultOf(p, whole, deadline, c.interrupt); mistake != nil && err == nil {
 			err = mistake
 		}
 	}

@@ -22,9 +22,9 @@ import (
 
 // unsure tells at which servers the effect of a push is unknown.
 func (one *trainer) unsure() (at []int) {
-	one.mu.Lock()
-	defer one.mu.Unlock()
-	for s, here := range one.here {
+	one.progress.mu.Lock()
+	defer one.progress.mu.Unlock()
+	for s, here := range one.progress.here {
 		if here.unsure {
 			at = append(at, s)
 		}

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/ps/request"
+	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
 // Effect is what a trainer knows of what a request of it has done on a server.
@@ -42,8 +43,8 @@ type result struct {
 
 // resultOf waits for the answer to a request that was sent. whole says that a server which refuses
 // it has changed nothing.
-func (c *Client) resultOf(p pending, whole bool, deadline time.Time) (r result, err error) {
-	header, err := p.Wait(deadline, c.interrupt)
+func resultOf(p pending, whole bool, deadline time.Time, interrupt work.Interrupt) (r result, err error) {
+	header, err := p.Wait(deadline, interrupt)
 	if err == nil {
 		r.answer, err = request.DecodeAnswer(header)
 	}

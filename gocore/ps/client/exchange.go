@@ -43,7 +43,7 @@ func (c *Client) sendDeltas(tables []*Table) (sent bool, err error) {
 	all := make([]TableRows, 0, len(tables))
 	var bytes int64
 	for _, t := range tables {
-		pushed, err := c.pushedOf(t, &r)
+		pushed, err := c.geo.pushedOf(t, &r)
 		if err != nil {
 			return false, t.says(err)
 		}
@@ -59,7 +59,7 @@ func (c *Client) sendDeltas(tables []*Table) (sent bool, err error) {
 		return true, nil
 	}
 	for i := range all {
-		if err := c.deltaOf(&all[i], &r); err != nil {
+		if err := c.geo.deltaOf(&all[i], &r); err != nil {
 			return false, all[i].Table.says(err)
 		}
 	}
@@ -76,12 +76,12 @@ func (c *Client) sendPieces(pushed TableRows) error {
 	for at := int64(0); at < pushed.IDs.Count; at += per {
 		piece := pushed
 		piece.IDs = &op.Buf{Data: unsafe.Add(pushed.IDs.Data, 8*at), Count: min(per, pushed.IDs.Count-at), DType: op.Int64, NDim: 1}
-		if err := c.deltaOf(&piece, &r); err != nil {
+		if err := c.geo.deltaOf(&piece, &r); err != nil {
 			return t.says(err)
 		}
 		sent, err := c.step(request.Add, []TableRows{piece})
 		if err == nil || sent {
-			if failed := c.exchangedRows(piece); err == nil {
+			if failed := c.geo.renew(piece); err == nil {
 				err = failed
 			}
 		}
@@ -93,11 +93,11 @@ func (c *Client) sendPieces(pushed TableRows) error {
 	return nil
 }
 
-// exchangedRows makes rows of a copy such as came now. It writes over the values.
-func (c *Client) exchangedRows(piece TableRows) error {
-	c.geo.mu.Lock()
-	defer c.geo.mu.Unlock()
-	o, b := c.geo.of[piece.Table.Name], table.Batch{IDs: piece.IDs, Values: piece.Values}
+// renew makes rows of a copy such as came now. It writes over the values.
+func (g *geo) renew(piece TableRows) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	o, b := g.of[piece.Table.Name], table.Batch{IDs: piece.IDs, Values: piece.Values}
 	if err := o.rows.Read(b); err != nil {
 		return piece.Table.says(err)
 	}
@@ -105,10 +105,10 @@ func (c *Client) exchangedRows(piece TableRows) error {
 }
 
 // pushedOf returns the ids of the rows that were pushed since the last exchange.
-func (c *Client) pushedOf(t *Table, r *room) (pushed TableRows, err error) {
-	c.geo.mu.RLock()
-	defer c.geo.mu.RUnlock()
-	o := c.geo.of[t.Name]
+func (g *geo) pushedOf(t *Table, r *room) (pushed TableRows, err error) {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	o := g.of[t.Name]
 	info, err := o.base.Info()
 	if err != nil {
 		return pushed, err
@@ -123,7 +123,7 @@ func (c *Client) pushedOf(t *Table, r *room) (pushed TableRows, err error) {
 }
 
 // deltaOf sets values to what rows of a copy have gained since they came, a trainer's share of it.
-func (c *Client) deltaOf(delta *TableRows, r *room) error {
+func (g *geo) deltaOf(delta *TableRows, r *room) error {
 	t, n := delta.Table, delta.IDs.Count
 	var values [2]*op.Buf
 	for i := range values {
@@ -133,16 +133,16 @@ func (c *Client) deltaOf(delta *TableRows, r *room) error {
 		}
 		values[i] = &op.Buf{Data: at, Count: n * t.Dim, DType: op.Float32, NDim: 1}
 	}
-	c.geo.mu.RLock()
-	defer c.geo.mu.RUnlock()
-	o := c.geo.of[t.Name]
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	o := g.of[t.Name]
 	if err := o.rows.Read(table.Batch{IDs: delta.IDs, Values: values[0]}); err != nil {
 		return err
 	}
 	if err := o.base.Read(table.Batch{IDs: delta.IDs, Values: values[1]}); err != nil {
 		return err
 	}
-	table.Delta(floatsOf(values[0]), floatsOf(values[1]), c.geo.parts)
+	table.Delta(floatsOf(values[0]), floatsOf(values[1]), g.parts)
 	delta.Values = values[0]
 	return nil
 }

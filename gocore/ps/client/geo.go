@@ -221,7 +221,7 @@ func (c *Client) readLocal(what request.Op, tables []TableRows) error {
 	var far []TableRows // what the servers are asked for
 	var gaps []gap
 	for _, one := range tables {
-		there, held, err := c.findLocal(one, &r)
+		there, held, err := c.geo.find(one, &r)
 		if err != nil {
 			return err
 		}
@@ -278,11 +278,11 @@ func (c *Client) checkLocal(what request.Op, tables []TableRows) error {
 	return once(what, tables)
 }
 
-// findLocal copies those rows of a pull that this trainer has of its own, and says which.
-func (c *Client) findLocal(one TableRows, r *room) (there []byte, held int64, err error) {
-	c.geo.mu.RLock()
-	defer c.geo.mu.RUnlock()
-	o := c.geo.of[one.Table.Name]
+// find copies those rows of a pull that this trainer has of its own, and says which.
+func (g *geo) find(one TableRows, r *room) (there []byte, held int64, err error) {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	o := g.of[one.Table.Name]
 	if o == nil || one.IDs.Count == 0 {
 		return nil, 0, nil
 	}
@@ -407,7 +407,7 @@ func (t *Table) says(err error) error {
 // lacking returns room for those rows of a push that the copy of the table lacks, each once; none
 // if it has all. It makes the copy.
 func (c *Client) lacking(one TableRows, r *room) (rest TableRows, err error) {
-	copied, err := c.makeCopy(one.Table)
+	copied, err := c.geo.copyOf(one.Table)
 	if err != nil {
 		return rest, err
 	}
@@ -450,9 +450,8 @@ func (c *Client) lacking(one TableRows, r *room) (rest TableRows, err error) {
 	return rest, nil
 }
 
-// makeCopy returns the copy of a table, which it makes if there is none.
-func (c *Client) makeCopy(t *Table) (*localCopy, error) {
-	g := &c.geo
+// copyOf returns the copy of a table, which it makes if there is none.
+func (g *geo) copyOf(t *Table) (*localCopy, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if o := g.of[t.Name]; o != nil {

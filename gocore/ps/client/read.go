@@ -47,8 +47,8 @@ func (c *Client) readFar(what request.Op, tables []TableRows) error {
 		return err
 	}
 	if what == request.Pull {
-		c.made(t)
-		c.pulled(results)
+		c.progress.made(t)
+		c.progress.pulled(results)
 	}
 	for i, r := range t.tables {
 		if r.table.Rows == op.Float32 {
@@ -58,15 +58,4 @@ func (c *Client) readFar(what request.Op, tables []TableRows) error {
 		}
 	}
 	return nil
-}
-
-// pulled notes which versions of the servers a pull has seen.
-func (c *Client) pulled(results []result) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for s, r := range results {
-		if r.effect == Applied {
-			c.here[s].version, c.here[s].stepsAtPull = r.answer.Version, c.here[s].steps
-		}
-	}
 }

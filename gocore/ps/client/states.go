@@ -121,7 +121,7 @@ func (c *Client) copyOfStates(what request.Op, rows *TableRows) (*table.Table, e
 	if err := checkStates(what, rows); err != nil {
 		return nil, err
 	}
-	o, err := c.makeCopy(rows.Table)
+	o, err := c.geo.copyOf(rows.Table)
 	if err != nil {
 		return nil, err
 	}
