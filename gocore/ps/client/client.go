@@ -103,10 +103,9 @@ func (c *Client) Completed(what string) error {
 // Staleness returns the mean number of updates by other trainers between this one's pulls and
 // pushes.
 func (c *Client) Staleness() float64 {
-	if n := c.progress.updates.Load(); n > 0 {
-		return float64(c.progress.stale.Load()) / float64(n)
-	}
-	return 0
+	c.progress.mu.Lock()
+	defer c.progress.mu.Unlock()
+	return float64(c.progress.stale) / float64(max(1, c.progress.updates))
 }
 
 // Push is one step: it updates the rows of the ids by the gradients of all tables. Every server
@@ -162,10 +161,6 @@ func (c *Client) step(what request.Op, tables []TableRows) (sent bool, err error
 	}
 	c.progress.stepped(results)
 	for _, r := range results {
-		if r.effect == Applied {
-			c.progress.stale.Add(r.answer.Staleness)
-			c.progress.updates.Add(1)
-		}
 		sent = sent || r.effect != NotApplied
 	}
 	return sent, err

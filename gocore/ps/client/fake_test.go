@@ -237,7 +237,7 @@ const (
 func newServers(t *testing.T, synchronous bool, trainers ...int) (all []*server.Server) {
 	for i := range 2 {
 		s := server.New(server.Config{Index: i, Servers: 2, Trainers: trainers, Rule: server.Rule{Sync: synchronous}, Functions: []string{"kv"}})
-		t.Cleanup(s.Free)
+		t.Cleanup(s.Tables.Free)
 		for _, name := range []string{"t", "u"} {
 			_, err := s.Declare(trainers[0], server.Meta{Name: name, By: "modulo", Config: table.Config{Dim: dim, DType: "float32",
 				Initializer: table.Initializer{Name: "zeros"}, Optimizer: table.Optimizer{Name: "sgd", LearningRate: 1}}})

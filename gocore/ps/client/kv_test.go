@@ -24,7 +24,7 @@ func counting(t *testing.T, s *server.Server) {
 	go func() {
 		defer close(over)
 		for {
-			c, err := s.Next(stop)
+			c, err := s.Calls.Next(stop)
 			if c == nil || err != nil {
 				return
 			}
@@ -37,9 +37,9 @@ func counting(t *testing.T, s *server.Server) {
 			if !c.Pull {
 				pulled = nil
 			}
-			assert.NoError(t, s.Take(c.Number, &op.Buf{Data: unsafe.Pointer(&keys[0]), Count: c.Keys, DType: op.Int64}, pushed))
+			assert.NoError(t, s.Calls.Take(c.Number, &op.Buf{Data: unsafe.Pointer(&keys[0]), Count: c.Keys, DType: op.Int64}, pushed))
 			if c.Command == 13 {
-				assert.NoError(t, s.Finish(c.Number, nil, status.New(status.Refused, "KeyError: 13").WithRanks(10+s.Index)))
+				assert.NoError(t, s.Calls.Finish(c.Number, nil, status.New(status.Refused, "KeyError: 13").WithRanks(10+s.Index)))
 				continue
 			}
 			for i, key := range keys {
@@ -48,7 +48,7 @@ func counting(t *testing.T, s *server.Server) {
 				}
 				values[i*dim], values[i*dim+1] = sums[key], float32(key)
 			}
-			assert.NoError(t, s.Finish(c.Number, pulled, nil))
+			assert.NoError(t, s.Calls.Finish(c.Number, pulled, nil))
 		}
 	}()
 }

@@ -78,7 +78,7 @@ func TestAPushAfterALookupReserves(t *testing.T) {
 	var servers []*server.Server
 	for i := range 2 {
 		s := server.New(server.Config{Index: i, Servers: 2, Trainers: []int{0}})
-		t.Cleanup(s.Free)
+		t.Cleanup(s.Tables.Free)
 		_, err := s.Declare(0, server.Meta{Name: "t", By: "modulo", Config: c})
 		require.NoError(t, err)
 		servers = append(servers, s)

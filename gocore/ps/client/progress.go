@@ -3,7 +3,6 @@ package client
 import (
 	"slices"
 	"sync"
-	"sync/atomic"
 )
 
 // progress is how far this trainer has come at the servers.
@@ -11,8 +10,8 @@ type progress struct {
 	mu    sync.Mutex
 	here  []atServer
 	epoch int64 // how often rows were removed
-
-	stale, updates atomic.Int64 // sum of the pushes' staleness, and how many servers have answered
+	// The sum of the pushes' staleness, and how many answers of servers it is of.
+	stale, updates int64
 }
 
 // atServer is how far this trainer has come at a server.
@@ -48,6 +47,8 @@ func (p *progress) stepped(results []result) {
 		switch r.effect {
 		case Applied:
 			here.steps, here.unsure = r.answer.Steps, false
+			p.stale += r.answer.Staleness
+			p.updates++
 		case Unknown:
 			here.unsure = true
 		}

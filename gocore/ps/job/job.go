@@ -297,7 +297,7 @@ func (j *job) close(why error) {
 			j.client.Forget()
 		}
 		if j.server != nil {
-			j.server.Free()
+			j.server.Tables.Free()
 		}
 		if j.file != "" {
 			admin.RemoveJobFile(j.file)

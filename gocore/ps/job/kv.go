@@ -61,7 +61,7 @@ func (p *Process) nextOfKVs(_ []byte, _ work.Interrupt) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := j.server.Next(j.stop)
+	c, err := j.server.Calls.Next(j.stop)
 	if c == nil {
 		return struct{}{}, err
 	}
@@ -82,7 +82,7 @@ func (p *Process) failOfKV(request []byte, _ work.Interrupt) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return struct{}{}, j.server.Finish(r.Call, nil, status.New(status.Refused, "%.4096s", r.Message).WithRanks(j.group.Ranks[j.group.Rank]))
+	return struct{}{}, j.server.Calls.Finish(r.Call, nil, status.New(status.Refused, "%.4096s", r.Message).WithRanks(j.group.Ranks[j.group.Rank]))
 }
 
 // callKV carries out a call of a KV. count is the timestamp of one that was started.
@@ -95,9 +95,9 @@ func (p *Process) callKV(o *TableOp) (count int64, err error) {
 			return 0, err
 		}
 		if o.Code == KVTake {
-			return 0, j.server.Take(o.Step, &o.IDs, rows)
+			return 0, j.server.Calls.Take(o.Step, &o.IDs, rows)
 		}
-		return 0, j.server.Finish(o.Step, rows, nil)
+		return 0, j.server.Calls.Finish(o.Step, rows, nil)
 	}
 	kv, err := p.tables.kv(o.Code, o.Table)
 	if err != nil {

@@ -136,7 +136,7 @@ type rates map[string]float64
 // rates returns those of this server.
 func (j *job) rates() rates {
 	of := rates{}
-	for _, t := range j.server.Tables() {
+	for _, t := range j.server.Tables.All() {
 		if t.LearningRate != nil {
 			of[t.Name] = *t.LearningRate
 		}

@@ -76,9 +76,9 @@ func (j *job) phase(ctx context.Context, from int, phase, dir string, step int64
 
 // write writes the part of this server, whose updates are held until it calls copied.
 func (j *job) write(ctx context.Context, dir string, step int64, again bool, copied func()) (part checkpoint.ServerPart, err error) {
-	version := j.server.Version()
+	version := j.server.Version.Load()
 	sources := make([]checkpoint.Source, 0)
-	for _, t := range j.server.Tables() {
+	for _, t := range j.server.Tables.All() {
 		config, err := describe(t.Meta)
 		if err != nil {
 			return part, err
@@ -153,7 +153,7 @@ func (j *job) restore(ctx context.Context, dir string, step int64, take *taking)
 		return told, status.New(status.Argument, "checkpoint: the manifest of step %d in %s was not written by ps.save: %v", step, dir, err)
 	}
 	into, metas := map[string]checkpoint.Into{}, map[string]server.Meta{}
-	for _, t := range j.server.Tables() {
+	for _, t := range j.server.Tables.All() {
 		if take.Tables == nil || slices.Contains(take.Tables, t.Name) {
 			config, err := describe(t.Meta)
 			if err != nil {
@@ -174,8 +174,8 @@ func (j *job) restore(ctx context.Context, dir string, step int64, take *taking)
 	if err := m.Restore(ctx, mine, checkpoint.IntoTables(into, take.Tables, take.Strict, j.server.Index, j.server.Servers)); err != nil {
 		return told, err
 	}
-	j.server.SetVersion(e.Version)
-	j.server.ForgetBackups()
+	j.server.Version.Store(e.Version)
+	j.server.Tables.ForgetBackups()
 	j.given = e.User
 	if take.Tables == nil { // else the job does not go on from this cut
 		j.goOn(dir, m)
@@ -187,7 +187,7 @@ func (j *job) restore(ctx context.Context, dir string, step int64, take *taking)
 	for i := range m.Tables {
 		name := m.Tables[i].Name
 		if _, taken := into[name]; taken {
-			j.server.RestoreLearningRate(name, m.Tables[i].LearningRate)
+			j.server.Tables.RestoreLearningRate(name, m.Tables[i].LearningRate)
 			told.Tables = append(told.Tables, name)
 		}
 	}

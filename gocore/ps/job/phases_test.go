@@ -24,7 +24,7 @@ import (
 // oneRow returns a server with a table of one row, whose value every call of train changes.
 func oneRow(t *testing.T) (b backend, train func()) {
 	s := server.New(server.Config{Servers: 1, Trainers: []int{0}})
-	t.Cleanup(s.Free)
+	t.Cleanup(s.Tables.Free)
 	_, err := s.Declare(0, server.Meta{Name: "t", Kind: "sparse", By: "hash", Config: table.Config{Dim: 1, DType: "float32",
 		Initializer: table.Initializer{Name: "zeros"}, Optimizer: table.Optimizer{Name: "sgd", LearningRate: 1}}})
 	require.NoError(t, err)
@@ -35,7 +35,7 @@ func oneRow(t *testing.T) (b backend, train func()) {
 	step := int64(0)
 	return backend{&job{server: s}}, func() {
 		step++
-		require.NoError(t, s.Tables()[0].Table.Push(table.Batch{IDs: &op.Buf{Data: room, Count: 1, DType: op.Int64, NDim: 1},
+		require.NoError(t, s.Tables.All()[0].Table.Push(table.Batch{IDs: &op.Buf{Data: room, Count: 1, DType: op.Int64, NDim: 1},
 			Values: &op.Buf{Data: unsafe.Add(room, 8), Count: 1, DType: op.Float32, NDim: 1}}, math.NaN(), step))
 	}
 }
@@ -81,10 +81,10 @@ func TestACutThatIsGivenUp(t *testing.T) {
 
 	_, err = at(gone, phaseRestore, 1)
 	assert.Equal(t, status.Interrupted, status.CodeOf(err))
-	assert.EqualValues(t, 2, b.server.Tables()[0].Table.Steps())
+	assert.EqualValues(t, 2, b.server.Tables.All()[0].Table.Steps())
 	_, err = at(context.Background(), phaseRestore, 1)
 	require.NoError(t, err)
-	assert.EqualValues(t, 1, b.server.Tables()[0].Table.Steps())
+	assert.EqualValues(t, 1, b.server.Tables.All()[0].Table.Steps())
 }
 
 // A detail that is too long for a call comes in pieces, and is the same as in one.

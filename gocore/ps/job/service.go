@@ -69,7 +69,7 @@ func (b backend) SetLearningRate(name string, rate float64) error {
 	if err := b.serves("set_learning_rate"); err != nil {
 		return err
 	}
-	return b.server.SetLearningRate(name, rate)
+	return b.server.Tables.SetLearningRate(name, rate)
 }
 
 func (b backend) Statistics() []byte {

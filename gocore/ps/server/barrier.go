@@ -16,6 +16,9 @@ type barrier struct {
 	open chan struct{}
 }
 
+// barriers are those at which trainers wait, by their names. The Server's mu guards them.
+type barriers map[string]*barrier
+
 // Barrier returns when all active trainers have come to the name. The name can be used again then.
 func (s *Server) Barrier(ctx context.Context, from int, name string) error {
 	return s.Meet(ctx, from, name, "")
@@ -45,7 +48,7 @@ func (s *Server) Meet(ctx context.Context, from int, name, says string) error {
 		return status.New(status.Argument, "barrier %q: rank %d waits there already: in another thread, or interrupted by the signal handler that calls this", name, from).WithRanks(from)
 	}
 	b.came[from], b.says[from] = true, says
-	s.openIfAll(name, b)
+	s.barriers.openIfAll(name, s.trainers)
 	s.mu.Unlock()
 	select {
 	case <-b.open:
@@ -71,7 +74,7 @@ func (s *Server) Meet(ctx context.Context, from int, name, says string) error {
 			missing = append(missing, rank)
 		}
 	}
-	return status.New(status.Timeout, "barrier %q: trainers of ranks %v have not come%s", name, missing, s.elsewhereLocked(missing)).WithRanks(missing...)
+	return status.New(status.Timeout, "barrier %q: trainers of ranks %v have not come%s", name, missing, s.barriers.elsewhere(missing)).WithRanks(missing...)
 }
 
 // differ returns an error if those who have met say different things. It names the ranks that do
@@ -96,34 +99,34 @@ func (b *barrier) differ(name string, me int) error {
 		name, me, b.says[me], ranks[0], b.says[ranks[0]], usual).WithRanks(ranks...)
 }
 
-// elsewhereLocked says which of some trainers wait at other names. The caller holds mu.
-func (s *Server) elsewhereLocked(ranks []int) (text string) {
+// elsewhere says which of some trainers wait at other names.
+func (bs barriers) elsewhere(ranks []int) (text string) {
 	for _, rank := range ranks {
-		if name := s.waitsAtLocked(rank); name != "" {
+		if name := bs.waitsAt(rank); name != "" {
 			text += fmt.Sprintf("; rank %d waits at %q", rank, name)
 		}
 	}
 	return text
 }
 
-// waitsAtLocked returns the name at which a trainer waits; "" if it waits at none. The caller holds
-// mu.
-func (s *Server) waitsAtLocked(rank int) string {
-	for _, name := range slices.Sorted(maps.Keys(s.barriers)) {
-		if s.barriers[name].came[rank] {
+// waitsAt returns the name at which a trainer waits; "" if it waits at none.
+func (bs barriers) waitsAt(rank int) string {
+	for _, name := range slices.Sorted(maps.Keys(bs)) {
+		if bs[name].came[rank] {
 			return name
 		}
 	}
 	return ""
 }
 
-// openIfAll lets those who wait go on if all active trainers have come. The caller holds mu.
-func (s *Server) openIfAll(name string, b *barrier) {
-	for rank, t := range s.trainers {
+// openIfAll lets those who wait at a name go on if all active trainers have come.
+func (bs barriers) openIfAll(name string, of trainers) {
+	b := bs[name]
+	for rank, t := range of {
 		if t.state == active && !b.came[rank] {
 			return
 		}
 	}
 	close(b.open)
-	delete(s.barriers, name)
+	delete(bs, name)
 }

@@ -21,19 +21,17 @@ func (s *Server) keepsAhead(u *update) bool {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.failed != nil || !s.isAheadLocked(u.from) {
+	if s.failed != nil || !s.trainers.isAhead(u.from, s.rule.Load().Slack) {
 		return false
 	}
 	s.ahead = append(s.ahead, u)
 	return true
 }
 
-// isAheadLocked tells whether a trainer is more than Slack steps ahead of one that is active. The
-// caller holds mu.
-func (s *Server) isAheadLocked(rank int) bool {
-	t, slack := s.trainers[rank], s.rule.Load().Slack
-	mine := t.steps - t.base
-	for _, t := range s.trainers {
+// isAhead tells whether a trainer is more than slack steps ahead of one that is active.
+func (ts trainers) isAhead(rank int, slack int64) bool {
+	mine := ts[rank].steps - ts[rank].base
+	for _, t := range ts {
 		if t.state == active && mine-(t.steps-t.base) > slack {
 			return true
 		}
@@ -44,8 +42,9 @@ func (s *Server) isAheadLocked(rank int) bool {
 // closerLocked returns the pulls that are kept no longer. The caller holds mu, and carries them out
 // with pullAll after it has given mu back.
 func (s *Server) closerLocked() (free []*update) {
+	slack := s.rule.Load().Slack
 	s.ahead = slices.DeleteFunc(s.ahead, func(u *update) bool {
-		if s.isAheadLocked(u.from) {
+		if s.trainers.isAhead(u.from, slack) {
 			return false
 		}
 		free = append(free, u)

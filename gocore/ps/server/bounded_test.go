@@ -16,7 +16,7 @@ import (
 // bounded makes a server with a bound of staleness, and a table of one row for each trainer.
 func bounded(t *testing.T, slack int64, trainers ...int) *Server {
 	s := New(Config{Servers: 1, Trainers: trainers, Rule: Rule{Mode: "ssp", Bounded: true, Slack: slack}})
-	t.Cleanup(s.Free)
+	t.Cleanup(s.Tables.Free)
 	_, err := s.Declare(trainers[0], meta("t"))
 	require.NoError(t, err)
 	return s

@@ -1,7 +1,6 @@
 package server
 
 import (
-	"sync"
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/mem"
@@ -27,13 +26,6 @@ import (
 // its backups that is half full becomes the older one of two, in the place of the one before. And
 // they count in the table's limit, and so do the means: if they and the rows do not fit in it, all
 // backups and means of the table are dropped. No cut has them.
-
-// delay has the backups of a server.
-type delay struct {
-	// mu is held while a push is compensated and applied: the row of the formula is the one that is
-	// updated.
-	mu sync.Mutex
-}
 
 // backup is rows of one table as one trainer has pulled them last.
 type backup struct {
@@ -107,9 +99,9 @@ func configOfZeros(of *table.Table, dtype string) table.Config {
 }
 
 // keepBackups keeps what a pull has read. Without memory for it there is no backup.
-func (s *Server) keepBackups(u *update, rule *Rule) {
-	s.delay.mu.Lock()
-	defer s.delay.mu.Unlock()
+func (ts *Tables) keepBackups(u *update, rule *Rule) {
+	ts.delay.Lock()
+	defer ts.delay.Unlock()
 	for i := range u.tables {
 		r := &u.tables[i]
 		if len(r.ids) == 0 {
@@ -140,7 +132,7 @@ func (s *Server) keepBackups(u *update, rule *Rule) {
 }
 
 // fit drops all backups of a table if they do not fit in its limit beside its rows. The caller holds
-// delay.mu.
+// Tables.delay.
 func (t *served) fit() {
 	if t.table.MemoryLimit == 0 || len(t.backups) == 0 && t.means == nil {
 		return
@@ -152,7 +144,7 @@ func (t *served) fit() {
 }
 
 // backed returns how many backups there are, and how many bytes they and the means take. The caller
-// holds delay.mu.
+// holds Tables.delay.
 func (t *served) backed() (rows, bytes int64) {
 	for _, b := range t.backups {
 		for _, one := range []*table.Table{b.young, b.old} {
@@ -172,7 +164,7 @@ func (t *served) backed() (rows, bytes int64) {
 	return rows, bytes
 }
 
-// dropBackups drops all backups and means of a table. The caller holds delay.mu.
+// dropBackups drops all backups and means of a table. The caller holds Tables.delay.
 func (t *served) dropBackups() {
 	for _, b := range t.backups {
 		b.free()
@@ -185,23 +177,22 @@ func (t *served) dropBackups() {
 }
 
 // updateAlone applies an update that waits for no other trainer.
-func (s *Server) updateAlone(u *update) error {
-	rule := s.rule.Load()
+func (ts *Tables) updateAlone(u *update, rule *Rule) error {
 	if rule.Lambda == 0 || u.op != request.Push {
-		return s.update([]*update{u})
+		return together([]*update{u})
 	}
-	s.delay.mu.Lock()
-	defer s.delay.mu.Unlock()
+	ts.delay.Lock()
+	defer ts.delay.Unlock()
 	made := make([]compensated, len(u.tables))
 	for i := range u.tables {
 		r := &u.tables[i]
-		err := s.compensate(r, u.from, rule, &made[i])
+		err := r.compensate(u.from, rule, &made[i])
 		defer mem.Free(made[i].room)
 		if err != nil {
-			return r.says(s, err)
+			return r.says(err)
 		}
 	}
-	err := s.update([]*update{u})
+	err := together([]*update{u})
 	for i, r := range u.tables {
 		if m := &made[i]; err == nil && m.means.IDs != nil {
 			if r.writeMeans(m.means, m.there) != nil { // the push has been applied
@@ -220,8 +211,8 @@ type compensated struct {
 	there []byte         // room for a byte for each of its ids
 }
 
-// compensate makes the gradients of a trainer what they are now. The caller holds delay.mu.
-func (s *Server) compensate(r *tableRows, from int, rule *Rule, made *compensated) error {
+// compensate makes the gradients of a trainer what they are now. The caller holds Tables.delay.
+func (r *tableRows) compensate(from int, rule *Rule, made *compensated) error {
 	b, n := r.backups[from], int64(len(r.ids))
 	if n == 0 || b == nil && rule.Decay == 0 {
 		return nil
@@ -269,24 +260,20 @@ func (s *Server) compensate(r *tableRows, from int, rule *Rule, made *compensate
 }
 
 // ForgetBackups drops the backups of all trainers: their rows were restored.
-func (s *Server) ForgetBackups() {
-	s.mu.Lock()
-	tables := s.tables
-	s.mu.Unlock()
-	s.delay.mu.Lock()
-	defer s.delay.mu.Unlock()
+func (ts *Tables) ForgetBackups() {
+	tables := ts.served()
+	ts.delay.Lock()
+	defer ts.delay.Unlock()
 	for _, t := range tables {
 		t.dropBackups()
 	}
 }
 
 // forgetBackupsOf drops the backups of a trainer that asks nothing more.
-func (s *Server) forgetBackupsOf(rank int) {
-	s.mu.Lock()
-	tables := s.tables
-	s.mu.Unlock()
-	s.delay.mu.Lock()
-	defer s.delay.mu.Unlock()
+func (ts *Tables) forgetBackupsOf(rank int) {
+	tables := ts.served()
+	ts.delay.Lock()
+	defer ts.delay.Unlock()
 	for _, t := range tables {
 		if b := t.backups[rank]; b != nil {
 			b.free()

@@ -16,7 +16,7 @@ import (
 // compensating makes a server that compensates gradients, with a table of so many bytes at most.
 func compensating(t *testing.T, lambda, decay float64, backups, limit int64, trainers ...int) *Server {
 	s := New(Config{Servers: 1, Trainers: trainers, Rule: Rule{Mode: "dc_asgd", Lambda: lambda, Decay: decay, Backups: backups}})
-	t.Cleanup(s.Free)
+	t.Cleanup(s.Tables.Free)
 	m := meta("t")
 	m.Config.MemoryLimit, m.Config.Optimizer.LearningRate = limit, 0.5
 	_, err := s.Declare(trainers[0], m)
@@ -84,7 +84,7 @@ func TestDelaysAreCompensated(t *testing.T) {
 		}
 		require.NoError(t, s.Complete(3))
 		assert.EqualValues(t, len(backup[0])+len(backup[5]), backed(s), "who has completed has no backups")
-		s.ForgetBackups()
+		s.Tables.ForgetBackups()
 		assert.Zero(t, backed(s))
 	}
 }
@@ -110,7 +110,7 @@ func TestBackupsAreBounded(t *testing.T) {
 	assert.Equal(t, []float32{-0.5 - 0.5*(1-0.5), -1}, []float32{got[0], got[dim]})
 
 	dense := New(Config{Servers: 1, Trainers: []int{0}, Rule: Rule{Lambda: 1, Backups: 2}})
-	t.Cleanup(dense.Free)
+	t.Cleanup(dense.Tables.Free)
 	m := meta("d")
 	m.Dims = []int64{160}
 	_, err := dense.Declare(0, m)

@@ -80,7 +80,8 @@ func (s *Server) Handle(in *Incoming) {
 // trainers is not counted by itself.
 func (s *Server) refuse(u *update, err error) {
 	s.mu.Lock()
-	if s.trainers[u.from] == nil || !u.op.Updates() || u.op.IsStep() && !s.alone() {
+	alone := s.rule.Load().alone(s.Trainers)
+	if s.trainers[u.from] == nil || !u.op.Updates() || u.op.IsStep() && !alone {
 		s.mu.Unlock()
 		u.done(request.Answer{}, err)
 		return
@@ -118,31 +119,31 @@ func (s *Server) waits(u *update, head request.Head) bool {
 func (s *Server) access(u *update) (answer request.Answer, err error) {
 	switch u.op {
 	case request.Write:
-		if err := s.makeRows(u); err != nil {
+		if err := u.makeRows(); err != nil {
 			return answer, err
 		}
 		for _, r := range u.tables {
 			if err := r.table.Write(r.batch()); err != nil {
-				return answer, r.says(s, err)
+				return answer, r.says(err)
 			}
 		}
-		answer.Version = s.version.Load()
+		answer.Version = s.Version.Load()
 		return answer, nil
 	case request.Reserve:
-		return answer, s.makeRows(u)
+		return answer, u.makeRows()
 	case request.ReadStates, request.WriteStates:
-		return s.accessStates(u)
+		return u.accessStates(s.Version.Load())
 	}
 	s.counted.pulls.Add(1)
-	answer.Version = s.version.Load() // before the rows are read: they are at least as new
+	answer.Version = s.Version.Load() // before the rows are read: they are at least as new
 	for _, r := range u.tables {
 		if err := r.copyOut(u.op); err != nil {
-			return answer, r.says(s, err)
+			return answer, r.says(err)
 		}
 		r.pulled.Add(int64(len(r.ids)))
 	}
 	if rule := s.rule.Load(); rule.Lambda > 0 && u.op == request.Pull {
-		s.keepBackups(u, rule)
+		s.Tables.keepBackups(u, rule)
 	}
 	return answer, nil
 }
@@ -157,13 +158,13 @@ func (r *tableRows) copyOut(what request.Op) error {
 
 // makeRows makes the rows of all tables that may refuse them, but where ids come and go: such a
 // table with a limit is on one server.
-func (s *Server) makeRows(u *update) error {
+func (u *update) makeRows() error {
 	for _, r := range u.tables {
 		if r.table.MemoryLimit == 0 || r.table.ComeAndGo() {
 			continue
 		}
 		if err := r.table.Make(r.batch().IDs); err != nil {
-			return r.says(s, err)
+			return r.says(err)
 		}
 	}
 	return nil
@@ -177,9 +178,9 @@ func (r *tableRows) batch() table.Batch {
 }
 
 // says adds the table's name to an error.
-func (r *tableRows) says(s *Server, err error) error {
+func (r *tableRows) says(err error) error {
 	code := status.CodeOf(err)
-	return status.New(code, "table %q on server %d: %v", r.meta.Name, s.Index, err)
+	return status.New(code, "table %q on server %d: %v", r.meta.Name, r.server, err)
 }
 
 // read checks a request. The ids are copied, because the table trusts that they do not change. The
@@ -196,7 +197,6 @@ func (s *Server) read(in *Incoming) (head request.Head, u *update, err error) {
 	if err == nil {
 		t.seen = time.Now()
 	}
-	tables := s.tables
 	s.mu.Unlock()
 	if err != nil {
 		return head, u, err
@@ -205,6 +205,7 @@ func (s *Server) read(in *Incoming) (head request.Head, u *update, err error) {
 	if err != nil {
 		return head, u, err
 	}
+	tables := s.Tables.served()
 	values, what := in.Values, "gradients"
 	if head.Op.Reads() {
 		values, what = in.Answer, "room"
@@ -249,16 +250,14 @@ func (s *Server) read(in *Incoming) (head request.Head, u *update, err error) {
 	return head, u, nil
 }
 
-// alone tells whether a push is applied without those of other trainers.
-func (s *Server) alone() bool { return !s.rule.Load().Sync || len(s.Trainers) == 1 }
-
 // push applies an update at once, or keeps it until the other trainers' are there. step is the
 // number that its trainer gives it.
 func (s *Server) push(u *update, step int64) {
-	if !s.alone() { // an update that the table would refuse fails for its own trainer only
+	if !s.rule.Load().alone(s.Trainers) {
+		// An update that the table would refuse fails for its own trainer only.
 		for _, r := range u.tables {
 			if err := r.table.Check(r.batch()); err != nil {
-				s.refuse(u, r.says(s, err))
+				s.refuse(u, r.says(err))
 				return
 			}
 		}
@@ -275,7 +274,7 @@ func (s *Server) push(u *update, step int64) {
 	case t.waiting != nil || step != 0 && step != t.steps+1:
 		err = status.New(status.Mismatch, "rank %d pushes step %d to server %d, which has its step %d: push all tables of a step at once, from one thread at a time",
 			u.from, step, s.Index, t.steps).WithRanks(u.from)
-	case s.alone():
+	case s.rule.Load().alone(s.Trainers):
 		s.carryOutLocked(u)
 		return
 	}
@@ -294,7 +293,7 @@ func (s *Server) push(u *update, step int64) {
 // readyLocked returns the updates of the next step, in the order of the ranks, if every active
 // trainer's is there. The caller applies it.
 func (s *Server) readyLocked() (all []*update) {
-	if !s.rule.Load().Sync || s.applying || !s.letsStepLocked() {
+	if !s.rule.Load().Sync || s.applying || !s.hold.letsStep(s.steps) {
 		return nil
 	}
 	for _, rank := range s.Trainers {
@@ -321,10 +320,10 @@ func (s *Server) readyLocked() (all []*update) {
 // that is ready.
 func (s *Server) apply(all []*update) {
 	for len(all) > 0 {
-		err := s.update(all)
+		err := together(all)
 		var version int64
 		if err == nil {
-			version = s.version.Add(1)
+			version = s.Version.Add(1)
 		} else { // the step was not applied; the trainers may push it again
 			s.mu.Lock()
 			for _, u := range all {
@@ -374,10 +373,10 @@ func (u *update) done(answer request.Answer, err error) {
 	u.in.Reply(answer.Encode(), nil)
 }
 
-// update applies updates as one: to all of their tables, or to none. Tables come in the order in
+// together applies updates as one: to all of their tables, or to none. Tables come in the order in
 // which the updates name them; the gradients of a table are those of the first trainer, then those
 // of the second one, and so on.
-func (s *Server) update(all []*update) error {
+func together(all []*update) error {
 	if err := refusalOf(all); err != nil {
 		return err
 	}
@@ -403,13 +402,13 @@ func (s *Server) update(all []*update) error {
 		}
 		one, err := prepare(byTable[t])
 		if err != nil {
-			return byTable[t][0].says(s, err)
+			return byTable[t][0].says(err)
 		}
 		steps = append(steps, one)
 	}
 	for _, one := range steps {
 		if err := one.apply(all[0].op); err != nil {
-			return one.says(s, err)
+			return one.says(err)
 		}
 	}
 	return nil

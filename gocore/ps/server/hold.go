@@ -41,17 +41,16 @@ type hold struct {
 }
 
 // lets tells whether a hold lets an update through, before which its trainer has none that waits.
-func (s *Server) lets(u *update) bool {
-	h := s.hold
+func (h *hold) lets(u *update, trainers []int) bool {
 	if h.over || u.op.Reads() {
 		return true
 	}
-	return h.to != nil && u.number <= h.to.Updates[slices.Index(s.Trainers, u.from)]
+	return h.to != nil && u.number <= h.to.Updates[slices.Index(trainers, u.from)]
 }
 
-// letsStepLocked tells whether the next step of all trainers may be applied.
-func (s *Server) letsStepLocked() bool {
-	return s.hold == nil || s.hold.over || s.hold.to != nil && s.steps < s.hold.to.Steps
+// letsStep tells whether a step of all trainers may be applied after so many. h may be nil.
+func (h *hold) letsStep(steps int64) bool {
+	return h == nil || h.over || h.to != nil && steps < h.to.Steps
 }
 
 // waitsLocked tells whether an update of a trainer waits.
@@ -82,8 +81,8 @@ func (s *Server) now(u *update) (answer request.Answer, err error) {
 	case !u.op.IsStep():
 		answer, err = s.access(u)
 	default:
-		if err = s.updateAlone(u); err == nil {
-			version = s.version.Add(1)
+		if err = s.Tables.updateAlone(u, s.rule.Load()); err == nil {
+			version = s.Version.Add(1)
 		}
 	}
 	s.mu.Lock()
@@ -108,14 +107,14 @@ func (s *Server) now(u *update) (answer request.Answer, err error) {
 // endedLocked notes that something has been carried out.
 func (s *Server) endedLocked() {
 	s.running--
-	s.movedLocked()
+	s.hold.wake()
 }
 
-// movedLocked wakes those who wait for how far the server has come.
-func (s *Server) movedLocked() {
-	if s.hold != nil {
-		close(s.hold.moved)
-		s.hold.moved = make(chan struct{})
+// wake wakes those who wait for how far the server has come. h may be nil.
+func (h *hold) wake() {
+	if h != nil {
+		close(h.moved)
+		h.moved = make(chan struct{})
 	}
 }
 
@@ -132,7 +131,7 @@ func (s *Server) drain() {
 	for {
 		blocked := map[int]bool{}
 		next := slices.IndexFunc(h.queue, func(u *update) bool {
-			if !blocked[u.from] && s.lets(u) {
+			if !blocked[u.from] && h.lets(u, s.Trainers) {
 				return true
 			}
 			blocked[u.from] = true
@@ -171,22 +170,18 @@ func (s *Server) Hold(ctx context.Context, from int) (Point, error) {
 	h.by, h.to, h.over = from, nil, false
 	h.turn++
 	turn := h.turn
-	s.movedLocked()
+	s.hold.wake()
 	if deadline, has := ctx.Deadline(); has {
 		h.lease = time.AfterFunc(time.Until(deadline), func() { s.release(func() bool { return s.hold == h && h.turn == turn }) })
 	}
 	if err := s.awaitLocked(ctx, turn, func() bool { return s.running == 0 }); err != nil {
 		return Point{}, err
 	}
-	return s.pointLocked(), nil
-}
-
-func (s *Server) pointLocked() Point {
 	p := Point{Steps: s.steps, Updates: make([]int64, len(s.Trainers))}
 	for i, rank := range s.Trainers {
 		p.Updates[i] = s.trainers[rank].number
 	}
-	return p
+	return p, nil
 }
 
 // Reach lets updates through up to a point to which another server has come, and waits for them:
@@ -267,7 +262,7 @@ func (s *Server) release(meant func() bool) {
 	}
 	s.hold.over = true
 	s.hold.stopLease()
-	s.movedLocked()
+	s.hold.wake()
 	ready := s.readyLocked()
 	s.mu.Unlock()
 	s.drain()

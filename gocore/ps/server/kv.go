@@ -38,9 +38,11 @@ type KVCall struct {
 	over bool      // it is answered
 }
 
-// waiting are the calls that the program's function has not answered, in the order in which they
+// KVCalls are the calls that the program's functions have not answered, in the order in which they
 // came.
-type waiting struct {
+type KVCalls struct {
+	version *atomic.Int64 // of the Server
+
 	mu     sync.Mutex
 	last   int64
 	queue  []*KVCall
@@ -71,7 +73,7 @@ func (s *Server) DeclareKV(from int, name string, dim int64, dtype op.DType) (ui
 	return uint32(len(s.kvs) - 1), nil
 }
 
-// queueCall checks a call of a KV, and puts it where Next finds it.
+// queueCall checks a call of a KV, and adds it to the Calls.
 func (s *Server) queueCall(in *Incoming) error {
 	head, err := request.DecodeKV(in.Header)
 	if err != nil {
@@ -106,7 +108,11 @@ func (s *Server) queueCall(in *Incoming) error {
 	c := &KVCall{KV: k.name, Dim: k.dim, DType: k.dtype, From: in.From, Command: head.Command, Keys: int64(head.Count), Push: head.Push, Pull: head.Pull, kv: k, in: in}
 	s.counted.bytesIn.Add(uint64(len(in.Header) + 8*len(in.IDs) + len(in.Values)))
 	s.counted.bytesOut.Add(uint64(len(in.Answer)))
-	w := &s.waiting
+	return s.Calls.add(c)
+}
+
+// add gives a call its number, and puts it where Next finds it.
+func (w *KVCalls) add(c *KVCall) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.err != nil {
@@ -123,8 +129,7 @@ func (s *Server) queueCall(in *Incoming) error {
 }
 
 // Next returns the next call, which the caller then answers by Finish; nil after stop is closed.
-func (s *Server) Next(stop <-chan struct{}) (*KVCall, error) {
-	w := &s.waiting
+func (w *KVCalls) Next(stop <-chan struct{}) (*KVCall, error) {
 	for {
 		w.mu.Lock()
 		if w.err != nil {
@@ -153,7 +158,7 @@ func (s *Server) Next(stop <-chan struct{}) (*KVCall, error) {
 	}
 }
 
-func (w *waiting) find(number int64) (*KVCall, error) {
+func (w *KVCalls) find(number int64) (*KVCall, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if c := w.called[number]; c != nil {
@@ -164,8 +169,8 @@ func (w *waiting) find(number int64) (*KVCall, error) {
 
 // Take copies the keys and rows of a call. keys, of int64, has room for all; rows has if it is a
 // push, else it is nil.
-func (s *Server) Take(number int64, keys, rows *op.Buf) error {
-	c, err := s.waiting.find(number)
+func (w *KVCalls) Take(number int64, keys, rows *op.Buf) error {
+	c, err := w.find(number)
 	if err != nil {
 		return err
 	}
@@ -193,8 +198,8 @@ func (s *Server) Take(number int64, keys, rows *op.Buf) error {
 }
 
 // Finish answers a call: with rows, if it is a pull; or with an error.
-func (s *Server) Finish(number int64, rows *op.Buf, failure error) error {
-	c, err := s.waiting.find(number)
+func (w *KVCalls) Finish(number int64, rows *op.Buf, failure error) error {
+	c, err := w.find(number)
 	if err != nil {
 		return err
 	}
@@ -206,9 +211,9 @@ func (s *Server) Finish(number int64, rows *op.Buf, failure error) error {
 			return err
 		}
 	}
-	s.waiting.mu.Lock()
-	delete(s.waiting.called, number)
-	s.waiting.mu.Unlock()
+	w.mu.Lock()
+	delete(w.called, number)
+	w.mu.Unlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.over {
@@ -226,7 +231,7 @@ func (s *Server) Finish(number int64, rows *op.Buf, failure error) error {
 	if c.Push {
 		c.kv.pushed.Add(c.Keys)
 	}
-	c.in.Reply(request.Answer{Version: s.version.Load()}.Encode(), nil)
+	c.in.Reply(request.Answer{Version: w.version.Load()}.Encode(), nil)
 	return nil
 }
 
@@ -244,7 +249,7 @@ func (c *KVCall) late() error {
 }
 
 // end answers all calls with an error, and every later one.
-func (w *waiting) end(why error) {
+func (w *KVCalls) end(why error) {
 	w.mu.Lock()
 	w.err = why
 	all := w.queue

@@ -16,7 +16,7 @@ import (
 // kvServer is a server with a function "f", and a KV of it: dim 3 of uint8.
 func kvServer(t *testing.T) *Server {
 	s := New(Config{Servers: 1, Trainers: []int{0, 1}, Functions: []string{"f"}})
-	t.Cleanup(s.Free)
+	t.Cleanup(s.Tables.Free)
 	id, err := s.DeclareKV(0, "f", 3, op.UInt8)
 	require.NoError(t, err)
 	require.Zero(t, id)
@@ -38,21 +38,21 @@ func TestACallOfAKV(t *testing.T) {
 	s := kvServer(t)
 	answer := memory[byte](6)
 	got := call(s, 1, request.KVHead{Push: true, Pull: true, Command: 5, Count: 2}, outside[int64](7, -9), outside[byte](1, 2, 3, 4, 5, 6), answer)
-	c, err := s.Next(nil)
+	c, err := s.Calls.Next(nil)
 	require.NoError(t, err)
 	assert.Equal(t, []any{"f", 1, int64(5), int64(2), true, true}, []any{c.KV, c.From, c.Command, c.Keys, c.Push, c.Pull})
 	keys, rows := memory[int64](2), memory[byte](6)
-	require.NoError(t, s.Take(c.Number, buf(op.Int64, keys), buf(op.UInt8, rows)))
+	require.NoError(t, s.Calls.Take(c.Number, buf(op.Int64, keys), buf(op.UInt8, rows)))
 	assert.Equal(t, []int64{7, -9}, keys)
 	assert.Equal(t, []byte{1, 2, 3, 4, 5, 6}, rows)
-	assert.ErrorContains(t, s.Finish(c.Number, nil, nil), "returned no rows")
-	assert.ErrorContains(t, s.Finish(c.Number, buf(op.UInt8, rows[:3]), nil), "takes 2 rows of 3")
-	assert.ErrorContains(t, s.Take(c.Number, buf(op.Int64, keys[:1]), buf(op.UInt8, rows)), "has 2 keys")
-	assert.ErrorContains(t, s.Take(c.Number, buf(op.Int64, keys), nil), "push is true")
-	require.NoError(t, s.Finish(c.Number, buf(op.UInt8, outside[byte](6, 5, 4, 3, 2, 1)), nil))
+	assert.ErrorContains(t, s.Calls.Finish(c.Number, nil, nil), "returned no rows")
+	assert.ErrorContains(t, s.Calls.Finish(c.Number, buf(op.UInt8, rows[:3]), nil), "takes 2 rows of 3")
+	assert.ErrorContains(t, s.Calls.Take(c.Number, buf(op.Int64, keys[:1]), buf(op.UInt8, rows)), "has 2 keys")
+	assert.ErrorContains(t, s.Calls.Take(c.Number, buf(op.Int64, keys), nil), "push is true")
+	require.NoError(t, s.Calls.Finish(c.Number, buf(op.UInt8, outside[byte](6, 5, 4, 3, 2, 1)), nil))
 	require.NoError(t, <-got)
 	assert.Equal(t, []byte{6, 5, 4, 3, 2, 1}, answer)
-	assert.ErrorContains(t, s.Finish(c.Number, nil, nil), "there is no call")
+	assert.ErrorContains(t, s.Calls.Finish(c.Number, nil, nil), "there is no call")
 	table := s.Statistics().Tables[0]
 	assert.Equal(t, TableStatistics{Name: "f", Kind: "kv", Dim: 3, Pulled: 2, Pushed: 2}, table)
 }
@@ -60,9 +60,9 @@ func TestACallOfAKV(t *testing.T) {
 func TestAFunctionThatFails(t *testing.T) {
 	s := kvServer(t)
 	got := call(s, 0, request.KVHead{Push: true, Count: 1}, outside[int64](7), outside[byte](1, 2, 3), nil)
-	c, err := s.Next(nil)
+	c, err := s.Calls.Next(nil)
 	require.NoError(t, err)
-	require.NoError(t, s.Finish(c.Number, nil, errors.New("so it is")))
+	require.NoError(t, s.Calls.Finish(c.Number, nil, errors.New("so it is")))
 	assert.EqualError(t, <-got, "so it is")
 }
 
@@ -97,16 +97,16 @@ func TestCallsOfAServerThatEnds(t *testing.T) {
 	s := kvServer(t)
 	head, one, row := request.KVHead{Push: true, Count: 1}, outside[int64](7), outside[byte](1, 2, 3)
 	called := call(s, 0, head, one, row, nil)
-	c, err := s.Next(nil)
+	c, err := s.Calls.Next(nil)
 	require.NoError(t, err)
 	waits := call(s, 1, head, one, row, nil)
 	next := make(chan error)
 	s.Fail(status.New(status.PeerDied, "it died"))
-	go func() { _, err := s.Next(nil); next <- err }()
+	go func() { _, err := s.Calls.Next(nil); next <- err }()
 	for _, got := range []<-chan error{called, waits, next, call(s, 0, head, one, row, nil)} {
 		assert.EqualError(t, <-got, "it died")
 	}
-	assert.ErrorContains(t, s.Finish(c.Number, nil, nil), "there is no call")
+	assert.ErrorContains(t, s.Calls.Finish(c.Number, nil, nil), "there is no call")
 	assert.Empty(t, called)
 }
 
@@ -114,7 +114,7 @@ func TestNextEndsWithTheJob(t *testing.T) {
 	s := kvServer(t)
 	stop := make(chan struct{})
 	close(stop)
-	c, err := s.Next(stop)
+	c, err := s.Calls.Next(stop)
 	assert.Nil(t, c)
 	assert.NoError(t, err)
 }

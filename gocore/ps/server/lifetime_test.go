@@ -33,7 +33,7 @@ func TestWhatServersCannotHoldIsRefused(t *testing.T) {
 		} else {
 			require.ErrorContains(t, err, one.text)
 		}
-		s.Free()
+		s.Tables.Free()
 	}
 }
 
@@ -41,13 +41,13 @@ func TestServersShareTheCap(t *testing.T) {
 	var shares []int64
 	for index := range 3 {
 		s := New(Config{Index: index, Servers: 3, Trainers: []int{0, 1}})
-		t.Cleanup(s.Free)
+		t.Cleanup(s.Tables.Free)
 		m := meta("t")
 		m.Config.MaxRows = 11
 		_, err := s.Declare(0, m)
 		require.NoError(t, err)
 		shares = append(shares, s.Statistics().Tables[0].MaxRows)
-		assert.EqualValues(t, 11, s.Tables()[0].Config.MaxRows, "a cut has that of the table")
+		assert.EqualValues(t, 11, s.Tables.All()[0].Config.MaxRows, "a cut has that of the table")
 		_, err = s.Declare(1, meta("t")) // where a field is absent, the error names it too
 		require.ErrorContains(t, err, "max_rows=none instead of 11")
 		assert.Equal(t, status.Mismatch, status.CodeOf(err))
@@ -59,7 +59,7 @@ func TestServersShareTheCap(t *testing.T) {
 func TestMeansGoWithTheirRows(t *testing.T) {
 	for _, capped := range []bool{true, false} {
 		s := New(Config{Servers: 1, Trainers: []int{0}, Rule: Rule{Mode: "dc_asgd", Lambda: 0.5, Decay: 0.9, Backups: 50}})
-		t.Cleanup(s.Free)
+		t.Cleanup(s.Tables.Free)
 		m := meta("t")
 		if m.Config.AdmitAfter = 3; capped {
 			m.Config.MaxRows = 8
@@ -72,7 +72,7 @@ func TestMeansGoWithTheirRows(t *testing.T) {
 				require.NoError(t, (<-push(s, 0, 0, outside(id, 1000+id), outside(ones...))).err)
 			}
 		}
-		info, err := s.tables[0].means.Info()
+		info, err := s.Tables.list[0].means.Info()
 		require.NoError(t, err)
 		rows := s.Statistics().Tables[0].Rows
 		if capped {
@@ -85,8 +85,8 @@ func TestMeansGoWithTheirRows(t *testing.T) {
 		// A row that is there has its mean.
 		require.NoError(t, (<-push(s, 0, 0, outside[int64](99, 1099), outside(ones...))).err)
 		means := memory[float32](dim)
-		r := tableRows{served: s.tables[0], ids: outside[int64](99), values: bytesOf(means), dtype: s.tables[0].table.RowType()}
-		require.NoError(t, s.tables[0].pullMeans(r.batch()))
+		r := tableRows{served: s.Tables.list[0], ids: outside[int64](99), values: bytesOf(means), dtype: s.Tables.list[0].table.RowType()}
+		require.NoError(t, s.Tables.list[0].pullMeans(r.batch()))
 		assert.Greater(t, means[0], float32(0.1))
 	}
 }

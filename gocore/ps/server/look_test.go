@@ -21,7 +21,7 @@ func look(t *testing.T, s *Server, what request.Op, from int, ids ...int64) ([]f
 // A lookup leaves a server as it was, but for the counts of what it has sent.
 func TestLookupsMakeNothing(t *testing.T) {
 	s := New(Config{Servers: 1, Trainers: []int{0, 1}, Rule: Rule{Mode: "dc_asgd", Lambda: 1, Backups: 100}})
-	t.Cleanup(s.Free)
+	t.Cleanup(s.Tables.Free)
 	m := meta("t")
 	m.Config.Initializer = table.Initializer{Name: "normal", B: 1}
 	_, err := s.Declare(0, m)

@@ -4,6 +4,9 @@ import "github.com/paddlempi/paddlempi/gocore/status"
 
 // This file changes when pushes are applied, between two steps.
 
+// alone tells whether a push is applied without those of other trainers.
+func (r *Rule) alone(trainers []int) bool { return !r.Sync || len(trainers) == 1 }
+
 // MayChange returns an error if a push of a trainer waits for those of others: it would never be
 // applied by another rule.
 func (s *Server) MayChange() error {
@@ -40,7 +43,7 @@ func (s *Server) SetRule(r Rule) error {
 	s.mu.Unlock()
 	s.pullAll(closer)
 	if r.Lambda == 0 {
-		s.ForgetBackups()
+		s.Tables.ForgetBackups()
 	}
 	return nil
 }

@@ -99,40 +99,52 @@ type Server struct {
 	Config
 	began time.Time
 	rule  atomic.Pointer[Rule]
-	delay delay
+
+	Tables Tables
 
 	mu       sync.Mutex
-	tables   []*served
-	byName   map[string]uint32
-	trainers map[int]*trainer
-	barriers map[string]*barrier
+	trainers trainers
+	barriers barriers
 	failed   error         // why no request is taken any longer
 	done     chan struct{} // closed when no trainer is active, or the server has failed
-	ended    bool          // done is closed
+	end      sync.Once     // closes done
 	steps    int64         // steps of all trainers that have ended, applied or not; 0 where pushes go alone
 	applying bool          // one of them is applied
 	running  int           // what is carried out at this moment: updates, and a step of all trainers
 	hold     *hold         // nil: updates are carried out as they come
 	ahead    []*update     // pulls of trainers that are too many steps ahead, in their order
 
-	kvs     []*kv
-	waiting waiting
+	kvs   []*kv
+	Calls KVCalls // of these
 
-	version atomic.Int64 // updates that were applied
+	Version atomic.Int64 // updates that were applied; of a cut, after tables were restored
 	counted counters
+}
+
+// Tables are the tables of a server.
+type Tables struct {
+	server int // its index
+	mu     sync.Mutex
+	list   []*served
+	byName map[string]uint32
+
+	// delay is held while a push is compensated for its delay and applied: the row of the formula is
+	// the one that is updated.
+	delay sync.Mutex
 }
 
 // served is a table and what was asked of it.
 type served struct {
 	table  *table.Table
+	server int // which has it
 	meta   Meta
 	text   []byte        // meta in JSON
 	rate   atomic.Uint64 // bits of the learning rate; NaN: the table's
 	pulled atomic.Int64  // rows
 	pushed atomic.Int64  // rows
 
-	backups map[int]*backup // by the ranks of trainers; delay.mu guards it
-	means   *table.Table    // of the squares of gradients; nil: none are kept. delay.mu guards it
+	backups map[int]*backup // by the ranks of trainers; Tables.delay guards it
+	means   *table.Table    // of the squares of gradients; nil: none are kept. Tables.delay guards it
 }
 
 // state of a trainer.
@@ -159,6 +171,29 @@ type trainer struct {
 	staleness staleness
 }
 
+// trainers are those of a server by their ranks. The Server's mu guards them.
+type trainers map[int]*trainer
+
+// active returns the ranks of those that have neither completed nor died, in ascending order.
+func (ts trainers) active() (ranks []int) {
+	for rank, t := range ts {
+		if t.state == active {
+			ranks = append(ranks, rank)
+		}
+	}
+	slices.Sort(ranks)
+	return ranks
+}
+
+func (ts trainers) allLost() bool {
+	for _, t := range ts {
+		if t.state != lost {
+			return false
+		}
+	}
+	return true
+}
+
 // Member is a rank that has registered.
 type Member struct {
 	Rank int    `json:"rank"`
@@ -170,24 +205,15 @@ type Member struct {
 func New(c Config) *Server {
 	c.Trainers = slices.Clone(c.Trainers)
 	slices.Sort(c.Trainers)
-	s := &Server{Config: c, began: time.Now(), byName: map[string]uint32{}, trainers: map[int]*trainer{}, barriers: map[string]*barrier{}, done: make(chan struct{})}
+	s := &Server{Config: c, began: time.Now(), trainers: trainers{}, barriers: barriers{}}
+	s.Tables.server, s.Tables.byName = c.Index, map[string]uint32{}
 	s.rule.Store(&c.Rule)
-	s.waiting.called, s.waiting.came = map[int64]*KVCall{}, make(chan struct{}, 1)
+	s.Calls.version, s.Calls.called = &s.Version, map[int64]*KVCall{}
+	s.done, s.Calls.came = make(chan struct{}), make(chan struct{}, 1)
 	for _, rank := range c.Trainers {
 		s.trainers[rank] = &trainer{}
 	}
 	return s
-}
-
-// Free gives the memory of all tables back. No request may be under way.
-func (s *Server) Free() {
-	s.ForgetBackups()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, t := range s.tables {
-		t.table.Free()
-	}
-	s.tables = nil
 }
 
 // Register notes who a trainer is. Another process with the rank of an earlier one is refused.
@@ -245,30 +271,37 @@ func (s *Server) Declare(from int, m Meta) (uint32, error) {
 	if _, err := s.trainerLocked(from); err != nil {
 		return 0, err
 	}
-	if id, there := s.byName[m.Name]; there {
-		if was := s.tables[id].text; !bytes.Equal(was, text) {
+	return s.Tables.declare(from, m, text, s.Config)
+}
+
+// declare makes a table, as Declare says. text is m in JSON.
+func (ts *Tables) declare(from int, m Meta, text []byte, on Config) (uint32, error) {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	if id, there := ts.byName[m.Name]; there {
+		if was := ts.list[id].text; !bytes.Equal(was, text) {
 			return 0, status.New(status.Mismatch, "declare: rank %d declares table %q otherwise than another trainer: %s", from, m.Name, differences(text, was)).WithRanks(from)
 		}
 		return id, nil
 	}
-	if len(s.tables) == MostTables {
+	if len(ts.list) == MostTables {
 		return 0, status.New(status.Argument, "declare %q: there are %d tables, and no server takes more", m.Name, MostTables)
 	}
-	if err := m.Fits(s.Servers); err != nil {
+	if err := m.Fits(on.Servers); err != nil {
 		return 0, err
 	}
 	config := m.Config
-	config.MaxRows = route.Share(config.MaxRows, s.Index, max(1, s.Servers))
+	config.MaxRows = route.Share(config.MaxRows, on.Index, max(1, on.Servers))
 	t, err := table.New(config)
 	if err != nil {
 		return 0, fmt.Errorf("declare %q: %w", m.Name, err)
 	}
-	t.Threads = s.Threads
-	made := &served{table: t, meta: m, text: text}
+	t.Threads = on.Threads
+	made := &served{table: t, server: on.Index, meta: m, text: text}
 	made.rate.Store(math.Float64bits(math.NaN()))
-	id := uint32(len(s.tables))
-	s.tables = append(s.tables, made)
-	s.byName[m.Name] = id
+	id := uint32(len(ts.list))
+	ts.list = append(ts.list, made)
+	ts.byName[m.Name] = id
 	return id, nil
 }
 
@@ -314,11 +347,11 @@ func orNone(value any) any {
 }
 
 // SetLearningRate sets the rate of a table's updates from now on, for pushes that name none.
-func (s *Server) SetLearningRate(name string, rate float64) error {
+func (ts *Tables) SetLearningRate(name string, rate float64) error {
 	if !(rate >= 0) || math.IsInf(rate, 0) {
 		return status.New(status.Argument, "learning_rate=%v of table %q is not a finite number of at least 0", rate, name)
 	}
-	t, err := s.named(name)
+	t, err := ts.named(name)
 	if err == nil {
 		t.rate.Store(math.Float64bits(rate))
 	}
@@ -327,8 +360,8 @@ func (s *Server) SetLearningRate(name string, rate float64) error {
 
 // RestoreLearningRate makes the rate of a table that of a cut; nil: that with which it was
 // declared, as if none had been set.
-func (s *Server) RestoreLearningRate(name string, rate *float64) {
-	if t, err := s.named(name); err == nil {
+func (ts *Tables) RestoreLearningRate(name string, rate *float64) {
+	if t, err := ts.named(name); err == nil {
 		now := math.NaN()
 		if rate != nil {
 			now = *rate
@@ -337,13 +370,13 @@ func (s *Server) RestoreLearningRate(name string, rate *float64) {
 	}
 }
 
-func (s *Server) named(name string) (*served, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if id, there := s.byName[name]; there {
-		return s.tables[id], nil
+func (ts *Tables) named(name string) (*served, error) {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	if id, there := ts.byName[name]; there {
+		return ts.list[id], nil
 	}
-	return nil, status.New(status.Argument, "server %d has no table %q", s.Index, name)
+	return nil, status.New(status.Argument, "server %d has no table %q", ts.server, name)
 }
 
 // Declared is a table and what was declared of it.
@@ -353,18 +386,35 @@ type Declared struct {
 	LearningRate *float64 // that of SetLearningRate; nil: none was set
 }
 
-// Tables returns all tables, in the order of their declaration.
-func (s *Server) Tables() []Declared {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	list := make([]Declared, len(s.tables))
-	for i, t := range s.tables {
+// All returns all tables, in the order of their declaration.
+func (ts *Tables) All() []Declared {
+	served := ts.served()
+	list := make([]Declared, len(served))
+	for i, t := range served {
 		list[i] = Declared{Meta: t.meta, Table: t.table}
 		if rate := math.Float64frombits(t.rate.Load()); !math.IsNaN(rate) {
 			list[i].LearningRate = &rate
 		}
 	}
 	return list
+}
+
+// Free gives the memory of all tables back. No request may be under way.
+func (ts *Tables) Free() {
+	ts.ForgetBackups()
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	for _, t := range ts.list {
+		t.table.Free()
+	}
+	ts.list = nil
+}
+
+// served returns the tables. The caller does not change the list.
+func (ts *Tables) served() []*served {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	return ts.list
 }
 
 // Complete notes that a trainer has finished. It may have completed before. A push of it that still
@@ -382,7 +432,7 @@ func (s *Server) Complete(from int) error {
 	}
 	t.state = completed
 	s.someLeft()
-	s.forgetBackupsOf(from)
+	s.Tables.forgetBackupsOf(from)
 	return nil
 }
 
@@ -397,31 +447,31 @@ func (s *Server) Lost(rank int, why error) {
 		return
 	}
 	t.state = lost
-	if s.rule.Load().Sync || s.allLostLocked() {
+	if s.rule.Load().Sync || s.trainers.allLost() {
 		s.mu.Unlock()
 		s.Fail(why)
 		return
 	}
 	s.someLeft()
 	s.Release(rank)
-	s.forgetBackupsOf(rank)
+	s.Tables.forgetBackupsOf(rank)
 }
 
 // someLeft lets those go on that wait for all active trainers. The caller holds mu; someLeft gives
 // it back.
 func (s *Server) someLeft() {
-	for name, b := range s.barriers {
-		s.openIfAll(name, b)
+	for name := range s.barriers {
+		s.barriers.openIfAll(name, s.trainers)
 	}
-	s.movedLocked()
+	s.hold.wake()
 	ready, closer := s.readyLocked(), s.closerLocked()
 	s.mu.Unlock()
 	s.pullAll(closer)
 	s.apply(ready) // before the end: the last step may be of trainers that have all completed
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.activeLocked() == 0 {
-		s.endLocked()
+	if len(s.trainers.active()) == 0 {
+		s.end.Do(func() { close(s.done) })
 	}
 }
 
@@ -448,9 +498,9 @@ func (s *Server) Fail(why error) {
 	}
 	if s.hold != nil {
 		waiting = append(waiting, s.hold.failLocked()...)
-		s.movedLocked()
+		s.hold.wake()
 	}
-	s.endLocked()
+	s.end.Do(func() { close(s.done) })
 	s.mu.Unlock()
 	s.drain() // nothing is left: the hold ends
 	for _, u := range waiting {
@@ -459,38 +509,7 @@ func (s *Server) Fail(why error) {
 		}
 		u.done(request.Answer{}, why)
 	}
-	s.waiting.end(why)
-}
-
-// SetVersion says how many updates the tables have seen: after they were restored.
-func (s *Server) SetVersion(n int64) { s.version.Store(n) }
-
-// Version returns how many updates were applied.
-func (s *Server) Version() int64 { return s.version.Load() }
-
-func (s *Server) endLocked() {
-	if !s.ended {
-		s.ended = true
-		close(s.done)
-	}
-}
-
-func (s *Server) activeLocked() (n int) {
-	for _, t := range s.trainers {
-		if t.state == active {
-			n++
-		}
-	}
-	return n
-}
-
-func (s *Server) allLostLocked() bool {
-	for _, t := range s.trainers {
-		if t.state != lost {
-			return false
-		}
-	}
-	return true
+	s.Calls.end(why)
 }
 
 // Done is closed when no trainer is active any longer, or the server has failed: Err says why.
@@ -505,14 +524,8 @@ func (s *Server) Err() error {
 
 // Active returns the ranks of the trainers that have neither completed nor died, in ascending
 // order.
-func (s *Server) Active() (ranks []int) {
+func (s *Server) Active() []int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for rank, t := range s.trainers {
-		if t.state == active {
-			ranks = append(ranks, rank)
-		}
-	}
-	slices.Sort(ranks)
-	return ranks
+	return s.trainers.active()
 }

@@ -27,7 +27,7 @@ func meta(name string) Meta {
 
 func newServer(t *testing.T, synchronous bool, trainers ...int) *Server {
 	s := New(Config{Servers: 1, Trainers: trainers, Rule: Rule{Sync: synchronous}})
-	t.Cleanup(s.Free)
+	t.Cleanup(s.Tables.Free)
 	for _, rank := range trainers {
 		id, err := s.Declare(rank, meta("t"))
 		require.NoError(t, err)
@@ -152,7 +152,7 @@ func TestAPushOfATrainerThatCompletesStays(t *testing.T) {
 			require.NoError(t, s.Err())
 		}
 		require.NoError(t, (<-waits).err)
-		assert.EqualValues(t, 1, s.Version())
+		assert.EqualValues(t, 1, s.Version.Load())
 	}
 }
 
@@ -272,24 +272,24 @@ func TestAsynchronousPushesAreAppliedAtOnceAndTellTheirStaleness(t *testing.T) {
 	assert.Equal(t, request.Answer{Version: 4, Staleness: 2, Steps: 1}, r.answer)
 	assert.Equal(t, 2.0, s.Statistics().Staleness)
 	assert.InDelta(t, -0.4, pull(t, s, 0, 3)[0], 1e-6)
-	require.NoError(t, s.SetLearningRate("t", 0.5))
+	require.NoError(t, s.Tables.SetLearningRate("t", 0.5))
 	require.NoError(t, (<-push(s, 0, 2, []int64{3}, gradient)).err)
 	assert.InDelta(t, -0.9, pull(t, s, 0, 3)[0], 1e-6)
-	assert.Error(t, s.SetLearningRate("u", 0.5))
-	assert.Error(t, s.SetLearningRate("t", math.NaN()))
+	assert.Error(t, s.Tables.SetLearningRate("u", 0.5))
+	assert.Error(t, s.Tables.SetLearningRate("t", math.NaN()))
 }
 
 // A pull brings rows of 16 bits as they are; the rows of the next table begin at a whole float32.
 func TestPullsOf16BitsAndOf32InOneRequest(t *testing.T) {
 	s := New(Config{Servers: 1, Trainers: []int{0}})
-	t.Cleanup(s.Free)
+	t.Cleanup(s.Tables.Free)
 	for name, dtype := range map[string]string{"half": "bfloat16", "whole": "float32"} {
 		m := meta(name)
 		m.Config.Dim, m.Config.DType = 3, dtype
 		_, err := s.Declare(0, m)
 		require.NoError(t, err)
 	}
-	half, whole := s.byName["half"], s.byName["whole"]
+	half, whole := s.Tables.byName["half"], s.Tables.byName["whole"]
 	write := request.Head{Op: request.Write, Tables: []request.TableRows{{Table: half, Count: 1}, {Table: whole, Count: 1}}}
 	values := outside[float32](1, -2, 0.5, 1, 2, 3)
 	ask := func(h request.Head, values, answer []byte) error {
@@ -457,6 +457,6 @@ func TestATableCountsItsOwnSteps(t *testing.T) {
 	}
 	in := request.Head{Op: request.Push, Seen: -1, Tables: []request.TableRows{{Table: second, Rate: math.NaN()}}}
 	require.NoError(t, (<-send(s, 0, in, ids, ones, nil)).err) // its ids are all of other servers
-	steps := func(i int) int64 { return s.Tables()[i].Table.Steps() }
+	steps := func(i int) int64 { return s.Tables.All()[i].Table.Steps() }
 	assert.Equal(t, []int64{4, 1}, []int64{steps(0), steps(1)})
 }

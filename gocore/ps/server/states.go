@@ -9,17 +9,17 @@ import (
 
 // accessStates reads or writes the states of rows, and the steps of their table, of which Adam's
 // bias correction depends.
-func (s *Server) accessStates(u *update) (answer request.Answer, err error) {
-	answer.Version = s.version.Load()
+func (u *update) accessStates(version int64) (answer request.Answer, err error) {
+	answer.Version = version
 	if u.op == request.WriteStates {
-		if err := s.makeRows(u); err != nil {
+		if err := u.makeRows(); err != nil {
 			return answer, err
 		}
 	}
 	for _, r := range u.tables {
 		steps, err := r.states(u.op)
 		if err != nil {
-			return answer, r.says(s, err)
+			return answer, r.says(err)
 		}
 		answer.Steps = max(answer.Steps, steps)
 	}

@@ -95,7 +95,7 @@ type TableStatistics struct {
 
 // Statistics returns what the server has and did.
 func (s *Server) Statistics() Statistics {
-	out := Statistics{Mode: s.rule.Load().Mode, Seconds: time.Since(s.began).Seconds(), Version: s.version.Load(), Pulls: s.counted.pulls.Load(),
+	out := Statistics{Mode: s.rule.Load().Mode, Seconds: time.Since(s.began).Seconds(), Version: s.Version.Load(), Pulls: s.counted.pulls.Load(),
 		Pushes: s.counted.pushes.Load(), BytesIn: s.counted.bytesIn.Load(), BytesOut: s.counted.bytesOut.Load()}
 	s.mu.Lock()
 	if s.failed != nil {
@@ -121,27 +121,27 @@ func (s *Server) Statistics() Statistics {
 		var stale staleness
 		stale.add(&t.staleness)
 		all.add(&stale)
-		out.Trainers = append(out.Trainers, TrainerStatistics{m, t.state.String(), t.steps, t.steps - t.base, furthest - t.steps, waits, stale.mean(), silent, s.waitsAtLocked(rank)})
+		out.Trainers = append(out.Trainers, TrainerStatistics{m, t.state.String(), t.steps, t.steps - t.base, furthest - t.steps, waits, stale.mean(), silent, s.barriers.waitsAt(rank)})
 	}
 	if s.hold != nil {
 		out.Queue += len(s.hold.queue)
 	}
 	out.Staleness, out.MostStale = all.mean(), all.most
-	tables, kvs := slices.Clone(s.tables), slices.Clone(s.kvs)
+	kvs := slices.Clone(s.kvs)
 	s.mu.Unlock()
-	s.waiting.mu.Lock()
-	out.Queue += len(s.waiting.queue)
-	s.waiting.mu.Unlock()
-	for _, t := range tables {
+	s.Calls.mu.Lock()
+	out.Queue += len(s.Calls.queue)
+	s.Calls.mu.Unlock()
+	for _, t := range s.Tables.served() {
 		out.PulledRows += uint64(t.pulled.Load())
 		out.PushedRows += uint64(t.pushed.Load())
 		info, err := t.table.Info()
 		if err != nil {
 			continue // the server is being freed
 		}
-		s.delay.mu.Lock()
+		s.Tables.delay.Lock()
 		backups, bytes := t.backed()
-		s.delay.mu.Unlock()
+		s.Tables.delay.Unlock()
 		out.Tables = append(out.Tables, TableStatistics{t.meta.Name, t.meta.Kind, t.table.Dim, info.Rows, info.Bytes + bytes, backups, t.pulled.Load(), t.pushed.Load(),
 			t.table.MaxRows, info.Dropped, info.Expired, info.Evicted, info.SketchBytes})
 	}

@@ -28,7 +28,6 @@ MORE_METHODS = {
     "gocore/messages: Messages": 52,
     "gocore/mpi: Communicator": 43,
     "gocore/mpi: library": 59,
-    "gocore/ps/server: Server": 69,
     "gocore/transport/memory: Comm": 43,
     "gocore/transport/memory: endpoint": 59,
 }
