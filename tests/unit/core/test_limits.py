@@ -25,8 +25,6 @@ MORE_METHODS = {
     "gocore/group: Group": 90,
     "gocore/group: collective": 113,
     "gocore/messages: Messages": 52,
-    "gocore/mpi: Communicator": 43,
-    "gocore/mpi: library": 59,
     "gocore/ps/client: Client": 50,
     "gocore/ps/server: Server": 69,
     "gocore/ps/server: served": 44,
