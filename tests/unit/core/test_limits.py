@@ -30,8 +30,6 @@ MORE_METHODS = {
     "gocore/ps/server: served": 44,
     "gocore/ps/server: tableRows": 46,
     "gocore/ps/server: tableStep": 48,
-    "gocore/transport/memory: Comm": 43,
-    "gocore/transport/memory: endpoint": 59,
     "gocore/window: Window": 60,
 }
 
