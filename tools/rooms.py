@@ -63,7 +63,7 @@ ROOMS = (
         "the C interface (`pmpi.h`), and the extension module for Python; `export.go` has every "
         "`//export`",
         "gocore op status",
-        c="crash messages reduce window",
+        c="crash reduce transport/memory window",
     ),
     Room(
         "tools/opgen",
@@ -107,7 +107,7 @@ ROOMS = (
         "gocore/registry",
         "what a process has once: MPI; worlds, groups, windows, prepared operations and open "
         "files by number; its tables; what ends with it",
-        "crash group messages mpi op ps/job status window work world",
+        "crash group mpi op ps/job status transport/memory window work world",
         files="servers guests prepared worlds windows files registry closers by_number",
     ),
     Room(
@@ -146,7 +146,6 @@ ROOMS = (
         "gocore/messages",
         "send, recv, sendrecv and probe between the members of a group",
         "buffer cuda health mem op status trace transport work world",
-        c="primitives trace transport/memory",
     ),
     Room(
         "gocore/world",
@@ -301,9 +300,9 @@ ROOMS = (
     Room(
         "gocore/transport/memory",
         "a transport in memory that the ranks of a node share: messages, rounds and communicators "
-        "without MPI",
+        "without MPI; short messages without Go",
         "cma mem segment status transport work",
-        c="primitives",
+        c="primitives trace",
     ),
     Room(
         "gocore/transport/transportfake",

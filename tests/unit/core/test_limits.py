@@ -24,7 +24,6 @@ MORE_METHODS = {
     "gocore/coll: Args": 153,
     "gocore/group: Group": 90,
     "gocore/group: collective": 113,
-    "gocore/messages: Messages": 52,
     "gocore/ps/client: Client": 50,
     "gocore/ps/server: Server": 69,
     "gocore/ps/server: served": 44,
