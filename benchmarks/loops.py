@@ -19,14 +19,15 @@ static double now(void)
 """
 
 
-def compiled(source: str) -> ctypes.CDLL:
+def compiled(source: str, include: str = ".") -> ctypes.CDLL:
     """Return the functions of a source in C, which may call ``now()``: seconds of a clock.
 
-    The compiler is ``CC``, or cc.
+    The compiler is ``CC``, or cc. ``include`` is a folder of headers.
     """
     with tempfile.TemporaryDirectory() as scratch:
         file, built = Path(scratch, "loops.c"), Path(scratch, "loops.so")
         file.write_text(CLOCK + source)
         cc = os.environ.get("CC", "cc").split()
-        subprocess.run([*cc, "-O2", "-shared", "-fPIC", "-o", built, file], check=True)
+        words = [*cc, "-O2", "-shared", "-fPIC", "-I", include, "-o", built, file]
+        subprocess.run(words, check=True)
         return ctypes.CDLL(str(built))

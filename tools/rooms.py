@@ -107,7 +107,7 @@ ROOMS = (
         "gocore/registry",
         "what a process has once: MPI; worlds, groups, windows, prepared operations and open "
         "files by number; its tables; what ends with it",
-        "crash group mpi op ps/job status transport/memory window work world",
+        "collective crash group mpi op ps/job status transport/memory window work world",
         files="servers guests prepared worlds windows files registry closers by_number",
     ),
     Room(
@@ -124,10 +124,21 @@ ROOMS = (
     ),
     Room(
         "gocore/group",
-        "process groups: how they are made and end, the order of their collectives, the life of a "
-        "call, checks of arguments, errors that name ranks",
-        "arrive buffer coll coll/bounce coll/ipc coll/shm cuda grid health heap mem messages "
-        "neighbours op status trace transport work world",
+        "process groups: how they are made of what their members share, and how they end",
+        "arrive coll collective comm health heap messages op status trace transport work world",
+    ),
+    Room(
+        "gocore/collective",
+        "the collectives of a group in their order, each a state machine: checks of arguments, the "
+        "life of a call, errors that name ranks",
+        "arrive buffer coll coll/bounce coll/ipc coll/shm cuda grid health mem messages neighbours op "
+        "status trace work world",
+    ),
+    Room(
+        "gocore/comm",
+        "how members meet and make a communicator together, with a deadline and the names of those "
+        "that did not come",
+        "health status transport work world",
     ),
     Room(
         "gocore/neighbours",

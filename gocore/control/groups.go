@@ -57,7 +57,7 @@ func groupInfo(g *group.Group, _ ofGroup, _ work.Interrupt) (any, error) {
 		broken = err.Error()
 	}
 	return map[string]any{"group": g.ID, "rank": g.Rank, "size": g.Size, "ranks": g.Ranks,
-		"timeout": g.Timeout().Seconds(), "one_node": g.Local(), "algorithm": g.Algorithm(), "broken": broken}, nil
+		"timeout": g.Timeout().Seconds(), "one_node": g.Local, "algorithm": g.Algorithm(), "broken": broken}, nil
 }
 
 func setTimeout(g *group.Group, r timeoutRequest, _ work.Interrupt) (any, error) {

@@ -175,7 +175,7 @@ func TestACallOfMPIThatCannotEndNamesRanksOfTheWorld(t *testing.T) {
 			dies(e)
 			return
 		}
-		g.blocking.Store(5)
+		hidden[atomic.Uint64](g, "blocking").Store(5)
 		var stuck *health.Stuck
 		assert.Eventually(t, func() bool { stuck = g.Stuck(time.Now()); return stuck != nil }, 20*time.Second, 10*time.Millisecond)
 		assert.Equal(t, &health.Stuck{Seq: 5, Ranks: []int{1, 2}, Dead: []int{2}}, stuck)

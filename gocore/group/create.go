@@ -8,6 +8,8 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/coll"
+	"github.com/paddlempi/paddlempi/gocore/collective"
+	"github.com/paddlempi/paddlempi/gocore/comm"
 	"github.com/paddlempi/paddlempi/gocore/health"
 	"github.com/paddlempi/paddlempi/gocore/heap"
 	"github.com/paddlempi/paddlempi/gocore/messages"
@@ -17,9 +19,15 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
+// Group is a process group as one of its members sees it. All methods are safe for concurrent use.
+type Group struct {
+	collective.Group
+	collComm transport.Comm // for collectives; nil in a group of one, unless that is the world
+}
+
 // World makes the group of all ranks of e. It is collective over them.
 func World(e *world.Env, id int64, timeout time.Duration) (*Group, error) {
-	comm, err := e.Base.Dup(nil)
+	over, err := e.Base.Dup(nil)
 	if err != nil {
 		return nil, err
 	}
@@ -29,11 +37,7 @@ func World(e *world.Env, id int64, timeout time.Duration) (*Group, error) {
 		g, err = assemble(e, id, 0, ranks, comm, e.Groups.Forced, timeout)
 		return err
 	}
-	if _, ok := comm.(transport.Limited); ok {
-		err = creating(e, "init", ranks, 0, time.Now(), timeout).over(comm, build)
-	} else {
-		err = build(comm)
-	}
+	err = comm.First(e, ranks, timeout, over, build)
 	return g, err
 }
 
@@ -51,20 +55,18 @@ func New(e *world.Env, id int64, ranks []int, timeout time.Duration) (*Group, er
 	if len(ranks) == 1 {
 		return assemble(e, id, 0, ranks, nil, 0, timeout)
 	}
-	key, began := e.Groups.Key(ranks), time.Now()
-	if err := e.Meet("new_group", "called new_group with the same ranks; every member must call it, in the same order", key, ranks, timeout); err != nil {
-		e.Groups.Unmake(ranks)
+	c, err := comm.Meet(e, "new_group", "called new_group with the same ranks; every member must call it, in the same order", ranks, timeout)
+	if err != nil {
 		return nil, err
 	}
-	c := creating(e, "new_group", ranks, key, began, timeout)
 	var g *Group
-	err := c.run(func(comm transport.Comm) error {
-		forced, err := world.AgreeOnForced(c.what, comm)
+	err = c.Run(func(over transport.Comm) error {
+		forced, err := world.AgreeOnForced("new_group", over)
 		if err != nil {
-			c.common = true
+			c.Common = true
 			return err
 		}
-		g, err = assemble(e, id, key, ranks, comm, forced, timeout)
+		g, err = assemble(e, id, c.Key, ranks, over, forced, timeout)
 		return err
 	}, func(why error) {
 		g.Fail(why) // the others may have made it
@@ -78,16 +80,14 @@ func New(e *world.Env, id int64, ranks []int, timeout time.Duration) (*Group, er
 
 // assemble makes everything of a group but its first communicator.
 func assemble(e *world.Env, id int64, key uint64, ranks []int, comm transport.Comm, forced coll.Forced, timeout time.Duration) (*Group, error) {
-	g := &Group{Members: world.Members{Env: e, Rank: slices.Index(ranks, e.Topo.Rank), Size: len(ranks), Ranks: ranks}, ID: id, key: key, collComm: comm, mpi: coll.On(e.Base, comm), forced: forced}
-	g.inquiry.g = g
-	g.spin = spinOf(g.Env)
-	g.timeout.Store(int64(timeout))
+	g := &Group{collComm: comm, Group: collective.Group{Members: world.Members{Env: e, Rank: slices.Index(ranks, e.Topo.Rank), Size: len(ranks), Ranks: ranks}, ID: id, Key: key, MPI: coll.On(e.Base, comm), Forced: forced}}
+	g.Init(timeout)
 	remaining.free()
 	if err := g.join(comm); err != nil {
 		return nil, err
 	}
 	var asked health.Respondent
-	if g.wire != nil {
+	if g.Wire != nil {
 		asked = g
 	}
 	e.Remember(g, trace.Group{ID: id, Key: key, Rank: g.Rank, Ranks: ranks}, asked)
@@ -97,8 +97,8 @@ func assemble(e *world.Env, id int64, key uint64, ranks []int, comm transport.Co
 // join makes the group's arrival, and what carries its messages. It is collective over comm.
 func (g *Group) join(comm transport.Comm) error {
 	if g.Size == 1 {
-		g.local, g.arrival = true, new(arrive.Alone)
-		g.messages = messages.New(&g.Members, g.ID, g.key, nil, g) // the first message makes what carries it
+		g.Local, g.Arrival = true, new(arrive.Alone)
+		g.Messages = messages.New(&g.Members, g.ID, g.Key, nil, g) // the first message makes what carries it
 		return nil
 	}
 	if err := g.arriveOver(comm); err != nil {
@@ -106,15 +106,15 @@ func (g *Group) join(comm transport.Comm) error {
 	}
 	own, err := g.carrier(comm)
 	if err == nil {
-		g.messages = messages.New(&g.Members, g.ID, g.key, own, g)
+		g.Messages = messages.New(&g.Members, g.ID, g.Key, own, g)
 	}
 	return err
 }
 
 // carrier returns what carries messages: what the node has, if all members are on it.
 func (g *Group) carrier(comm transport.Comm) (transport.Comm, error) {
-	if g.local {
-		if own, err := g.Env.Node.Connect(g.Ranks, g.key); own != nil || err != nil {
+	if g.Local {
+		if own, err := g.Env.Node.Connect(g.Ranks, g.Key); own != nil || err != nil {
 			return own, err
 		}
 	}
@@ -129,13 +129,13 @@ func (g *Group) arriveOver(comm transport.Comm) error {
 			return err
 		}
 		if slots != nil {
-			g.local, g.arrival, g.payloads = true, slots, slots
-			g.node = &coll.Node{Slots: slots, Heaps: &g.Members}
+			g.Local, g.Arrival, g.Payloads = true, slots, slots
+			g.Node = &coll.Node{Slots: slots, Heaps: &g.Members}
 			if shared, _ := g.Env.Node.Heaps(); shared {
-				g.blocks = &coll.Blocks{Slots: slots}
-				g.bounce = &coll.Bounce{Rank: g.Rank, Size: g.Size, Crowded: g.Env.Node.Crowded(), YieldEvery: slots.Yields(), Told: slots.Behind(), Heap: heap.OfProcess,
+				g.Blocks = &coll.Blocks{Slots: slots}
+				g.Bounce = &coll.Bounce{Rank: g.Rank, Size: g.Size, Crowded: g.Env.Node.Crowded(), YieldEvery: slots.Yields(), Told: slots.Behind(), Heap: heap.OfProcess,
 					Heaps: &g.Members, Presence: slots}
-				g.lends = !g.Env.Node.Crowded() // there a second wait costs more than a copy
+				g.Lends = !g.Env.Node.Crowded() // there a second wait costs more than a copy
 			}
 			return nil
 		}
@@ -145,15 +145,15 @@ func (g *Group) arriveOver(comm transport.Comm) error {
 		return err
 	}
 	nodes := arrive.OfOneEach(g.Size)
-	if g.levels != nil && g.forced&coll.WithoutLevels == 0 {
-		nodes = g.levels.Nodes
+	if g.Levels != nil && g.Forced&coll.WithoutLevels == 0 {
+		nodes = g.Levels.Nodes
 	} else {
 		board = nil
 	}
-	if g.wire, err = arrive.NewWire(comm, coll.ArrivalTag, nodes, board); err != nil {
+	if g.Wire, err = arrive.NewWire(comm, coll.ArrivalTag, nodes, board); err != nil {
 		return err
 	}
-	g.arrival, g.payloads = g.wire, g.wire
+	g.Arrival, g.Payloads = g.Wire, g.Wire
 	return nil
 }
 
@@ -166,6 +166,33 @@ func (g *Group) MonitoredBarrier(timeout time.Duration) error {
 		return err
 	}
 	h := fnv.New64a()
-	h.Write(binary.LittleEndian.AppendUint64([]byte("monitored_barrier"), g.key))
+	h.Write(binary.LittleEndian.AppendUint64([]byte("monitored_barrier"), g.Key))
 	return g.Env.Meet("monitored_barrier", "called monitored_barrier on this group; the group stays usable", h.Sum64(), g.Ranks, timeout)
+}
+
+// Alone makes a communicator of the members that carries nothing else, also in a group of one rank: comm.Alone.
+func (g *Group) Alone(what string, timeout time.Duration) (transport.Comm, error) {
+	return comm.Alone(&g.Members, what, timeout)
+}
+
+// Separate makes one for another room of the core, which moves bytes between the members by itself: comm.Separate.
+func (g *Group) Separate(what string, timeout time.Duration, meanwhile func(tell func(words []int64) ([][]int64, error)) error) (transport.Comm, error) {
+	return comm.Separate(&g.Members, what, timeout, meanwhile)
+}
+
+// Attempt runs build, which calls MPI without a deadline, on a thread of its own, as new_group does. It is given up if a
+// member dies, or if ends, which is asked now and then, returns why. If build returns after that, abandoned is called.
+func (g *Group) Attempt(what string, ends, build func() error, abandoned func()) error {
+	_, err := comm.Attempt(g.Env, what, g.Ranks, ends, build, func(error) { abandoned() })
+	return err
+}
+
+// Carrier returns what carries the messages of the group's windows, and their tag: the communicator of its collectives, whose
+// other messages have other tags. A window of a group so needs no communicator of its own, of which an MPI has some 1,000 only.
+// It is nil in a group of one.
+func (g *Group) Carrier() (on transport.Endpoint, tag int32) {
+	if g.Size == 1 {
+		return nil, 0
+	}
+	return g.collComm, coll.WindowTag
 }

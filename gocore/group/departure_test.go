@@ -45,7 +45,7 @@ func TestOneLeavesAndTheOthersAreToldAtOnce(t *testing.T) {
 					break
 				}
 				assert.True(t, leaves(t, e), "MPI can be finalized")
-				assert.True(t, g.arrival.Settled())
+				assert.True(t, g.Arrival.Settled())
 				assert.Empty(t, e.Roster.Watch().Dead)
 			})
 		})

@@ -1,15 +1,3 @@
-// Package group holds process groups: their members, the order in which their
-// collectives run, and the path of one operation from its descriptor to the steps
-// of an algorithm.
-//
-// A collective is a state machine (step.go): checked, announced, running, lingering, over. A
-// step takes it as far as it goes without waiting, and says what it waits for. On an idle group
-// the thread of a synchronous caller takes the steps, and hands the collective to the engine if
-// it has to wait for requests, or for long for members on other nodes. Every other collective is
-// in the engine from its turn on. Why a member waits no longer (a deadline, an interrupt, a death)
-// stands in stop.go, how a collective ends in finish.go.
-//
-// The collectives of a group run one after another, in the order of submission (turn.go); on one
-// node they are announced ahead (ahead.go). Messages between two ranks are outside that order and
-// have a room of their own (package messages).
+// Package group makes process groups of what their members share, and frees them: the communicators, the memory of a node, what the
+// members on a node have for levels. What a group does is the room of its collectives (package collective), and of its messages.
 package group

@@ -475,37 +475,3 @@ func TestStridedTensorsAreStaged(t *testing.T) {
 		assert.Equal(t, []float32{4, 100, 8, 100, 12}, values(block))
 	})
 }
-
-// A tensor that is not contiguous is packed on ranks that read it and unpacked on ranks that write
-// it, and on no other rank.
-func TestWhatIsStagedIsReadOrWritten(t *testing.T) {
-	ranks(t, 2, nil, func(t *testing.T, e *world.Env, g *Group) {
-		shape, strides := []int64{2}, []int64{2}
-		wide := floats(1, 2, 3, 4)
-		every := op.Buf{Data: wide.Data, Count: 2, DType: op.Float32, DeviceType: op.DeviceCPU, NDim: 1,
-			Shape: unsafe.Pointer(&shape[0]), Strides: unsafe.Pointer(&strides[0])}
-		for _, c := range []struct {
-			code    op.Code
-			send    []op.Buf
-			in, out [2]bool // by rank; rank 0 is the root
-		}{
-			{op.Broadcast, nil, [2]bool{true, false}, [2]bool{false, true}},
-			{op.AllReduce, nil, [2]bool{true, true}, [2]bool{true, true}},
-			{op.AllReduce, []op.Buf{floats(1, 2)}, [2]bool{}, [2]bool{true, true}},
-			{op.Scatter, []op.Buf{floats(1, 2, 3, 4)}, [2]bool{}, [2]bool{true, true}},
-			{op.Exscan, nil, [2]bool{true, true}, [2]bool{false, true}},
-			{op.Exscan, []op.Buf{floats(1, 2)}, [2]bool{}, [2]bool{false, true}},
-		} {
-			d := desc(c.code, c.send, []op.Buf{every})
-			d.Root, d.ReduceOp = 0, op.Sum
-			got := &collective{request: request{g: g}}
-			trait := c.code.Trait()
-			if assert.NoError(t, got.check(d, trait), c.code) && assert.Len(t, got.staged, 1, c.code) {
-				s := got.staged[0]
-				assert.Equal(t, c.in[g.Rank], s.In, "%s is packed on rank %d", c.code, g.Rank)
-				assert.Equal(t, c.out[g.Rank], s.Out, "%s is unpacked on rank %d", c.code, g.Rank)
-			}
-			got.drop()
-		}
-	})
-}

@@ -53,7 +53,7 @@ func TestTheProgressThreadHelpsWhereACPUIsIdle(t *testing.T) {
 				for end := start.Add(10 * time.Second); !h.Done() && time.Now().Before(end); work.Yield() {
 				}
 				least = min(least, time.Since(start))
-				words, _ := g.node.Slots.Chunks(uint64(round + 1))
+				words, _ := g.Node.Slots.Chunks(uint64(round + 1))
 				first := *(*uint64)(unsafe.Add(words, 8))
 				assert.Zero(t, first>>4&0xffff, "the rank that did the first chunk")
 				close(helped[round])

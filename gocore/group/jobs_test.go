@@ -262,7 +262,7 @@ func (m *member) play() (dead bool) {
 			case mismatches:
 				count += int64(1 + i)
 			case refuses:
-				m.g.refuse(m.steps[step].code)
+				_ = m.g.Refuse(m.steps[step].code)
 				count = -1
 			case late:
 				time.Sleep(jobPatience + time.Duration(rand.Int63n(int64(jobPatience))))

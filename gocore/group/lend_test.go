@@ -34,7 +34,7 @@ func TestLentHalos(t *testing.T) {
 	}
 	for _, n := range []int{2, 3} {
 		ranks(t, n, nil, func(t *testing.T, e *world.Env, g *Group) {
-			g.lends = true // on a machine with fewer CPUs, too
+			g.Lends = true // on a machine with fewer CPUs, too
 			const columns = 20_000
 			for _, periodic := range []bool{false, true} {
 				pattern := newLine(t, g, periodic, 1)
@@ -65,7 +65,7 @@ func TestLentHalos(t *testing.T) {
 
 func TestALentTensorIsNotPacked(t *testing.T) {
 	ranks(t, 2, nil, func(t *testing.T, e *world.Env, g *Group) {
-		g.lends = true // on a machine with fewer CPUs, too
+		g.Lends = true // on a machine with fewer CPUs, too
 		pattern := newLine(t, g, false, 1)
 		own, err := heap.OfProcess()
 		require.NoError(t, err)
@@ -89,7 +89,7 @@ func TestALentTensorIsNotPacked(t *testing.T) {
 // A rank that has come and does not read what is lent is named at the deadline. The tensor is kept until it has read.
 func TestALentTensorThatIsNotRead(t *testing.T) {
 	ranks(t, 2, nil, func(t *testing.T, e *world.Env, g *Group) {
-		g.lends = true // on a machine with fewer CPUs, too
+		g.Lends = true // on a machine with fewer CPUs, too
 		pattern := newLine(t, g, false, 1)
 		b := heaped(t, line(g.Rank, 2, 20_000))
 		d := halo(b, pattern)

@@ -52,11 +52,11 @@ func (s *remainders) free() {
 
 // freeArrival gives back what the members arrive by, and the memory that they read. This one reads nothing of the others any more.
 func (g *Group) freeArrival() error {
-	if g.node == nil {
-		return g.arrival.Close()
+	if g.Node == nil {
+		return g.Arrival.Close()
 	}
-	g.node.Slots.Go()
-	remaining.add(&remains{g.node.Slots, g.blocks, g.bounce})
+	g.Node.Slots.Go()
+	remaining.add(&remains{g.Node.Slots, g.Blocks, g.Bounce})
 	remaining.free()
 	return nil
 }

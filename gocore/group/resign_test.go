@@ -51,7 +51,7 @@ func TestARankThatGivesUpAfterItHadComeIsNamed(t *testing.T) {
 			assert.NoError(t, err)
 			switch g.Rank {
 			case 0:
-				g.told.Store(true)
+				hidden[atomic.Bool](g, "told").Store(true)
 				_, err = sum(g, large(), 1200*time.Millisecond, 0) // rank 1 has asked by then
 				assert.Equal(t, status.Timeout, status.CodeOf(err), "%v", err)
 				time.Sleep(3 * time.Second) // outside the core
@@ -98,7 +98,7 @@ func TestWhoWasTheFirstIsPassedOn(t *testing.T) {
 	ranks(t, 3, []int{0, 1, 1}, func(t *testing.T, e *world.Env, g *Group) {
 		switch g.Rank {
 		case 0:
-			g.told.Store(true)
+			hidden[atomic.Bool](g, "told").Store(true)
 			e.Interrupt = func() error { return status.New(status.Interrupted, "Ctrl-C") }
 			_, err := sum(g, large(), time.Minute, 0)
 			assert.Equal(t, status.Interrupted, status.CodeOf(err), "%v", err)

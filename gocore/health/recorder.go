@@ -150,10 +150,8 @@ func (r *Recorder) Shared() (next, lost *uint64, list unsafe.Pointer, counter bo
 	return r.ring.Shared()
 }
 
-// Begin enters a collective, which gets its number later if seq is 0. signature is the one that it announces.
-func (r *Recorder) Begin(group int64, seq uint64, signature *[3]uint64, flags trace.Flags) trace.Mark {
-	return r.ring.Begin(group, seq, signature, flags)
-}
+// Ring returns the ring, for entries of collectives.
+func (r *Recorder) Ring() *trace.Ring { return r.ring }
 
 // BeginMessage enters a message.
 func (r *Recorder) BeginMessage(group int64, d *op.Desc) trace.Mark {
@@ -183,12 +181,8 @@ func (r *Recorder) BeginAccess(group int64, code uint8, d op.DType, count int64,
 // End records how an operation ended, as its caller is told. After an error that concerns other ranks
 // the trace is written, if the user wants that.
 func (r *Recorder) End(m trace.Mark, err error) {
-	if err == nil {
-		m.End(0)
-		return
-	}
 	code := status.CodeOf(err)
-	if first := m.End(code); !first {
+	if first := m.End(code); !first || err == nil {
 		return
 	}
 	switch code {

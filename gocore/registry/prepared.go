@@ -5,7 +5,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/paddlempi/paddlempi/gocore/group"
+	"github.com/paddlempi/paddlempi/gocore/collective"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
@@ -15,14 +15,14 @@ import (
 var prepared struct {
 	mu     sync.Mutex
 	free   []uint64 // places
-	places atomic.Pointer[[]atomic.Pointer[group.Prepared]]
+	places atomic.Pointer[[]atomic.Pointer[collective.Prepared]]
 }
 
 // morePlaces is by how many places the list grows at least.
 const morePlaces = 16
 
 // AddPrepared enters a prepared operation, and returns its number.
-func AddPrepared(p *group.Prepared) (number uint64) {
+func AddPrepared(p *collective.Prepared) (number uint64) {
 	prepared.mu.Lock()
 	defer prepared.mu.Unlock()
 	places := prepared.places.Load()
@@ -38,12 +38,12 @@ func AddPrepared(p *group.Prepared) (number uint64) {
 }
 
 // growPlaces returns a longer list, and notes which places are free. The caller holds prepared.mu.
-func growPlaces(old *[]atomic.Pointer[group.Prepared]) *[]atomic.Pointer[group.Prepared] {
+func growPlaces(old *[]atomic.Pointer[collective.Prepared]) *[]atomic.Pointer[collective.Prepared] {
 	n := 0
 	if old != nil {
 		n = len(*old)
 	}
-	places := make([]atomic.Pointer[group.Prepared], n+max(n, morePlaces))
+	places := make([]atomic.Pointer[collective.Prepared], n+max(n, morePlaces))
 	for i := range n {
 		places[i].Store((*old)[i].Load())
 	}
@@ -55,7 +55,7 @@ func growPlaces(old *[]atomic.Pointer[group.Prepared]) *[]atomic.Pointer[group.P
 }
 
 // preparedOf returns the prepared operation with a number, nil if there is none.
-func preparedOf(number uint64) *group.Prepared {
+func preparedOf(number uint64) *collective.Prepared {
 	places := prepared.places.Load()
 	if places == nil || number == 0 || number > uint64(len(*places)) {
 		return nil
@@ -64,7 +64,7 @@ func preparedOf(number uint64) *group.Prepared {
 }
 
 // Prepared returns the prepared operation that a call names.
-func Prepared(d *op.Desc) (*group.Prepared, error) {
+func Prepared(d *op.Desc) (*collective.Prepared, error) {
 	if err := Healthy(); err != nil {
 		return nil, err
 	}

@@ -83,7 +83,7 @@ func (p *Process) begin(request []byte, _ work.Interrupt) (any, error) {
 	var opened *job
 	defer func() { p.endOpening(opened) }()
 	c := server.Config{Rule: r.rule(), Threads: min(runtime.NumCPU(), mostThreads), Functions: r.Functions}
-	if err := j.open(c, r.Roles, admin.Options{Address: r.Address, OneHost: g.Local(), TLS: r.TLS, Panicked: func(why any) { p.core.Poison(fmt.Sprint(why)) }}); err != nil {
+	if err := j.open(c, r.Roles, admin.Options{Address: r.Address, OneHost: g.Local, TLS: r.TLS, Panicked: func(why any) { p.core.Poison(fmt.Sprint(why)) }}); err != nil {
 		j.close(err)
 		return nil, err
 	}

@@ -1,4 +1,4 @@
-package group
+package collective
 
 import (
 	"sync/atomic"
@@ -29,64 +29,64 @@ type checkedCall struct {
 	at     *coll.AtArrival
 }
 
-// callPlace returns the place of d among the calls that are kept. ok is false for a call that is never kept.
-func callPlace(d *op.Desc) (place int, ok bool) {
+// callPlace returns the place of d among the calls that are kept, and its tensor; nil: it has none. ok is false for a call that is
+// never kept.
+func callPlace(d *op.Desc) (place int, b *op.Buf, ok bool) {
 	if d.NSend != 0 || d.NRecv > 1 {
-		return 0, false
+		return 0, nil, false
 	}
 	place = int(d.Code) * 5
-	for _, b := range d.Recvs() {
+	if d.NRecv == 1 {
+		b = (*op.Buf)(d.Recv)
 		if b.Strides != nil || b.Data == nil {
-			return 0, false
+			return 0, nil, false
 		}
 		place += int(b.Count&0xff)*3 + int(b.DType)
 	}
-	return place % len(checkedCalls{}.kept), true
+	return place % len(checkedCalls{}.kept), b, true
 }
 
-// find returns the call that d repeats; nil if there is none.
-func (k *checkedCalls) find(d *op.Desc) *checkedCall {
-	place, ok := callPlace(d)
+// find returns the call that d repeats, and the tensor of d; nil if there is none.
+func (k *checkedCalls) find(d *op.Desc) (*checkedCall, *op.Buf) {
+	place, b, ok := callPlace(d)
 	if !ok {
-		return nil
+		return nil, nil
 	}
 	t := k.kept[place].Load()
 	if t == nil || t.code != d.Code || t.reduce != d.ReduceOp || t.scale != d.Scale || t.root != d.Root || len(t.found.args.Recv) != int(d.NRecv) {
-		return nil
+		return nil, nil
 	}
-	for _, b := range d.Recvs() {
-		if k := &t.tensor; b.Count != k.Count || b.DType != k.DType || b.DeviceType != k.DeviceType {
-			return nil
-		}
+	if k := &t.tensor; b != nil && (b.Count != k.Count || b.DType != k.DType || b.DeviceType != k.DeviceType) {
+		return nil, nil
 	}
-	return t
+	return t, b
 }
 
 // keep keeps c, a call d that was checked, if later ones may repeat it.
 func (k *checkedCalls) keep(d *op.Desc, c *collective) {
-	place, ok := callPlace(d)
-	if !ok || !c.mayBeKept() || c.g.payloads == nil || c.g.forced != 0 || c.args.Neighbours != nil || coll.Bytes(&c.args) > c.g.payloads.Room() {
+	place, b, ok := callPlace(d)
+	if !ok || !c.mayBeKept() || c.g.Payloads == nil || c.g.Forced != 0 || c.args.Neighbours != nil || coll.Bytes(&c.args) > c.g.Payloads.Room() {
 		return
 	}
 	t := &checkedCall{code: d.Code, reduce: d.ReduceOp, scale: d.Scale, root: d.Root, found: c.request}
 	t.found.one = [2]coll.Part{}
 	t.found.args.Recv = t.found.one[1 : 1+d.NRecv]
-	if d.NRecv == 1 {
-		t.tensor = d.Recvs()[0]
+	if b != nil {
+		t.tensor = *b
 	}
-	if c.g.node != nil {
+	if c.g.Node != nil {
 		t.at = coll.SumAtArrival(&c.args, c.flags)
 	}
 	k.kept[place].Store(t)
 }
 
-// repeat returns a collective with what was found, for the tensor of d.
-func (t *checkedCall) repeat(d *op.Desc) *collective {
+// repeat returns a collective with what was found, for the call d of a tensor.
+func (t *checkedCall) repeat(d *op.Desc, b *op.Buf) *collective {
 	c := collectives.Get().(*collective)
 	c.request = t.found
 	c.args.Recv = c.one[1 : 1+d.NRecv]
-	for i, b := range d.Recvs() {
-		c.args.Recv[i] = coll.Part{Data: b.Data, Count: b.Count}
+	if b != nil {
+		c.one[1] = coll.Part{Data: b.Data, Count: b.Count}
 	}
 	if t.at != nil {
 		c.sum = *t.at
@@ -100,7 +100,10 @@ func (t *checkedCall) repeat(d *op.Desc) *collective {
 
 // begins sets what each call of an operation that was checked before has of its own.
 func (r *request) begins(d *op.Desc) {
-	r.timeout, r.deadline = d.Timeout(time.Duration(r.g.timeout.Load()), work.Longest), time.Time{}
+	r.timeout, r.deadline = time.Duration(r.g.timeout.Load()), time.Time{}
+	if d.TimeoutNS >= 0 {
+		r.timeout = d.Timeout(r.timeout, work.Longest)
+	}
 	if d.Flags&op.FlagAsync != 0 {
 		r.deadline = time.Now().Add(r.timeout)
 	}

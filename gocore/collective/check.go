@@ -1,4 +1,4 @@
-package group
+package collective
 
 import (
 	"encoding/binary"
@@ -21,11 +21,11 @@ import (
 func (c *collective) check(d *op.Desc, t *op.Trait) error {
 	g := c.g
 	a := &c.args
-	a.MPI, a.Rank, a.Size = g.mpi, g.Rank, g.Size
+	a.MPI, a.Rank, a.Size = g.MPI, g.Rank, g.Size
 	a.Code, a.Reduce, a.Scale, a.Root = d.Code, d.ReduceOp, d.Scale, int(d.Root)
-	a.Local, a.Node, a.Payloads, a.Forced = g.local, g.node, g.payloads, g.forced
-	a.Nodes, a.Rails, a.Levels, a.Bounce = g.nodes, g.rails, g.levels, g.bounce
-	a.NoMPI = g.Size > 1 && g.mpi.Lib == nil
+	a.Local, a.Node, a.Payloads, a.Forced = g.Local, g.Node, g.Payloads, g.Forced
+	a.Nodes, a.Rails, a.Levels, a.Bounce = g.Nodes, g.Rails, g.Levels, g.Bounce
+	a.NoMPI = g.Size > 1 && g.MPI.Lib == nil
 	c.timeout = d.Timeout(g.Timeout(), work.Longest)
 	if d.Flags&op.FlagAsync != 0 {
 		c.deadline = time.Now().Add(c.timeout)
@@ -79,10 +79,10 @@ func (c *collective) check(d *op.Desc, t *op.Trait) error {
 	if c.inPieces {
 		c.flags |= coll.Piecewise | coll.NotDirect
 	}
-	if g.levels != nil && g.levels.Ready(a) {
+	if g.Levels != nil && g.Levels.Ready(a) {
 		c.flags |= coll.ForLevels
 	}
-	if g.payloads != nil && !c.inPieces {
+	if g.Payloads != nil && !c.inPieces {
 		if c.flags, err = c.offer.Make(a, c.flags, len(c.staged) > 0); err != nil {
 			return err
 		}
@@ -99,7 +99,7 @@ func (c *collective) takeBlock() error {
 	if !coll.WantsBounce(a, c.flags) {
 		return nil
 	}
-	err := c.g.bounce.Ready()
+	err := c.g.Bounce.Ready()
 	switch {
 	case err == nil:
 		c.flags |= coll.ForBounce
@@ -142,7 +142,7 @@ func (c *collective) parts(side string, bufs []op.Buf, room []coll.Part) ([]coll
 		}
 		if c.args.DType == 0 {
 			c.args.DType = b.DType
-		} else if c.g.silent && coll.Partial(c.args.DType, b.DType) { // a phase of coll.Levels
+		} else if c.g.Silent && coll.Partial(c.args.DType, b.DType) { // a phase of coll.Levels
 			c.args.Partial = true
 		} else if b.DType != c.args.DType {
 			return nil, status.New(status.Type, "%s: %s tensor %d is %s, another is %s; all tensors of a call have one dtype", c.args.Code, side, i, b.DType, c.args.DType)

@@ -1,4 +1,4 @@
-package group
+package collective
 
 import (
 	"slices"
@@ -106,7 +106,7 @@ func (c *collective) chunksError(o *shm.Op, state shm.State) error {
 		closers, lost, late := map[int]status.Code{}, false, false
 		dead := g.Dead()
 		for i := range g.Ranks {
-			if why := g.node.Slots.Why(i); why != 0 && i != g.Rank {
+			if why := g.Node.Slots.Why(i); why != 0 && i != g.Rank {
 				closers[i] = why
 				lost, late = lost || why == status.PeerDied, late || why == status.Timeout
 			}

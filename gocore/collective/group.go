@@ -1,4 +1,4 @@
-package group
+package collective
 
 import (
 	"fmt"
@@ -13,38 +13,41 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/neighbours"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
-	"github.com/paddlempi/paddlempi/gocore/transport"
+	"github.com/paddlempi/paddlempi/gocore/trace"
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
-// Group is a process group as one of its members sees it. All methods are safe for concurrent use.
+// Group is a process group as its collectives see it: its members, by what they arrive, and the collectives of this member in
+// their order. All methods are safe for concurrent use.
 // Collectives from several threads run in the order of the calls.
 type Group struct {
 	world.Members
-	ID int64
 
-	key      uint64         // identifies the group; the same on all members; 0 for the world and for groups of one
-	local    bool           // all members are on this node and share memory
-	nodes    int            // on which the members are, if the group has a wire
-	rails    int            // members on the smallest node, if the group may work in levels; else 0
-	levels   *coll.Levels   // nil if it may not
-	here     *Group         // the members on this node, if levels is set and there are several
-	silent   bool           // its collectives are parts of those of another group, which records and reports them
-	collComm transport.Comm // for collectives; nil in a group of one, unless that is the world
-	mpi      coll.MPI       // what the algorithms of coll that call MPI need of it
-	messages *messages.Messages
-	arrival  arrive.Arrival
-	wire     *arrive.Wire        // equal to arrival if that is by wire, else nil
-	payloads coll.Payloads       // of the arrival; nil in a group of one
-	node     *coll.Node          // set if the group is local and has several members
-	forced   coll.Forced         // algorithms that are preferred to the registry's order
+	// What the group is made of. It is set before Init.
+	ID       int64
+	Key      uint64       // identifies the group; the same on all members; 0 for the world and for groups of one
+	Local    bool         // all members are on this node and share memory
+	Nodes    int          // on which the members are, if the group has a wire
+	Rails    int          // members on the smallest node, if the group may work in levels; else 0
+	Levels   *coll.Levels // nil if it may not
+	Here     *Group       // the members on this node, if levels is set and there are several
+	Silent   bool         // its collectives are parts of those of another group, which records and reports them
+	MPI      coll.MPI     // what the algorithms of coll that call MPI need of it
+	Messages *messages.Messages
+	Arrival  arrive.Arrival
+	Wire     *arrive.Wire  // equal to arrival if that is by wire, else nil
+	Payloads coll.Payloads // of the arrival; nil in a group of one
+	Node     *coll.Node    // set if the group is local and has several members
+	Forced   coll.Forced   // algorithms that are preferred to the registry's order
+	Blocks   *coll.Blocks  // for these, if the members share memory; else nil
+	Bounce   *coll.Bounce  // for tensors in ordinary memory, if the members share memory; else nil
+	Lends    bool          // tensors of halos that lie in the heap, if the members share memory
+
 	choices  coll.Choices        // what the registry says of the calls that were made
 	spin     int                 // pauses for which a synchronous call looks whether the others have come
+	ring     *trace.Ring         // the flight recorder's
 	calls    checkedCalls        // short calls that may be repeated
 	patterns neighbours.Patterns // of the exchanges with neighbours
-	blocks   *coll.Blocks        // for these, if the members share memory; else nil
-	bounce   *coll.Bounce        // for tensors in ordinary memory, if the members share memory; else nil
-	lends    bool                // tensors of halos that lie in the heap, if the members share memory
 	inquiry  inquiry             // which members have come to the current collective; used with a wire
 	timeout  atomic.Int64        // of an operation that has no timeout of its own, in nanoseconds
 
@@ -74,14 +77,17 @@ type Group struct {
 	peers   *ipc.Peers // device memory of the other members; nil before its first use
 }
 
+// Init makes a group ready whose members and means are set.
+func (g *Group) Init(timeout time.Duration) {
+	g.inquiry.g, g.spin, g.ring = g, spinOf(g.Env), g.Env.Recorder.Ring()
+	g.timeout.Store(int64(timeout))
+}
+
 // SetTimeout sets the timeout of operations that have none of their own.
 func (g *Group) SetTimeout(d time.Duration) { g.timeout.Store(int64(d)) }
 
 // Timeout returns the timeout of operations that have none of their own.
 func (g *Group) Timeout() time.Duration { return time.Duration(g.timeout.Load()) }
-
-// Local tells whether all members share the memory of one node.
-func (g *Group) Local() bool { return g.local }
 
 // Algorithm returns the name of the algorithm that the last collective of this member took, or "".
 func (g *Group) Algorithm() string {
@@ -93,10 +99,10 @@ func (g *Group) Algorithm() string {
 
 // Served returns which algorithms serve the collectives of a group over nodes; nil for another group.
 func (g *Group) Served() []coll.Served {
-	if g.wire == nil {
+	if g.Wire == nil {
 		return nil
 	}
-	return coll.AlgorithmsBySize(coll.Sig{Size: g.Size, Nodes: g.nodes, Rails: g.rails, Forced: g.forced}, g.payloads.Room())
+	return coll.AlgorithmsBySize(coll.Sig{Size: g.Size, Nodes: g.Nodes, Rails: g.Rails, Forced: g.Forced}, g.Payloads.Room())
 }
 
 // Usable returns why the group cannot carry out an operation, nil if it can. The error names the operation.
@@ -109,8 +115,8 @@ func (g *Group) Usable(code op.Code) error {
 // noteBroken ends messages without Go, and lets the departure know that the group broke, and how long its calls wait. The deadline of a silent group is
 // that of the group that it is a part of, which breaks with it.
 func (g *Group) noteBroken() {
-	g.messages.CloseQuick()
-	if !g.silent {
+	g.Messages.CloseQuick()
+	if !g.Silent {
 		g.Env.Departure.BrokeAfter(g.Timeout())
 	}
 }

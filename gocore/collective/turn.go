@@ -1,4 +1,4 @@
-package group
+package collective
 
 import (
 	"fmt"
@@ -49,7 +49,7 @@ func (g *Group) usableLocked(code op.Code) error {
 		return status.New(status.GroupBroken, "%s: the group of ranks %s is broken by an earlier failure (%v); make a new group, or end the job",
 			code, status.Brief(g.Ranks), g.broken)
 	}
-	if g.wire != nil && g.Env.Topo.Joined {
+	if g.Wire != nil && g.Env.Topo.Joined {
 		// MPICH crashes in a send to a process of another job that has died (measured).
 		if dead := g.Dead(); len(dead) > 0 {
 			return g.DiedError(code.String(), dead, "over several nodes the group takes no more calls")
@@ -129,7 +129,7 @@ func drop(queue []*collective, err error) {
 // the same deadline and should fail first, because its error names the ranks that never came. Over
 // nodes it asks for them first.
 func (g *Group) expireGrace() time.Duration {
-	if g.wire != nil {
+	if g.Wire != nil {
 		return askWait + 200*time.Millisecond
 	}
 	return 200 * time.Millisecond
@@ -149,7 +149,7 @@ func (g *Group) Expire(now time.Time) {
 		}
 		what := fmt.Sprintf("%s timed out after %v: its turn did not come, because an operation before it is still under way",
 			c.of(), c.timeout)
-		if c.ahead && !g.node.Slots.Refuse(c.args.Seq) {
+		if c.ahead && !g.Node.Slots.Refuse(c.args.Seq) {
 			why = status.New(status.Timeout, "%s; all other members have come to it, so the group is broken", what)
 			late = slices.Clone(g.queue[i:])
 			g.queue = g.queue[:i]

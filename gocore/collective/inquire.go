@@ -1,4 +1,4 @@
-package group
+package collective
 
 import (
 	"slices"
@@ -42,7 +42,7 @@ func (q *inquiry) begin(seq uint64, now time.Time) {
 // The answer that a member will never come changes the arrival's Closers.
 func (q *inquiry) look(now time.Time) {
 	g := q.g
-	if g.wire == nil {
+	if g.Wire == nil {
 		return
 	}
 	q.mu.Lock()
@@ -64,7 +64,7 @@ func (q *inquiry) look(now time.Time) {
 // question asks a member about the current collective. The caller holds mu.
 func (q *inquiry) question(member int, now time.Time) {
 	q.asked.Ask(member, now)
-	q.g.Env.Roster.Questions.Ask(q.g.Ranks[member], q.g.key, q.seq)
+	q.g.Env.Roster.Questions.Ask(q.g.Ranks[member], q.g.Key, q.seq)
 }
 
 // ask asks all members about the current collective. It returns those that have not answered within
@@ -82,7 +82,7 @@ func (q *inquiry) askAgain() (silent []int) {
 // is known that one does not.
 func (q *inquiry) whoWasFirst() {
 	q.forget()
-	q.askUntil(func() bool { return len(q.g.arrival.Closers(q.g.turn)) > 0 })
+	q.askUntil(func() bool { return len(q.g.Arrival.Closers(q.g.turn)) > 0 })
 }
 
 // forget forgets which members have answered that they are there.
@@ -142,7 +142,7 @@ func (q *inquiry) notHere(seq uint64) (ranks []int) {
 }
 
 // Standing tells how far this member has come. Only groups that span nodes are asked.
-func (g *Group) Standing() arrive.Standing { return g.wire.Standing() }
+func (g *Group) Standing() arrive.Standing { return g.Wire.Standing() }
 
 // Learn takes in the answer of another rank to a question about collective seq: whether it has announced it, and who
 // gave it up first; nil if nobody did.
@@ -155,7 +155,7 @@ func (g *Group) Learn(from int, seq uint64, here bool, gaveUp *arrive.Withdrawal
 		if gaveUp.By >= g.Size || gaveUp.By == g.Rank {
 			gaveUp.By = member
 		}
-		g.wire.Learn(*gaveUp)
+		g.Wire.Learn(*gaveUp)
 	}
 	q := &g.inquiry
 	q.mu.Lock()

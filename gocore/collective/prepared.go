@@ -1,4 +1,4 @@
-package group
+package collective
 
 import (
 	"sync/atomic"
@@ -33,7 +33,7 @@ func (g *Group) Prepare(d *op.Desc) (*Prepared, error) {
 	}
 	p := &Prepared{g: g}
 	if !trait.Collective {
-		return p, g.messages.Check(d)
+		return p, g.Messages.Check(d)
 	}
 	c := &p.found
 	c.g = g
@@ -42,7 +42,7 @@ func (g *Group) Prepare(d *op.Desc) (*Prepared, error) {
 		p.known = true
 		p.sends, p.recvs = append(p.sends, d.Sends()...), append(p.recvs, d.Recvs()...)
 		c.scratch = g.choices.Scratch(&c.args, c.flags)
-		if g.node != nil {
+		if g.Node != nil {
 			c.atArrival = coll.SumAtArrival(&c.args, c.flags)
 		}
 		return p, nil
@@ -58,10 +58,10 @@ func (g *Group) Prepare(d *op.Desc) (*Prepared, error) {
 // mayBeKept tells whether what check has found holds for later calls, too: nothing was allocated for this one, and what
 // it announces follows from its arguments alone. A long tensor outside the heap may get there later.
 func (c *collective) mayBeKept() bool {
-	if len(c.staged) > 0 || c.shadow != nil || c.args.DeviceArgs != nil || c.g.wire != nil {
+	if len(c.staged) > 0 || c.shadow != nil || c.args.DeviceArgs != nil || c.g.Wire != nil {
 		return false
 	}
-	return c.g.payloads == nil || c.flags&(coll.Inline|coll.Mapped) != 0 && c.offer.Lasts()
+	return c.g.Payloads == nil || c.flags&(coll.Inline|coll.Mapped) != 0 && c.offer.Lasts()
 }
 
 // Submit is Group.Submit for the prepared operation. d is as it was for Prepare, except that the buffers may lie

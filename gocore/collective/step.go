@@ -1,4 +1,4 @@
-package group
+package collective
 
 import (
 	"time"
@@ -19,7 +19,8 @@ type stage int32
 const (
 	checked   stage = iota // in the queue, or its turn has just come
 	announced              // this member waits for the others
-	running                // all have agreed, and the algorithm is under way
+	agreed                 // all have come and agree, and the algorithm is chosen
+	running                // the algorithm is under way
 	lingering              // it has failed for its caller, but others still use its memory
 	over
 )
@@ -67,7 +68,7 @@ func (c *collective) carryOut() (left *work.Handle, err error) {
 	spin := g.spin
 	c.beginTurn()
 	want := c.announce(spin)
-	if want == members && g.wire != nil {
+	if want == members && g.Wire != nil {
 		want = c.lookAtWire()
 	}
 	var asked time.Time // when the caller was last asked for an interrupt
@@ -75,7 +76,7 @@ func (c *collective) carryOut() (left *work.Handle, err error) {
 		switch {
 		case want == nothing && c.handle == nil:
 			return nil, c.err
-		case want == requests, c.handle != nil, want == members && g.wire != nil:
+		case want == requests, c.handle != nil, want == members && g.Wire != nil:
 			return c.handOver(want)
 		case want == members:
 			stop := g.Env.Engine.Wait(func() bool {
@@ -169,7 +170,7 @@ func (c *collective) start() {
 	if c.announce(0) == nothing {
 		return
 	}
-	if c.flags&coll.Device != 0 || c.g.wire != nil {
+	if c.flags&coll.Device != 0 || c.g.Wire != nil {
 		c.g.Env.Engine.Add(c) // the device or the wire works while the host polls
 	} else {
 		c.g.Env.Engine.AddPatient(c)
@@ -185,7 +186,7 @@ func (c *collective) Requests(b *work.Batch) work.Pace {
 	switch {
 	case c.stage != running:
 		return work.Seldom
-	case c.g.wire != nil, c.g.silent:
+	case c.g.Wire != nil, c.g.Silent:
 		return work.Often
 	}
 	return work.Always
@@ -207,8 +208,10 @@ func (c *collective) step(spin int) wants {
 	case c.news.Err != nil:
 		return c.end(c.news.Err)
 	case c.stage == announced:
-		state, res, err := c.g.arrival.Poll(spin)
+		state, res, err := c.g.Arrival.Poll(spin)
 		return c.takeArrival(state, res, err, true)
+	case c.stage == agreed:
+		return c.run()
 	}
 	return c.work(spin)
 }
@@ -219,7 +222,7 @@ func (c *collective) announce(spin int) wants {
 	g := c.g
 	c.stage = announced
 	if c.ahead {
-		g.node.Slots.Turn(g.turn)
+		g.Node.Slots.Turn(g.turn)
 		return members
 	}
 	if c.atArrival != nil && c.handle == nil {
@@ -234,12 +237,12 @@ func (c *collective) announce(spin int) wants {
 	case c.refused:
 		flags |= arrive.Refused
 		c.deadline = time.Now().Add(g.Timeout()) // its first deadline may have passed
-	case c.handle != nil || g.wire != nil:
+	case c.handle != nil || g.Wire != nil:
 	case !g.Env.Groups.Survives:
 		flags |= arrive.Sync
 	}
-	state, res, err := g.arrival.Announce(g.turn, &c.sig, flags, payload, spin)
-	if g.wire != nil {
+	state, res, err := g.Arrival.Announce(g.turn, &c.sig, flags, payload, spin)
+	if g.Wire != nil {
 		g.Env.Engine.CalledMPI()
 	}
 	if err == nil && c.handle != nil {
@@ -256,7 +259,7 @@ func (c *collective) announceAndSum(spin int) wants {
 		flags |= arrive.Sync
 	}
 	at := c.atArrival
-	summed, state, res := g.node.Slots.AnnounceAndSum(g.turn, &c.sig, flags, at.Payload, spin, &at.Sum, unsafe.Pointer(&at.Fold))
+	summed, state, res := g.Node.Slots.AnnounceAndSum(g.turn, &c.sig, flags, at.Payload, spin, &at.Sum, unsafe.Pointer(&at.Fold))
 	if !summed {
 		return c.takeArrival(state, res, nil, false)
 	}
@@ -287,8 +290,8 @@ func (c *collective) payload() (arrive.Payload, error) {
 	return c.offer.Payload(&c.args), nil
 }
 
-// takeArrival takes in what a look at the arrival has shown, and begins the algorithm if all members have come. waited says that
-// this member has looked before.
+// takeArrival takes in what a look at the arrival has shown, and chooses the algorithm if all members have come. It begins it, unless
+// this member has waited: a blocking call of MPI has no place inside a wait, which counts as driving the engine.
 func (c *collective) takeArrival(state arrive.State, res arrive.Result, err error, waited bool) wants {
 	g := c.g
 	if err == nil && (state == arrive.Pending || state == arrive.Rubbish) {
@@ -297,10 +300,10 @@ func (c *collective) takeArrival(state arrive.State, res arrive.Result, err erro
 		} else if err = c.mustStop(); err == nil {
 			return members
 		}
-		if c.refused && g.local && g.Ending() != nil {
+		if c.refused && g.Local && g.Ending() != nil {
 			return c.isOver(nil) // the announcement stays in the control slots: a member that comes later sees the refusal
 		}
-		if !g.arrival.GiveUp(g.turn, status.CodeOf(err)) {
+		if !g.Arrival.GiveUp(g.turn, status.CodeOf(err)) {
 			state, res, err = c.cameAfterAll()
 		}
 	}
@@ -317,31 +320,34 @@ func (c *collective) takeArrival(state arrive.State, res arrive.Result, err erro
 	if c.refused {
 		return c.isOver(nil)
 	}
-	alg, err := c.choose(state, res)
-	if err != nil {
+	if c.alg, err = c.choose(state, res); err != nil {
 		return c.end(err)
 	}
-	return c.run(alg)
+	c.stage = agreed
+	if waited {
+		return aStep
+	}
+	return c.run()
 }
 
 // cameAfterAll polls the arrival at c once more, which this member could not give up: all members had
 // announced c. It returns an error if a slot has changed since, which no member does.
 func (c *collective) cameAfterAll() (arrive.State, arrive.Result, error) {
 	g := c.g
-	state, res, err := g.arrival.Poll(0)
-	if err != nil || state == arrive.Agreed || state == arrive.Differ || g.node == nil {
+	state, res, err := g.Arrival.Poll(0)
+	if err != nil || state == arrive.Agreed || state == arrive.Differ || g.Node == nil {
 		return state, res, err
 	}
-	g.node.Slots.Stop(g.turn, status.GroupBroken)
+	g.Node.Slots.Stop(g.turn, status.GroupBroken)
 	if state == arrive.Closed {
 		return state, res, c.closedError()
 	}
 	return state, res, c.rubbishError()
 }
 
-// run begins alg. All members have come. It may take the whole timeout, whatever the arrival took.
-func (c *collective) run(alg *coll.Algorithm) wants {
-	g := c.g
+// run begins the algorithm. It may take the whole timeout, whatever the arrival took.
+func (c *collective) run() wants {
+	g, alg := c.g, c.alg
 	c.stage, c.deadline = running, time.Time{}
 	here := c.handle == nil // on the thread of the caller
 	if !here {

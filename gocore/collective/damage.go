@@ -1,4 +1,4 @@
-package group
+package collective
 
 import (
 	"errors"
@@ -14,7 +14,7 @@ import (
 // follow (docs/security.md says what is checked where).
 
 // rubbishError is the error that an arrival has found rubbish in the slot of a member.
-func (c *collective) rubbishError() error { return c.rubbishIn(c.g.node.Slots.Rubbish()) }
+func (c *collective) rubbishError() error { return c.rubbishIn(c.g.Node.Slots.Rubbish()) }
 
 func (c *collective) rubbishIn(member int) error {
 	rank := c.g.Ranks[member]
@@ -26,8 +26,8 @@ func (c *collective) rubbishIn(member int) error {
 // not the flags that say whether these are all the same (coll.Even). The process of a member is damaged then.
 func (c *collective) contradiction() error {
 	g := c.g
-	if g.node != nil && c.args.Seq == g.turn {
-		for i, e := range g.arrival.Entries() {
+	if g.Node != nil && c.args.Seq == g.turn {
+		for i, e := range g.Arrival.Entries() {
 			if i != g.Rank && (e.Flags^c.flags)&coll.Even != 0 {
 				return c.rubbishIn(i)
 			}
@@ -41,11 +41,11 @@ func (c *collective) contradiction() error {
 // rubbish; nil if none does.
 func (c *collective) blamed(closers []int) error {
 	g := c.g
-	if g.node == nil {
+	if g.Node == nil {
 		return nil
 	}
 	for _, i := range closers {
-		if member, ok := g.node.Slots.Blamed(i); ok {
+		if member, ok := g.Node.Slots.Blamed(i); ok {
 			return c.rubbishIn(member)
 		}
 	}
@@ -105,7 +105,7 @@ func breaks(err error) bool { return err != nil && status.CodeOf(err) != status.
 // chunks that no member has claimed. If some are claimed, it returns an operation that is over when they are
 // done; otherwise nil.
 func (c *collective) standAside(err error) *shm.Op {
-	c.g.node.Slots.Explain(status.CodeOf(err))
+	c.g.Node.Slots.Explain(status.CodeOf(err))
 	o, failed := c.args.Bystander()
 	if failed != nil {
 		return nil

@@ -1,4 +1,4 @@
-package group
+package collective
 
 import (
 	"fmt"
@@ -27,7 +27,7 @@ func (c *collective) agreed(state arrive.State, res arrive.Result) bool {
 // members.
 func (c *collective) disagreement(res arrive.Result) error {
 	g := c.g
-	entries := g.arrival.Entries()
+	entries := g.Arrival.Entries()
 	if res.Any&arrive.Refused != 0 {
 		var who []int
 		for i, e := range entries {

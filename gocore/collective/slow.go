@@ -1,4 +1,4 @@
-package group
+package collective
 
 import (
 	"fmt"
@@ -15,7 +15,7 @@ import (
 // reportCollective reports a wait in collective seq of g.
 func (g *Group) reportCollective(s *health.Slowness, what string, seq uint64, moving bool, worker int, still func() bool) {
 	w := health.Wait{What: g.Of(fmt.Sprintf("%s, number %d", what, seq)), How: "has not come", Nobody: "all members have come to it, and none of those that could be asked is stalled",
-		Since: s.Since, ID: health.WaitID("collective", g.key, seq), Past: true, Key: g.key, Seq: seq, Moving: moving, Still: still}
+		Since: s.Since, ID: health.WaitID("collective", g.Key, seq), Past: true, Key: g.Key, Seq: seq, Moving: moving, Still: still}
 	switch {
 	case moving && worker >= 0 && worker != g.Rank:
 		w.Ranks, w.Moving = []int{g.Ranks[worker]}, false
@@ -23,7 +23,7 @@ func (g *Group) reportCollective(s *health.Slowness, what string, seq uint64, mo
 	case moving:
 		w.Ranks = slices.Clone(g.Ranks)
 	default:
-		missing, known := g.arrival.Missing()
+		missing, known := g.Arrival.Missing()
 		if w.Ranks = g.World(missing); !known {
 			w.Ranks = g.inquiry.notHere(seq)
 		}
@@ -41,7 +41,7 @@ func (g *Group) ReportWait(what string, member int, since time.Time, still func(
 	}
 	if member != g.Rank {
 		rank := g.Ranks[member]
-		o.Report(&health.Wait{What: g.Of(what), How: "is awaited", Since: since, ID: health.WaitID("window", g.key, uint64(rank)), Key: g.key, Ranks: []int{rank}, Still: still})
+		o.Report(&health.Wait{What: g.Of(what), How: "is awaited", Since: since, ID: health.WaitID("window", g.Key, uint64(rank)), Key: g.Key, Ranks: []int{rank}, Still: still})
 	}
 	return true
 }
@@ -60,7 +60,7 @@ func (g *Group) Record(code uint8, d op.DType, count int64, member, window int, 
 // reportIfSlow reports c if a caller has waited for it for long, or for a collective behind it.
 func (c *collective) reportIfSlow(now time.Time) {
 	e := c.g.Env
-	if c.g.silent || !c.slow.MayBeDue(&e.Reports, now) {
+	if c.g.Silent || !c.slow.MayBeDue(&e.Reports, now) {
 		return
 	}
 	var since time.Time

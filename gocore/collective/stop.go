@@ -1,4 +1,4 @@
-package group
+package collective
 
 import (
 	"slices"
@@ -66,7 +66,7 @@ func (c *collective) lossError(now time.Time) error {
 		return c.lostError(c.shared)
 	case c.stage == running && c.form == coll.InRounds && c.handle == nil:
 		return c.outOfRounds()
-	case c.stage == running || g.wire != nil: // a wire is an operation of MPI
+	case c.stage == running || g.Wire != nil: // a wire is an operation of MPI
 		if dead := c.Over(&g.Members, now); dead != nil {
 			return c.lost(dead)
 		}
@@ -74,7 +74,7 @@ func (c *collective) lossError(now time.Time) error {
 	if c.stage == announced {
 		return c.absentError()
 	}
-	if !c.prog.Settles() && len(g.arrival.Closers(c.args.Seq)) > 0 {
+	if !c.prog.Settles() && len(g.Arrival.Closers(c.args.Seq)) > 0 {
 		return c.closedError()
 	}
 	return nil
@@ -89,7 +89,7 @@ func (c *collective) lost(members []int) error {
 func (c *collective) stop(err error) wants {
 	switch {
 	case c.handle == nil && c.shared != nil:
-		c.g.node.Slots.Explain(status.CodeOf(err))
+		c.g.Node.Slots.Explain(status.CodeOf(err))
 		c.stopping, c.stopBy = err, time.Now().Add(claimedLimit)
 	case c.handle == nil && c.form == coll.InRounds:
 		return c.end(err) // nobody works in the tensors of another member
@@ -108,7 +108,7 @@ func (c *collective) abandon(err error) wants {
 		c.takeHandle()
 	}
 	if c.shared != nil {
-		g.node.Slots.Explain(g.cause(err))
+		g.Node.Slots.Explain(g.cause(err))
 		c.shared.Leave()
 	} else {
 		g.resign(c.args.Seq, err)

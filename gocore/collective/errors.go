@@ -1,4 +1,4 @@
-package group
+package collective
 
 import (
 	"fmt"
@@ -12,7 +12,7 @@ import (
 func (c *collective) timeoutError() error {
 	g := c.g
 	who, arrived := "all members had come, the transfer did not end"+c.inPhase(), g.arrived == c.args.Seq
-	missing, known := g.arrival.Missing()
+	missing, known := g.Arrival.Missing()
 	switch {
 	case !known && arrived:
 		missing = g.inquiry.askAgain()
@@ -33,7 +33,7 @@ func (c *collective) timeoutError() error {
 // closedError says which members gave c up before all had arrived, and why. A member that was
 // waiting for c gets the same error as the member that gave up. A member that comes late learns
 // that c was given up.
-func (c *collective) closedError() error { return c.closedBy(c.g.arrival.Closers(c.args.Seq)) }
+func (c *collective) closedError() error { return c.closedBy(c.g.Arrival.Closers(c.args.Seq)) }
 
 // closedBy is closedError for the given closers and their reasons.
 func (c *collective) closedBy(closers map[int]status.Code) error {
@@ -54,7 +54,7 @@ func (c *collective) closedBy(closers map[int]status.Code) error {
 		}
 	}
 	by := g.World(who)
-	missing, known := g.arrival.Missing()
+	missing, known := g.Arrival.Missing()
 	late := slices.Contains(missing, g.Rank)
 	switch {
 	case reason == status.Timeout && known && len(missing) == 0:
@@ -100,7 +100,7 @@ func (c *collective) absentError() error {
 	if err := c.leftError(); err != nil {
 		return err
 	}
-	if g.node != nil && len(g.arrival.Closers(c.args.Seq)) > 0 {
+	if g.Node != nil && len(g.Arrival.Closers(c.args.Seq)) > 0 {
 		return c.closedError()
 	}
 	return nil
@@ -109,7 +109,7 @@ func (c *collective) absentError() error {
 // leftError names the members that left without coming to c; nil if shared memory shows none.
 func (c *collective) leftError() error {
 	g := c.g
-	missing, known := g.arrival.Missing()
+	missing, known := g.Arrival.Missing()
 	if !known {
 		return nil // across nodes the members answer questions: see closedError
 	}

@@ -1,4 +1,4 @@
-package group
+package collective
 
 import (
 	"github.com/paddlempi/paddlempi/gocore/coll"
@@ -30,10 +30,10 @@ func (c *collective) checkNeighbours(d *op.Desc, sends, recvs []op.Buf) error {
 		return err
 	}
 	c.flags |= coll.Even
-	if g.payloads == nil {
+	if g.Payloads == nil {
 		return nil
 	}
-	c.flags, err = c.offer.MakeBlock(a, c.flags, g.blocks, g.lends && !c.async)
+	c.flags, err = c.offer.MakeBlock(a, c.flags, g.Blocks, g.Lends && !c.async)
 	return err
 }
 

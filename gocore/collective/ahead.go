@@ -1,4 +1,4 @@
-package group
+package collective
 
 import (
 	"github.com/paddlempi/paddlempi/gocore/arrive"
@@ -13,14 +13,14 @@ import (
 
 // announceAhead announces queued collectives, in order, as far as it may. The caller holds mu.
 func (g *Group) announceAhead() {
-	if g.node == nil || g.current == nil || g.broken != nil {
+	if g.Node == nil || g.current == nil || g.broken != nil {
 		return
 	}
 	for i, c := range g.queue {
 		if c.ahead {
 			continue
 		}
-		if !c.mayBeAhead(g.queue[:i]) || !g.node.Slots.MayAnnounce(g.seq+1) {
+		if !c.mayBeAhead(g.queue[:i]) || !g.Node.Slots.MayAnnounce(g.seq+1) {
 			return
 		}
 		payload, err := c.payload()
@@ -34,7 +34,7 @@ func (g *Group) announceAhead() {
 		if c.refused {
 			flags |= arrive.Refused
 		}
-		g.node.Slots.AnnounceAhead(g.seq, &c.sig, flags, payload)
+		g.Node.Slots.AnnounceAhead(g.seq, &c.sig, flags, payload)
 	}
 }
 
@@ -84,7 +84,7 @@ func (c *collective) isAfter(u *collective) bool {
 // if it was done in mapped memory too, or if all members have finished with it.
 func (c *collective) mayWork() bool {
 	before := c.args.Seq - 1
-	return c.args.Any&arrive.Ahead == 0 || c.g.mapped == before || c.g.node.Slots.Finished(before)
+	return c.args.Any&arrive.Ahead == 0 || c.g.mapped == before || c.g.Node.Slots.Finished(before)
 }
 
 // withdraw ends c, whose turn does not come, with err. If c was announced ahead, this member tells the
@@ -95,8 +95,8 @@ func (c *collective) withdraw(err error) {
 	c.gone = true
 	if c.ahead {
 		reason := g.cause(err)
-		if !g.arrival.GiveUp(seq, reason) {
-			g.node.Slots.Stop(seq, reason)
+		if !g.Arrival.GiveUp(seq, reason) {
+			g.Node.Slots.Stop(seq, reason)
 			if c.leaveShared(err) {
 				return
 			}
@@ -109,7 +109,7 @@ func (c *collective) withdraw(err error) {
 // leaveShared leaves the work of c in mapped memory, if that is how the other members carry c out.
 func (c *collective) leaveShared(err error) bool {
 	g := c.g
-	state, res := g.node.Slots.Look(c.args.Seq)
+	state, res := g.Node.Slots.Look(c.args.Seq)
 	if c.refused || !c.agreed(state, res) { // choose would look at the arrival, which another thread may own
 		return false
 	}

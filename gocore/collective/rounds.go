@@ -1,4 +1,4 @@
-package group
+package collective
 
 import (
 	"slices"
@@ -37,11 +37,11 @@ func (c *collective) stepRounds(spin int) (done bool, want wants, err error) {
 func (c *collective) outOfRounds() error {
 	g := c.g
 	for who := range g.Ranks {
-		if who != g.Rank && g.bounce.Awaits(who) && g.Env.Roster.Died(g.Ranks[who]) && g.bounce.Awaits(who) { // what it did before it died counts
+		if who != g.Rank && g.Bounce.Awaits(who) && g.Env.Roster.Died(g.Ranks[who]) && g.Bounce.Awaits(who) { // what it did before it died counts
 			return c.lost([]int{who})
 		}
 	}
-	if len(g.arrival.Closers(c.args.Seq)) > 0 {
+	if len(g.Arrival.Closers(c.args.Seq)) > 0 {
 		return c.closedError()
 	}
 	return nil
@@ -50,13 +50,13 @@ func (c *collective) outOfRounds() error {
 // late returns the member for which the rounds under way wait, -1 if there is none: one that is stalled, if one is and has not
 // ended its part. Two members may wait for each other, and one of them for the stalled one, too.
 func (g *Group) late() int {
-	who := g.bounce.Awaited()
+	who := g.Bounce.Awaited()
 	if who < 0 {
 		return who
 	}
 	stalled := g.Env.Recorder.Stalled(g.Ranks)
 	for i, rank := range g.Ranks {
-		if i != g.Rank && !g.bounce.HasEnded(i) && slices.Contains(stalled, rank) {
+		if i != g.Rank && !g.Bounce.HasEnded(i) && slices.Contains(stalled, rank) {
 			return i
 		}
 	}

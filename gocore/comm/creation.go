@@ -1,4 +1,4 @@
-package group
+package comm
 
 import (
 	"fmt"
@@ -12,48 +12,67 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
-// createLeast is how long members that have met may take to make something together, whatever is left of the call's time: the
+// Least is how long members that have met may take to make something together, whatever is left of the call's time: the
 // last one may have come when that was nearly over.
-const createLeast = 2 * time.Second
+const Least = 2 * time.Second
 
-// creation is what members do together once they have met: they make a communicator, and build something over it. Without MPI
+// Creation is what members do together once they have met: they make a communicator, and build something over it. Without MPI
 // they tell each other words, on the caller's thread. The calls of MPI have no deadline, so they run on a thread of their own,
 // which may never come back. The caller gets an error in both cases if its time is over, a signal comes, a member has died, or
 // the world ends.
-type creation struct {
+type Creation struct {
 	e       *world.Env
 	what    string // the call
 	ranks   []int  // the members
-	key     uint64 // the same on all of them, and in no other creation
+	Key     uint64 // the same on all of them, and in no other creation
 	timeout time.Duration
 	until   time.Time
 	leftAt  time.Time // when a member was first seen to have left
-	common  bool      // an error of build is that of all members, so they free the communicator together
+	Common  bool      // an error of build is that of all members, so they free the communicator together
+}
+
+// Meet waits until all members have come to the call that what names; need says what a member has to do that has not come. It
+// returns what they do together then.
+func Meet(e *world.Env, what, need string, ranks []int, timeout time.Duration) (*Creation, error) {
+	key, began := e.Groups.Key(ranks), time.Now()
+	if err := e.Meet(what, need, key, ranks, timeout); err != nil {
+		e.Groups.Unmake(ranks)
+		return nil, err
+	}
+	return creating(e, what, ranks, key, began, timeout), nil
+}
+
+// First makes what all ranks of a world have, over the first communicator. They have come to init.
+func First(e *world.Env, ranks []int, timeout time.Duration, comm transport.Comm, build func(transport.Comm) error) error {
+	if _, ok := comm.(transport.Limited); !ok {
+		return build(comm)
+	}
+	return creating(e, "init", ranks, 0, time.Now(), timeout).over(comm, build)
 }
 
 // creating returns the creation of members that have met, for a call that began then.
-func creating(e *world.Env, what string, ranks []int, key uint64, began time.Time, timeout time.Duration) *creation {
-	c := &creation{e: e, what: what, ranks: ranks, key: key, timeout: timeout, until: began.Add(timeout)}
-	if least := time.Now().Add(createLeast); c.until.Before(least) {
+func creating(e *world.Env, what string, ranks []int, key uint64, began time.Time, timeout time.Duration) *Creation {
+	c := &Creation{e: e, what: what, ranks: ranks, Key: key, timeout: timeout, until: began.Add(timeout)}
+	if least := time.Now().Add(Least); c.until.Before(least) {
 		c.until = least
 	}
 	return c
 }
 
-// run makes the communicator, and calls build with it. abandoned is called if build succeeds after the caller got the error why.
-func (c *creation) run(build func(transport.Comm) error, abandoned func(why error)) error {
+// Run makes the communicator, and calls build with it. abandoned is called if build succeeds after the caller got the error why.
+func (c *Creation) Run(build func(transport.Comm) error, abandoned func(why error)) error {
 	if _, ok := c.e.Base.(transport.Limited); !ok {
 		return c.byMPI(build, abandoned)
 	}
-	comm, err := c.e.Base.Create(c.ranks, c.key)
+	comm, err := c.e.Base.Create(c.ranks, c.Key)
 	if err != nil {
 		return err
 	}
 	return c.over(comm, build)
 }
 
-// over is run without MPI, over a communicator that it frees after an error.
-func (c *creation) over(comm transport.Comm, build func(transport.Comm) error) error {
+// over is Run without MPI, over a communicator that it frees after an error.
+func (c *Creation) over(comm transport.Comm, build func(transport.Comm) error) error {
 	p := comm.(transport.Limited)
 	p.WaitBy(func(done func() bool) error { return c.wait(done, p) })
 	err := build(comm)
@@ -65,7 +84,7 @@ func (c *creation) over(comm transport.Comm, build func(transport.Comm) error) e
 }
 
 // wait waits for words of the members.
-func (c *creation) wait(done func() bool, p transport.Limited) error {
+func (c *Creation) wait(done func() bool, p transport.Limited) error {
 	var lost error
 	looks := 0
 	err := c.e.Engine.Wait(func() bool {
@@ -91,7 +110,7 @@ func (c *creation) wait(done func() bool, p transport.Limited) error {
 }
 
 // lost returns why the words for which this member waits will not come, nil if they may.
-func (c *creation) lost(p transport.Limited) error {
+func (c *Creation) lost(p transport.Limited) error {
 	if err := c.e.EndingError(c.what, c.ranks); err != nil {
 		return err
 	}
@@ -113,7 +132,7 @@ func (c *creation) lost(p transport.Limited) error {
 }
 
 // world returns the world ranks of members.
-func (c *creation) world(members []int) []int {
+func (c *Creation) world(members []int) []int {
 	ranks := make([]int, len(members))
 	for i, m := range members {
 		ranks[i] = c.ranks[m]
@@ -122,7 +141,7 @@ func (c *creation) world(members []int) []int {
 }
 
 // late is the error that the time is over. It names the ranks among missing that are stalled; if none of them is, all.
-func (c *creation) late(missing []int) error {
+func (c *Creation) late(missing []int) error {
 	how := "have not done their part"
 	if stalled := c.e.Recorder.Stalled(missing); len(stalled) > 0 {
 		missing, how = stalled, "do not go on (are they stopped?)"
@@ -131,8 +150,8 @@ func (c *creation) late(missing []int) error {
 		c.what, status.Brief(c.ranks), c.timeout, status.Brief(missing), how).WithRanks(missing...)
 }
 
-// byMPI is run with MPI.
-func (c *creation) byMPI(build func(transport.Comm) error, abandoned func(why error)) error {
+// byMPI is Run with MPI.
+func (c *Creation) byMPI(build func(transport.Comm) error, abandoned func(why error)) error {
 	var comm transport.Comm
 	ends := func() error {
 		if err := c.e.EndingError(c.what, c.ranks); err != nil {
@@ -146,20 +165,20 @@ func (c *creation) byMPI(build func(transport.Comm) error, abandoned func(why er
 		}
 		return nil
 	}
-	ended, err := attempt(c.e, c.what, c.ranks, ends, func() (err error) {
-		if comm, err = c.e.Base.Create(c.ranks, c.key); err != nil {
+	ended, err := Attempt(c.e, c.what, c.ranks, ends, func() (err error) {
+		if comm, err = c.e.Base.Create(c.ranks, c.Key); err != nil {
 			return err
 		}
 		return build(comm)
 	}, abandoned)
-	if err != nil && ended && c.common && comm != nil {
+	if err != nil && ended && c.Common && comm != nil {
 		_ = comm.Free()
 	}
 	return err
 }
 
 // others returns the ranks of the other members.
-func (c *creation) others() (ranks []int) {
+func (c *Creation) others() (ranks []int) {
 	for _, r := range c.ranks {
 		if r != c.e.Topo.Rank {
 			ranks = append(ranks, r)
@@ -168,10 +187,10 @@ func (c *creation) others() (ranks []int) {
 	return ranks
 }
 
-// attempt runs build, which calls MPI with all members, for the call that what names. These calls block, so build runs on a
+// Attempt runs build, which calls MPI with all members, for the call that what names. These calls block, so build runs on a
 // thread of its own: if a member dies, or if ends returns why, the caller gets an error, and build may never end. It counts as a
 // use of the world then, so MPI is not finalized. If it succeeds after all, abandoned is called. ended tells whether it has ended.
-func attempt(e *world.Env, what string, ranks []int, ends, build func() error, abandoned func(why error)) (ended bool, err error) {
+func Attempt(e *world.Env, what string, ranks []int, ends, build func() error, abandoned func(why error)) (ended bool, err error) {
 	made, given := make(chan error), make(chan struct{})
 	var why error // is set before given is closed
 	done := e.Use()

@@ -1,4 +1,4 @@
-package group
+package collective
 
 import (
 	"time"
@@ -46,7 +46,7 @@ func (c *collective) checkDevice() error {
 	}
 	pl.PieceBytes = s.Chunk
 	c.flags |= coll.Device
-	if s.IPC && g.local && c.mappable && coll.Exportable(&c.args) {
+	if s.IPC && g.Local && c.mappable && coll.Exportable(&c.args) {
 		c.flags |= coll.IPC
 	}
 	if !s.Direct || !coll.DirectOK(&c.args) || !g.Env.Device.Aware.CUDAAware() {
@@ -97,7 +97,7 @@ func (c *collective) agreeOnDevice() {
 	if c.args.DeviceArgs == nil {
 		c.args.DeviceArgs = &coll.DeviceArgs{PieceBytes: g.Env.Device.Chunk}
 	}
-	if g.local && c.args.Agreed&coll.IPC != 0 {
+	if g.Local && c.args.Agreed&coll.IPC != 0 {
 		if g.peers == nil {
 			g.peers = ipc.New(g.Rank, g.Size)
 		}

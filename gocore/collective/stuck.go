@@ -1,4 +1,4 @@
-package group
+package collective
 
 import (
 	"time"

@@ -1,4 +1,4 @@
-package group
+package collective
 
 import (
 	"github.com/paddlempi/paddlempi/gocore/coll"
@@ -15,7 +15,7 @@ func (c *collective) lends() bool { return c.form == coll.AtOnce && c.offer.Lent
 // isRead tells whether no other member reads the tensor of c any more, which it has lent. It looks up to spin times.
 func (c *collective) isRead(spin int) bool {
 	for range min(spin, readLooks) {
-		if c.g.node.Slots.Finished(c.args.Seq) {
+		if c.g.Node.Slots.Finished(c.args.Seq) {
 			return true
 		}
 	}
@@ -30,13 +30,13 @@ func (c *collective) isRead(spin int) bool {
 // reads tells whether a member may still read the tensor of c.
 func (c *collective) reads(i int) bool {
 	g := c.g
-	return i != g.Rank && !g.node.Slots.HasFinished(i, c.args.Seq) && !g.node.Slots.Left(i) && !g.Env.Roster.Died(g.Ranks[i])
+	return i != g.Rank && !g.Node.Slots.HasFinished(i, c.args.Seq) && !g.Node.Slots.Left(i) && !g.Env.Roster.Died(g.Ranks[i])
 }
 
 // haveRead says that this member reads nothing any more that others have lent for c, or will not begin. It is the turn of c.
 func (c *collective) haveRead() {
-	if g := c.g; c.args.Neighbours != nil && g.node != nil && c.args.Seq != 0 && c.args.Seq == g.turn {
-		g.node.Slots.Finish(c.args.Seq)
+	if g := c.g; c.args.Neighbours != nil && g.Node != nil && c.args.Seq != 0 && c.args.Seq == g.turn {
+		g.Node.Slots.Finish(c.args.Seq)
 	}
 }
 

@@ -1,4 +1,4 @@
-package group
+package collective
 
 import (
 	"errors"
@@ -39,7 +39,11 @@ func (c *collective) isOver(err error) wants {
 	if err == nil {
 		err = c.interrupted
 	}
-	g.Env.Recorder.End(c.trace, err)
+	if err == nil {
+		c.trace.End(status.OK)
+	} else {
+		g.Env.Recorder.End(c.trace, err)
+	}
 	if c.err = err; c.handle != nil {
 		c.countOff(left.Finish(c.handle, work.Result{}, err))
 	}

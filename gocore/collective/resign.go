@@ -1,4 +1,4 @@
-package group
+package collective
 
 import "github.com/paddlempi/paddlempi/gocore/status"
 
@@ -10,28 +10,28 @@ import "github.com/paddlempi/paddlempi/gocore/status"
 // come to it or not. It says nothing new if seq was given up before.
 func (g *Group) resign(seq uint64, err error) {
 	switch {
-	case g.wire != nil:
-		g.wire.GiveUp(seq, g.cause(err))
-	case g.node == nil || len(g.arrival.Closers(seq)) > 0:
-	case !g.arrival.GiveUp(seq, g.cause(err)):
-		g.node.Slots.Stop(seq, g.cause(err))
+	case g.Wire != nil:
+		g.Wire.GiveUp(seq, g.cause(err))
+	case g.Node == nil || len(g.Arrival.Closers(seq)) > 0:
+	case !g.Arrival.GiveUp(seq, g.cause(err)):
+		g.Node.Slots.Stop(seq, g.cause(err))
 	}
 }
 
 // tellOthers tells the members of a group that spans nodes that this one takes no part any more, if it was the
 // first. From here on questions are answered whatever this rank does.
 func (g *Group) tellOthers() {
-	if g.wire == nil {
+	if g.Wire == nil {
 		return
 	}
 	g.Env.Engine.CalledMPI()
-	gaveUp := g.wire.GaveUp()
+	gaveUp := g.Wire.GaveUp()
 	if gaveUp == nil || gaveUp.By != g.Rank || g.told.Swap(true) {
 		return
 	}
 	for i, r := range g.Ranks {
 		if i != g.Rank && !g.Env.Roster.Died(r) {
-			g.Env.Roster.Questions.Answer(r, g.key, gaveUp.Seq)
+			g.Env.Roster.Questions.Answer(r, g.Key, gaveUp.Seq)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package group
+package collective
 
 import (
 	"testing"
@@ -15,7 +15,7 @@ func TestHowOftenAWaitLooks(t *testing.T) {
 	pace := func(g *Group, s stage) work.Pace {
 		return (&collective{request: request{g: g}, progress: progress{stage: s}}).Requests(&work.Batch{})
 	}
-	for name, g := range map[string]*Group{"a node": {}, "nodes": {wire: &arrive.Wire{}}, "a phase": {silent: true}} {
+	for name, g := range map[string]*Group{"a node": {}, "nodes": {Wire: &arrive.Wire{}}, "a phase": {Silent: true}} {
 		t.Run(name, func(t *testing.T) {
 			for _, s := range []stage{checked, announced, lingering} {
 				assert.Equal(t, work.Seldom, pace(g, s))

@@ -1,4 +1,4 @@
-package group
+package collective
 
 import (
 	"fmt"
@@ -53,7 +53,8 @@ type request struct {
 // progress is how far a collective has come.
 type progress struct {
 	stage stage
-	form  coll.Form // how the algorithm carries it out
+	alg   *coll.Algorithm // once all have agreed
+	form  coll.Form       // how the algorithm carries it out
 	// handle is set if the engine takes the collective further, or if it is in the queue. The thread of the caller takes
 	// another one further, which is reused.
 	handle  *work.Handle
@@ -119,8 +120,8 @@ func (g *Group) submit(d *op.Desc, p *Prepared, nested bool) (*work.Handle, work
 	var c *collective
 	if p != nil && p.knows(d) {
 		c = p.take(d)
-	} else if call := g.calls.find(d); call != nil {
-		c = call.repeat(d)
+	} else if call, tensor := g.calls.find(d); call != nil {
+		c = call.repeat(d, tensor)
 	} else {
 		trait, ok := op.TraitOf(d.Code)
 		switch {
@@ -129,7 +130,7 @@ func (g *Group) submit(d *op.Desc, p *Prepared, nested bool) (*work.Handle, work
 		case d.Code == op.Panic:
 			panic("paddlempi: the panic operation was called, which exists to test this")
 		case !trait.Collective:
-			return g.messages.Carry(d)
+			return g.Messages.Carry(d)
 		}
 		c = collectives.Get().(*collective)
 		c.g = g
@@ -224,13 +225,13 @@ func (g *Group) refuse(code op.Code) {
 
 // record enters c in the flight recorder. c gets its number later unless it has one.
 func (c *collective) record(flags trace.Flags) {
-	if c.g.silent {
+	if c.g.Silent {
 		return
 	}
 	if c.async {
 		flags |= trace.Async
 	}
-	c.trace = c.g.Env.Recorder.Begin(c.g.ID, c.args.Seq, (*[3]uint64)(&c.sig), flags)
+	c.trace = c.g.ring.Begin(c.g.ID, c.args.Seq, (*[3]uint64)(&c.sig), flags)
 }
 
 // of describes the collective and its group.
