@@ -172,16 +172,16 @@ func (c *Comm) send(what span, to, tag int32) (*transport.Request, error) {
 			mem.Free(unsafe.Pointer(r))
 			return nil, err
 		}
-	case what.packer == nil && bytes <= mostWhole && o.out[peer].sendWhole(&p, what.address(), c.bounded):
+	case what.packer == nil && bytes <= mostWhole && out.sendWhole(&p, what.address(), c.bounded):
 		o.end(r, 0)
 	case bytes > short:
 		p.kind = ask
 		o.numbers++
 		p.number, p.answer = o.numbers, uint64(uintptr(what.address()))
 		o.asked[p.number] = &sending{span: what, r: r, to: peer}
-		o.out[peer].send(&outgoing{head: p, bounded: c.bounded})
+		out.send(&outgoing{head: p, bounded: c.bounded})
 	default:
-		o.out[peer].send(&outgoing{head: p, from: what.data, r: r, bounded: c.bounded})
+		out.send(&outgoing{head: p, from: what.data, r: r, bounded: c.bounded})
 	}
 	return r, nil
 }

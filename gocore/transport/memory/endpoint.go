@@ -552,7 +552,7 @@ func (o *endpoint) breakOff(peer int, code int32) {
 		}
 	}
 	out.begun, out.queue, out.held = nil, nil, nil
-	o.out[peer].endStream()
+	out.endStream()
 	for number, s := range o.asked {
 		if s.to == peer {
 			delete(o.asked, number)
