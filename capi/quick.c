@@ -7,8 +7,8 @@
 
 _Static_assert((int)QUICK_MOST == (int)PM_MOST, "what C takes is what it may carry out");
 
-/* In gocore/transport/memory/quick.c. It is weak, because cgo links the files of this folder without those
- * of others to see what they import. */
+/* In gocore/transport/memory/quick.c. It is weak, because cgo links the files of this folder
+ * without those of others to see what they import. */
 __attribute__((weak)) int pq_carry(const pq_message *m, int pauses);
 
 int quick_message(const pmpi_op *op, pmpi_result *r, int64_t most, int pauses) {
