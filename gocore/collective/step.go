@@ -221,6 +221,9 @@ func (c *collective) step(spin int) wants {
 func (c *collective) announce(spin int) wants {
 	g := c.g
 	c.stage = announced
+	if c.refused {
+		c.deadline = time.Now().Add(g.Timeout()) // its first deadline may have passed
+	}
 	if c.ahead {
 		g.Node.Slots.Turn(g.turn)
 		return members
@@ -236,7 +239,6 @@ func (c *collective) announce(spin int) wants {
 	switch {
 	case c.refused:
 		flags |= arrive.Refused
-		c.deadline = time.Now().Add(g.Timeout()) // its first deadline may have passed
 	case c.handle != nil || g.Wire != nil:
 	case !g.Env.Groups.Survives:
 		flags |= arrive.Sync

@@ -137,6 +137,7 @@ func (c *collective) refuseInstead(err error) {
 	c.refuse()
 	c.g.mu.Unlock()
 	c.report(err)
+	c.deadline = time.Now().Add(c.g.Timeout())
 }
 
 // refuseQueued makes c a refusal if it is still in the queue and was not announced. c is not removed, because the other members

@@ -270,3 +270,43 @@ func TestNobodyWaitsLongAfterTheFirst(t *testing.T) {
 	workers.Wait()
 	assert.Greater(t, failed, *schedules/4, "most schedules have no failure")
 }
+
+// A collective whose turn did not come in time is refused, also if the refusal is announced ahead of its turn: it waits as long as the
+// group does, and the group stays usable.
+func TestARefusalAnnouncedAhead(t *testing.T) {
+	var later sync.WaitGroup
+	later.Add(1)
+	ranks(t, 2, nil, func(t *testing.T, _ *world.Env, g *Group) {
+		sum := allReduce(floats(1))
+		if g.Rank == 1 {
+			later.Wait()
+			_, err := submit(g, sum)
+			assert.NoError(t, err)
+			for range 2 {
+				_, err = submit(g, desc(op.Barrier, nil, nil))
+				assert.Equal(t, status.Refused, status.CodeOf(err))
+			}
+			_, err = submit(g, sum)
+			assert.NoError(t, err)
+			return
+		}
+		sum.Flags = op.FlagAsync
+		first, _, err := g.Submit(sum, false)
+		assert.NoError(t, err)
+		g.SetTimeout(300 * time.Millisecond)
+		_, err = submit(g, desc(op.Barrier, nil, nil))
+		assert.Equal(t, status.Timeout, status.CodeOf(err))
+		late := desc(op.Barrier, nil, nil)
+		late.Flags = op.FlagAsync
+		second, _, err := g.Submit(late, false)
+		assert.NoError(t, err)
+		_, err = second.Wait(time.Minute, nil)
+		assert.Equal(t, status.Timeout, status.CodeOf(err))
+		g.SetTimeout(time.Minute)
+		later.Done()
+		_, err = first.Wait(time.Minute, nil)
+		assert.NoError(t, err)
+		_, err = submit(g, allReduce(floats(1)))
+		assert.NoError(t, err)
+	})
+}
