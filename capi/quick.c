@@ -1,14 +1,14 @@
 /* A send or a receive that needs no Go: of one short tensor in host memory, to or from a rank of
- * this node, in a call that waits for nothing or not for long. gocore/messages/quick.h has the
- * rest. */
+ * this node, in a call that waits for nothing or not for long. gocore/transport/memory/quick.h
+ * has the rest. */
 #include "quick.h"
 
-#include "../gocore/messages/quick.h"
+#include "../gocore/transport/memory/quick.h"
 
 _Static_assert((int)QUICK_MOST == (int)PM_MOST, "what C takes is what it may carry out");
 
-/* In gocore/messages/quick.c. It is weak, because cgo links the files of this folder without those
- * of others to see what they import. */
+/* In gocore/transport/memory/quick.c. It is weak, because cgo links the files of this folder
+ * without those of others to see what they import. */
 __attribute__((weak)) int pq_carry(const pq_message *m, int pauses);
 
 int quick_message(const pmpi_op *op, pmpi_result *r, int64_t most, int pauses) {

@@ -89,7 +89,7 @@
 //
 // Messages (send, recv, sendrecv, probe) have no arrival, are outside the order of the
 // collectives, and use a communicator of their own (package messages). A short one on one node
-// never comes to Go: capi/quick.c hands it to gocore/messages/quick.c.
+// never comes to Go: capi/quick.c hands it to gocore/transport/memory/quick.c.
 //
 // docs/architecture.md has the rooms (packages), the picture, the threads, and what happens at exit.
 package gocore

@@ -63,7 +63,7 @@ ROOMS = (
         "the C interface (`pmpi.h`), and the extension module for Python; `export.go` has every "
         "`//export`",
         "gocore op status",
-        c="crash messages reduce window",
+        c="crash reduce transport/memory window",
     ),
     Room(
         "tools/opgen",
@@ -107,7 +107,7 @@ ROOMS = (
         "gocore/registry",
         "what a process has once: MPI; worlds, groups, windows, prepared operations and open "
         "files by number; its tables; what ends with it",
-        "collective crash group messages mpi op ps/job status window work world",
+        "collective crash group mpi op ps/job status transport/memory window work world",
         files="servers guests prepared worlds windows files registry closers by_number",
     ),
     Room(
@@ -131,8 +131,8 @@ ROOMS = (
         "gocore/collective",
         "the collectives of a group in their order, each a state machine: checks of arguments, the "
         "life of a call, errors that name ranks",
-        "arrive buffer coll coll/bounce coll/ipc coll/shm cuda grid health mem messages neighbours op "
-        "status trace work world",
+        "arrive buffer coll coll/bounce coll/ipc coll/shm cuda grid health mem messages neighbours "
+        "op status trace work world",
     ),
     Room(
         "gocore/comm",
@@ -142,8 +142,8 @@ ROOMS = (
     ),
     Room(
         "gocore/neighbours",
-        "exchanges of halos and graphs: what a pattern makes of tensors of one shape, and tensors in "
-        "device memory and lent ones among them",
+        "exchanges of halos and graphs: what a pattern makes of tensors of one shape, also in "
+        "device memory or lent",
         "arrive buffer coll cuda grid mem op status",
     ),
     Room(
@@ -157,7 +157,6 @@ ROOMS = (
         "gocore/messages",
         "send, recv, sendrecv and probe between the members of a group",
         "buffer cuda health mem op status trace transport work world",
-        c="primitives trace transport/memory",
     ),
     Room(
         "gocore/world",
@@ -312,9 +311,9 @@ ROOMS = (
     Room(
         "gocore/transport/memory",
         "a transport in memory that the ranks of a node share: messages, rounds and communicators "
-        "without MPI",
+        "without MPI; short messages without Go",
         "cma mem segment status transport work",
-        c="primitives",
+        c="primitives trace",
     ),
     Room(
         "gocore/transport/transportfake",

@@ -9,7 +9,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// filesOf returns the calls for files of an MPI, which is nil if there is none.
+// filesOf returns what opens files by an MPI, which is nil if there is none.
 func filesOf(what string, lib mpi.Library) (mpi.Files, error) {
 	if lib == nil {
 		return nil, status.New(status.Unsupported, "%s: this job runs without MPI; set PADDLEMPI_IO=posix, or leave it unset", what)
@@ -18,10 +18,15 @@ func filesOf(what string, lib mpi.Library) (mpi.Files, error) {
 	if !ok {
 		return nil, status.New(status.Unsupported, "%s: %s has no calls for files", what, lib.Info().Name)
 	}
+	return files, checkOpen(what, lib)
+}
+
+// checkOpen returns an error if an MPI was finalized.
+func checkOpen(what string, lib mpi.Library) error {
 	if lib.Finalized() {
-		return nil, status.New(status.NotInitialized, "%s: MPI was finalized in this process", what)
+		return status.New(status.NotInitialized, "%s: MPI was finalized in this process", what)
 	}
-	return files, nil
+	return nil
 }
 
 type fileOpenRequest struct {
@@ -61,44 +66,43 @@ type fileRequest struct {
 	memory
 }
 
-// file returns the file that a request names, and the calls for it.
-func (r *fileRequest) file(what string) (mpi.Files, mpi.File, error) {
+// file returns the file that a request names.
+func (r *fileRequest) file(what string) (*mpi.File, error) {
 	one, ok := registry.Files.Get(r.Handle)
 	if !ok {
-		return nil, 0, status.New(status.Argument, "%s: there is no file %d", what, r.Handle)
+		return nil, status.New(status.Argument, "%s: there is no file %d", what, r.Handle)
 	}
 	if r.Offset < 0 || r.Bytes < 0 {
-		return nil, 0, status.New(status.Argument, "%s: %d bytes at %d: neither may be below 0", what, r.Bytes, r.Offset)
+		return nil, status.New(status.Argument, "%s: %d bytes at %d: neither may be below 0", what, r.Bytes, r.Offset)
 	}
-	files, err := filesOf(what, one.MPI)
-	return files, one.File, err
+	return one.File, checkOpen(what, one.MPI)
 }
 
 // fileMove makes a method that writes to a file or reads from it.
-func fileMove(what string, move func(mpi.Files, mpi.File, int64, unsafe.Pointer, int64) (int64, error)) handler {
+func fileMove(what string, move func(*mpi.File, int64, unsafe.Pointer, int64) (int64, error)) handler {
 	return with(func(r fileRequest, _ work.Interrupt) (any, error) {
-		files, f, err := r.file(what)
+		f, err := r.file(what)
 		if err != nil {
 			return nil, err
 		}
-		moved, err := move(files, f, r.Offset, r.at(), r.Bytes)
+		moved, err := move(f, r.Offset, r.at(), r.Bytes)
 		return map[string]any{"bytes": moved}, err
 	})
 }
 
 func fileSync(r fileRequest, _ work.Interrupt) (any, error) {
-	files, f, err := r.file("file_sync")
+	f, err := r.file("file_sync")
 	if err != nil {
 		return nil, err
 	}
-	return done, files.SyncFile(f)
+	return done, f.Sync()
 }
 
 func fileClose(r fileRequest, _ work.Interrupt) (any, error) {
-	files, f, err := r.file("file_close")
+	f, err := r.file("file_close")
 	registry.Files.Forget(r.Handle)
 	if err != nil {
 		return nil, err
 	}
-	return done, files.CloseFile(f)
+	return done, f.Close()
 }

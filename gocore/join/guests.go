@@ -74,7 +74,7 @@ func Disconnect(w *registry.Guest, limit time.Duration, interrupt work.Interrupt
 
 // noteDeaths keeps this process from finalizing MPI if MPI would wait for processes that have died.
 func noteDeaths(w *registry.Guest) {
-	if j, ok := w.Env.Base.(transport.Joiner); ok && j.WaitsForDead() && w.Env.Departure.Deserted() {
+	if j := transport.JoinerOf(w.Env.Base); j != nil && j.WaitsForDead() && w.Env.Departure.Deserted() {
 		registry.MPIInUse.Store(true)
 		registry.Deserted.Store(true)
 	}

@@ -54,7 +54,7 @@ func (c Call) Spawn(command []string, n int) (*registry.World, error) {
 // ranks of the initial world.
 func (c Call) Parents() (*registry.World, error) {
 	env, lib := c.Group.Env, registry.MPI
-	if j, ok := env.Base.(transport.Joiner); !ok {
+	if j := transport.JoinerOf(env.Base); j == nil {
 		return nil, nil
 	} else if spawned, err := j.Spawned(); err != nil || !spawned {
 		return nil, err
@@ -74,8 +74,8 @@ type party struct {
 }
 
 func (c Call) join(by way) (*registry.World, error) {
-	base, ok := c.Group.Env.Base.(transport.Joiner)
-	if !ok {
+	base := transport.JoinerOf(c.Group.Env.Base)
+	if base == nil {
 		return nil, status.New(status.Unsupported, "%s: this transport has no other processes", c.What)
 	}
 	if err := by.can(base); err != nil { // the same on all ranks
@@ -291,7 +291,7 @@ func (s *party) make(by way) (*registry.World, error) {
 
 // world joins, and makes the world of both parties and the group of all its ranks.
 func (s *party) world(by way) (*registry.World, error) {
-	both, err := by.join(s.comm.(transport.Joiner))
+	both, err := by.join(transport.JoinerOf(s.comm))
 	if err != nil {
 		return nil, err
 	}

@@ -134,7 +134,7 @@ func (m *message) giveUp(err error) {
 		}
 		if tr.request == nil {
 			tr.dropped = true // MPI was not called for it
-			m.g.unqueue(tr)
+			m.g.waiting.unqueue(tr)
 			continue
 		}
 		if !tr.receives || m.comm.Cancel(tr.request) != nil {

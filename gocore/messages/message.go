@@ -155,7 +155,7 @@ type transfer struct {
 	// dropped says that the transfer was given up before MPI was called for it.
 	dropped   bool
 	queued    bool // it is in Messages.waiting
-	ready     bool // it is there although its tensor is ready; guarded by Messages.mu
+	ready     bool // it is there although its tensor is ready; guarded by waiting.mu
 	buried    bool // its peer has died, and its requests were ended
 	packed    *packed
 	fragments *fragments // nil if the message goes as a whole
@@ -258,13 +258,13 @@ func (m *message) tryStart(tr *transfer) error {
 	}
 	ready, err := tr.onDevice.ready()
 	if err != nil {
-		m.g.unqueue(tr)
+		m.g.waiting.unqueue(tr)
 		return err
 	}
 	if tr.receives && tr.fragments != nil && m.copiesSend() {
 		ready = false // a fragment may be unpacked over what the device still copies
 	}
-	if !m.g.mayStart(tr, ready) {
+	if !m.g.waiting.mayStart(tr, ready) {
 		return nil
 	}
 	switch {
@@ -278,10 +278,10 @@ func (m *message) tryStart(tr *transfer) error {
 	m.g.Env.Engine.CalledMPI()
 	m.trace.Begun(0)
 	if tr.request == nil && err == nil {
-		m.g.await(tr)
+		m.g.waiting.await(tr)
 		return nil
 	}
-	m.g.unqueue(tr)
+	m.g.waiting.unqueue(tr)
 	if err != nil {
 		m.g.group.Fail(err)
 	}

@@ -3,9 +3,6 @@
 // task of the engine.
 package messages
 
-// #include "quick.h"
-import "C"
-
 import (
 	"slices"
 	"sync"
@@ -41,11 +38,9 @@ type Messages struct {
 
 	mu      sync.Mutex
 	comm    transport.Comm // nil in a group of one until its first message
-	waiting []*transfer    // transfers whose tensor is not ready, receives that look for a message, and those behind them
 	dropped *dropped       // the message that is being dropped; nil if there is none
 
-	quick     *C.pq_group  // nil: no message of the group goes without Go
-	queued    atomic.Int32 // len(waiting); can be read without mu
+	waiting   waiting
 	underWay  atomic.Int32 // messages and probes under way, also those that were given up
 	async     atomic.Int32 // asynchronous ones whose end was not reported yet
 	toldOfAny atomic.Bool  // a wait for a message of any member was reported
@@ -57,7 +52,7 @@ func New(members *world.Members, id int64, key uint64, comm transport.Comm, grou
 	if b, ok := comm.(transport.Bounder); ok {
 		b.Bound()
 	}
-	g.openQuick()
+	g.waiting.quick = g.openQuick()
 	return g
 }
 
@@ -69,14 +64,7 @@ func (g *Messages) UnderWay() bool { return g.underWay.Load() > 0 }
 func (g *Messages) Async() bool { return g.async.Load() > 0 }
 
 // StartsNothing tells whether no message waits until its tensor is ready.
-func (g *Messages) StartsNothing() bool {
-	if g.queued.Load() == 0 {
-		return true
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return !slices.ContainsFunc(g.waiting, func(tr *transfer) bool { return !tr.ready })
-}
+func (g *Messages) StartsNothing() bool { return g.waiting.ready() }
 
 // Comm returns what carries the messages; nil in a group of one that has sent none.
 func (g *Messages) Comm() transport.Comm {
@@ -197,84 +185,6 @@ func (g *Messages) checkAddress(code op.Code, peer, tag int32, wild bool) error 
 		return status.New(status.Argument, "%s: tag is %d; it must be from 0 to %d, the greatest that this transport takes", code, tag, ub)
 	}
 	return nil
-}
-
-// mayStart tells whether MPI may be called for tr now. MPI's messages between two ranks do not
-// overtake each other, and neither may these. Therefore a transfer whose tensor is not ready, or which has found no
-// message, is put into a list, and later transfers to or from the same rank wait behind it. Two receives whose tags
-// differ never take the same message.
-func (g *Messages) mayStart(tr *transfer, ready bool) bool {
-	if ready && g.queued.Load() == 0 {
-		return true
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	tr.ready = ready
-	g.enqueue(tr)
-	for _, first := range g.waiting {
-		if first == tr {
-			break
-		}
-		if first.goesBefore(tr) {
-			return false
-		}
-	}
-	return ready
-}
-
-// goesBefore tells whether MPI has to be called for tr, which was first, before it is called for other.
-func (tr *transfer) goesBefore(other *transfer) bool {
-	if tr.receives != other.receives || tr.peer != other.peer && tr.peer >= 0 && other.peer >= 0 {
-		return false
-	}
-	return !tr.receives || tr.tag == other.tag || tr.tag < 0 || other.tag < 0
-}
-
-// isAwaited tells whether a receive in the list, which was called before, takes the first message of a rank with a tag.
-func (g *Messages) isAwaited(source, tag int32) bool {
-	if g.queued.Load() == 0 {
-		return false
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return slices.ContainsFunc(g.waiting, func(tr *transfer) bool {
-		return tr.receives && (tr.peer < 0 || tr.peer == source) && (tr.tag < 0 || tr.tag == tag)
-	})
-}
-
-// await puts tr into the list: it has found no message.
-func (g *Messages) await(tr *transfer) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.enqueue(tr)
-}
-
-// enqueue puts tr into the list, unless it is there. The caller holds mu.
-func (g *Messages) enqueue(tr *transfer) {
-	if !tr.queued {
-		tr.queued = true
-		g.waiting = append(g.waiting, tr)
-		g.queued.Add(1)
-		g.hold(1)
-	}
-}
-
-// unqueue takes tr out of the list, if it is there.
-func (g *Messages) unqueue(tr *transfer) {
-	if !tr.queued {
-		return
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	tr.queued = false
-	for i, s := range g.waiting {
-		if s == tr {
-			g.waiting = append(g.waiting[:i], g.waiting[i+1:]...)
-			g.queued.Add(-1)
-			g.hold(-1)
-			return
-		}
-	}
 }
 
 // report reports a wait for a message, or until one is received. peers are the world ranks that

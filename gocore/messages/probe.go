@@ -28,7 +28,7 @@ func (g *Messages) probe(d *op.Desc, m *message) (r work.Result, err error) {
 	}
 	waitErr := g.Wait(func() bool {
 		st, found, e := comm.Probe(d.Peer, d.Tag)
-		found = found && !g.isAwaited(st.Source, st.Tag)
+		found = found && !g.waiting.isAwaited(st.Source, st.Tag)
 		if found {
 			r = work.Result{Source: st.Source, Tag: st.Tag, Bytes: st.Bytes}
 		}

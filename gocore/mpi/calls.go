@@ -33,9 +33,9 @@ func (l *library) Run(c *Call, st *Status) error {
 	if !c.countsFit() {
 		return c.countError()
 	}
-	rc := C.pmpi_mpi_run(l.table, (*C.struct_pmpi_mpi_call)(unsafe.Pointer(c)), (*C.struct_pmpi_mpi_status)(unsafe.Pointer(st)))
+	rc := C.pmpi_mpi_run(l.mpi.table, (*C.struct_pmpi_mpi_call)(unsafe.Pointer(c)), (*C.struct_pmpi_mpi_status)(unsafe.Pointer(st)))
 	if rc != 0 {
-		return l.check(c.Fn.String(), rc)
+		return l.mpi.check(c.Fn.String(), rc)
 	}
 	return nil
 }
@@ -45,11 +45,11 @@ func (l *library) Start(c *Call) (*transport.Request, error) {
 		return nil, c.countError()
 	}
 	r := l.requests.take()
-	rc := C.pmpi_mpi_start(l.table, (*C.struct_pmpi_mpi_call)(unsafe.Pointer(c)), (*C.struct_pmpi_mpi_request)(unsafe.Pointer(r)))
+	rc := C.pmpi_mpi_start(l.mpi.table, (*C.struct_pmpi_mpi_call)(unsafe.Pointer(c)), (*C.struct_pmpi_mpi_request)(unsafe.Pointer(r)))
 	r.Kind = int32(c.Fn)
 	if rc != 0 {
 		l.Release(r)
-		return nil, l.check(c.Fn.nonblocking(), rc)
+		return nil, l.mpi.check(c.Fn.nonblocking(), rc)
 	}
 	return r, nil
 }
@@ -58,11 +58,11 @@ func (l *library) Poll(requests []uintptr) int {
 	if len(requests) == 0 {
 		return 0
 	}
-	return int(C.pmpi_mpi_poll(l.table, (*C.uintptr_t)(unsafe.Pointer(unsafe.SliceData(requests))), C.int(len(requests))))
+	return int(C.pmpi_mpi_poll(l.mpi.table, (*C.uintptr_t)(unsafe.Pointer(unsafe.SliceData(requests))), C.int(len(requests))))
 }
 
 func (l *library) Cancel(r *transport.Request) error {
-	return l.check("MPI_Cancel", C.pmpi_mpi_cancel(l.table, (*C.struct_pmpi_mpi_request)(unsafe.Pointer(r))))
+	return l.mpi.check("MPI_Cancel", C.pmpi_mpi_cancel(l.mpi.table, (*C.struct_pmpi_mpi_request)(unsafe.Pointer(r))))
 }
 
 func (l *library) Poller() work.Poller { return l }
@@ -74,7 +74,7 @@ func (l *library) Err(r *transport.Request) error {
 	if r.Code == 0 {
 		return nil
 	}
-	return l.check(Fn(r.Kind).nonblocking(), C.int(r.Code))
+	return l.mpi.check(Fn(r.Kind).nonblocking(), C.int(r.Code))
 }
 
 func (l *library) Release(r *transport.Request) { l.requests.give(r) }
@@ -97,10 +97,10 @@ func (l *library) probe(comm Comm, source, tag int32, take bool) (msg Message, s
 	if take {
 		function, message = "MPI_Improbe", &p.message
 	}
-	rc := C.pmpi_mpi_improbe(l.table, C.uintptr_t(comm), C.int32_t(source), C.int32_t(tag), &p.found, message,
+	rc := C.pmpi_mpi_improbe(l.mpi.table, C.uintptr_t(comm), C.int32_t(source), C.int32_t(tag), &p.found, message,
 		(*C.struct_pmpi_mpi_status)(unsafe.Pointer(&p.status)))
 	if rc != 0 {
-		return 0, Status{}, false, l.check(function, rc)
+		return 0, Status{}, false, l.mpi.check(function, rc)
 	}
 	return Message(p.message), p.status, p.found != 0, nil
 }

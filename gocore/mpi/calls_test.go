@@ -20,7 +20,7 @@ func nothing(t testing.TB) *library {
 	require.NoError(t, err)
 	table, missing := fillTable(func(string) unsafe.Pointer { return libc.Lookup("ffs") })
 	require.Empty(t, missing)
-	return &library{loaded: &loaded{file: libc, abi: &abiMPICH}, table: table}
+	return &library{mpi: &loaded{file: libc, abi: &abiMPICH, table: table}}
 }
 
 func TestMissingFunctionIsNamed(t *testing.T) {
@@ -134,11 +134,11 @@ func TestReductionsCoverWhatIsDefined(t *testing.T) {
 func stubbed(t *testing.T, a *ABI, n int, fails int32) (*library, []*transport.Request, []uintptr) {
 	libc, err := dl.Open("libc.so.6", dl.Now)
 	require.NoError(t, err)
-	l := &library{loaded: &loaded{file: libc, abi: a}}
+	l := &library{mpi: &loaded{file: libc, abi: a}}
 	table, missing := fillTable(mpistub.Lookup)
 	require.Empty(t, missing)
-	l.table = table
-	l.setConstants(table)
+	l.mpi.table = table
+	l.mpi.setConstants()
 	mpistub.Begin(mpistub.Layout(a.Status), a.Request == 4, a.Classes[ErrInStatus], fails)
 	var list []*transport.Request
 	var addresses []uintptr
@@ -235,7 +235,7 @@ func TestAnMPIWithoutFilesIsTold(t *testing.T) {
 	})
 	require.Empty(t, missing)
 	l := nothing(t)
-	l.table = table
+	l.mpi.table = table
 	_, err = l.OpenFile("/a", FileReads, nil)
 	require.Equal(t, status.Unsupported, status.CodeOf(err))
 	require.ErrorContains(t, err, "MPI_File_read_at")

@@ -42,7 +42,7 @@ func (f Fn) nonblocking() string {
 }
 
 // check turns the error code of an MPI function into an error, or nil for success.
-func (l *library) check(function string, code C.int) error {
+func (l *loaded) check(function string, code C.int) error {
 	if code == 0 {
 		return nil
 	}
@@ -71,7 +71,7 @@ func codeOf(class Class) status.Code {
 	return status.MPI
 }
 
-func (l *library) errorText(code C.int) string {
+func (l *loaded) errorText(code C.int) string {
 	text := (*C.char)(C.calloc(1, 4096)) // MPI_MAX_ERROR_STRING is 256 or 512
 	defer C.free(unsafe.Pointer(text))
 	var n C.int

@@ -12,8 +12,12 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// File is an MPI_File.
-type File uintptr
+// File is an MPI_File, which was opened by one process for itself, on MPI_COMM_SELF, so none of the calls waits for another
+// process. Offsets are bytes.
+type File struct {
+	mpi    *loaded
+	handle C.uintptr_t
+}
 
 // Hint is a key of an MPI_Info for a file, with its value.
 type Hint struct{ Key, Value string }
@@ -27,29 +31,21 @@ const (
 	FileIsMade          // and must not exist
 )
 
-// Files is a Library that can open files. Each is opened by one process for itself, on MPI_COMM_SELF, so none
-// of the calls waits for another process. Offsets are bytes.
+// Files is a Library that can open files.
 type Files interface {
-	OpenFile(path string, mode FileMode, hints []Hint) (File, error)
-	// WriteFile and ReadFile move the first of some bytes, and return how many. A read returns 0 at the end of the
-	// file.
-	WriteFile(f File, at int64, data unsafe.Pointer, bytes int64) (int64, error)
-	ReadFile(f File, at int64, data unsafe.Pointer, bytes int64) (int64, error)
-	// SyncFile returns when what this process has written is on the disk.
-	SyncFile(File) error
-	CloseFile(File) error
+	OpenFile(path string, mode FileMode, hints []Hint) (*File, error)
 }
 
-func (l *library) OpenFile(path string, mode FileMode, hints []Hint) (File, error) {
-	if lacks := C.pmpi_mpi_lacks_files(l.table); lacks != nil {
-		return 0, status.New(status.Unsupported, "%s (%s) was built without MPI-IO: it lacks %s", l.info.Path, l.info.Version, C.GoString(lacks))
+func (l *library) OpenFile(path string, mode FileMode, hints []Hint) (*File, error) {
+	if lacks := C.pmpi_mpi_lacks_files(l.mpi.table); lacks != nil {
+		return nil, status.New(status.Unsupported, "%s (%s) was built without MPI-IO: it lacks %s", l.mpi.info.Path, l.mpi.info.Version, C.GoString(lacks))
 	}
-	given := l.abi.Ints[iModeRdonly]
+	given := l.mpi.abi.Ints[iModeRdonly]
 	switch mode {
 	case FileWrites:
-		given = l.abi.Ints[iModeRdwr]
+		given = l.mpi.abi.Ints[iModeRdwr]
 	case FileIsMade:
-		given = l.abi.Ints[iModeRdwr] | l.abi.Ints[iModeCreate] | l.abi.Ints[iModeExcl]
+		given = l.mpi.abi.Ints[iModeRdwr] | l.mpi.abi.Ints[iModeCreate] | l.mpi.abi.Ints[iModeExcl]
 	}
 	words := make([]*C.char, 0, 2*len(hints)+2)
 	defer func() {
@@ -62,30 +58,33 @@ func (l *library) OpenFile(path string, mode FileMode, hints []Hint) (File, erro
 	}
 	name := C.CString(path)
 	defer C.free(unsafe.Pointer(name))
-	var file C.uintptr_t
-	err := l.check("MPI_File_open", C.pmpi_mpi_file_open(l.table, C.uintptr_t(l.handle(hCommSelf)), name, C.int(given),
-		unsafe.SliceData(words), C.int(len(hints)), &file))
-	return File(file), err
+	f := &File{mpi: l.mpi}
+	err := l.mpi.check("MPI_File_open", C.pmpi_mpi_file_open(l.mpi.table, C.uintptr_t(l.mpi.handle(hCommSelf)), name, C.int(given),
+		unsafe.SliceData(words), C.int(len(hints)), &f.handle))
+	return f, err
 }
 
-func (l *library) WriteFile(f File, at int64, data unsafe.Pointer, bytes int64) (int64, error) {
+// Write moves the first of some bytes to the file, and returns how many.
+func (f *File) Write(at int64, data unsafe.Pointer, bytes int64) (int64, error) {
 	var moved C.int64_t
-	err := l.check("MPI_File_write_at", C.pmpi_mpi_file_write(l.table, C.uintptr_t(f), C.int64_t(at), C.uintptr_t(uintptr(data)), C.int64_t(bytes), &moved))
+	err := f.mpi.check("MPI_File_write_at", C.pmpi_mpi_file_write(f.mpi.table, f.handle, C.int64_t(at), C.uintptr_t(uintptr(data)), C.int64_t(bytes), &moved))
 	return int64(moved), err
 }
 
-func (l *library) ReadFile(f File, at int64, data unsafe.Pointer, bytes int64) (int64, error) {
+// Read moves the first of some bytes from the file, and returns how many: 0 at the end of the file.
+func (f *File) Read(at int64, data unsafe.Pointer, bytes int64) (int64, error) {
 	var moved C.int64_t
-	err := l.check("MPI_File_read_at", C.pmpi_mpi_file_read(l.table, C.uintptr_t(f), C.int64_t(at), C.uintptr_t(uintptr(data)), C.int64_t(bytes), &moved))
+	err := f.mpi.check("MPI_File_read_at", C.pmpi_mpi_file_read(f.mpi.table, f.handle, C.int64_t(at), C.uintptr_t(uintptr(data)), C.int64_t(bytes), &moved))
 	return int64(moved), err
 }
 
-func (l *library) SyncFile(f File) error {
-	return l.check("MPI_File_sync", C.pmpi_mpi_file_sync(l.table, C.uintptr_t(f)))
+// Sync returns when what this process has written is on the disk.
+func (f *File) Sync() error {
+	return f.mpi.check("MPI_File_sync", C.pmpi_mpi_file_sync(f.mpi.table, f.handle))
 }
 
-func (l *library) CloseFile(f File) error {
-	return l.check("MPI_File_close", C.pmpi_mpi_file_close(l.table, C.uintptr_t(f)))
+func (f *File) Close() error {
+	return f.mpi.check("MPI_File_close", C.pmpi_mpi_file_close(f.mpi.table, f.handle))
 }
 
 var _ Files = (*library)(nil)

@@ -39,7 +39,7 @@ func (l *library) OnFinalize(fn func()) error {
 	if atFinalize.Swap(&fn) != nil {
 		return nil // the attribute of an earlier init is still set
 	}
-	err := l.check("MPI_Comm_set_attr", C.pmpi_mpi_on_finalize(l.table, C.uintptr_t(l.handle(hCommSelf))))
+	err := l.mpi.check("MPI_Comm_set_attr", C.pmpi_mpi_on_finalize(l.mpi.table, C.uintptr_t(l.mpi.handle(hCommSelf))))
 	if err != nil {
 		atFinalize.Store(nil)
 	}

@@ -16,11 +16,10 @@ import (
 
 // library is a Library that calls a real libmpi.
 //
-// Invariant: table, types, abi and info do not change after Open has returned it. ops changes only
+// Invariant: mpi and types do not change after Open has returned it. ops changes only
 // in openOps and FreeAll, and no other call may run at the same time.
 type library struct {
-	*loaded
-	table    *C.struct_pmpi_mpi_table
+	mpi      *loaded
 	tagUB    int32
 	types    [op.NumDTypes]Datatype
 	ops      [op.NumReduceOps][op.NumDTypes]Op
@@ -35,16 +34,16 @@ type library struct {
 // methods need. o says how.
 func (l *library) start(o Options) error {
 	l.intel = noteIntelSetting()
-	multiple := C.int(l.abi.Ints[iThreadMultiple])
+	multiple := C.int(l.mpi.abi.Ints[iThreadMultiple])
 	var level C.int
-	if l.initialized() {
-		l.info.Owner = "other"
-		if err := l.check("MPI_Query_thread", C.pmpi_mpi_query_thread(l.table, &level)); err != nil {
+	if l.mpi.initialized() {
+		l.mpi.info.Owner = "other"
+		if err := l.mpi.check("MPI_Query_thread", C.pmpi_mpi_query_thread(l.mpi.table, &level)); err != nil {
 			return err
 		}
 	} else {
-		l.info.Owner = "paddlempi"
-		takeBack := host().tellPrefix(l.info)
+		l.mpi.info.Owner = "paddlempi"
+		takeBack := host().tellPrefix(l.mpi.info)
 		err := l.initialise(o, multiple, &level)
 		takeBack()
 		if err != nil {
@@ -54,30 +53,30 @@ func (l *library) start(o Options) error {
 	// The handlers of MPICH (SIGUSR1) and Open MPI (SIGABRT) would otherwise run on a goroutine's
 	// small stack.
 	C.pmpi_mpi_signals_on_stack()
-	l.info.ThreadLevel = l.levelName(int32(level))
+	l.mpi.info.ThreadLevel = l.mpi.levelName(int32(level))
 	if level < multiple {
 		return l.levelError()
 	}
-	if l.abi == &abiStandard && l.info.Name == "Intel MPI" {
+	if l.mpi.abi == &abiStandard && l.mpi.info.Name == "Intel MPI" {
 		// libmpi_abi of Intel MPI 2021.18 accepts MPI_ERRORS_RETURN and aborts nevertheless. MPICH
 		// 5.0.2 is the opposite: with an error handler of this package, calls return success after
 		// an error.
-		if err := l.check("MPI_Comm_create_errhandler", C.pmpi_mpi_own_errhandler(l.table)); err != nil {
+		if err := l.mpi.check("MPI_Comm_create_errhandler", C.pmpi_mpi_own_errhandler(l.mpi.table)); err != nil {
 			return err
 		}
 	}
-	if l.info.Owner == "paddlempi" { // communicators of other code keep their error handlers
+	if l.mpi.info.Owner == "paddlempi" { // communicators of other code keep their error handlers
 		for _, h := range []int{hCommWorld, hCommSelf} {
-			if err := l.check("MPI_Comm_set_errhandler", C.pmpi_mpi_errors_return(l.table, C.uintptr_t(l.handle(h)))); err != nil {
+			if err := l.mpi.check("MPI_Comm_set_errhandler", C.pmpi_mpi_errors_return(l.mpi.table, C.uintptr_t(l.mpi.handle(h)))); err != nil {
 				return err
 			}
 		}
 	}
 	for d, h := range typeHandle {
-		l.types[d] = Datatype(l.handle(h))
+		l.types[d] = Datatype(l.mpi.handle(h))
 	}
 	var set, value C.int
-	if err := l.check("MPI_Comm_get_attr", C.pmpi_mpi_attribute(l.table, C.uintptr_t(l.World()), C.int(l.abi.Ints[iTagUB]), &set, &value)); err != nil {
+	if err := l.mpi.check("MPI_Comm_get_attr", C.pmpi_mpi_attribute(l.mpi.table, C.uintptr_t(l.World()), C.int(l.mpi.abi.Ints[iTagUB]), &set, &value)); err != nil {
 		return err
 	}
 	l.tagUB = 32767 // the least that the standard allows
@@ -93,7 +92,7 @@ func (l *library) initialise(o Options, want C.int, level *C.int) error {
 	init := func() error {
 		begun.Store(true)
 		defer over.Store(true)
-		return l.check("MPI_Init_thread", C.pmpi_mpi_init(l.table, want, level))
+		return l.mpi.check("MPI_Init_thread", C.pmpi_mpi_init(l.mpi.table, want, level))
 	}
 	if o.SelfStart == nil {
 		if o.RollCall != nil {
@@ -102,12 +101,12 @@ func (l *library) initialise(o Options, want C.int, level *C.int) error {
 		return init()
 	}
 	l.alone = true
-	err := o.SelfStart.Init(l.info, init)
+	err := o.SelfStart.Init(l.mpi.info, init)
 	l.stuck = begun.Load() && !over.Load()
 	return err
 }
 
-func (l *library) levelName(level int32) string {
+func (l *loaded) levelName(level int32) string {
 	for i, name := range []string{"single", "funneled", "serialized", "multiple"} {
 		if level == l.abi.Ints[iThreadSingle+i] {
 			return name
@@ -117,13 +116,13 @@ func (l *library) levelName(level int32) string {
 }
 
 func (l *library) levelError() error {
-	if l.info.Owner == "other" {
+	if l.mpi.info.Owner == "other" {
 		return status.New(status.ThreadLevel, "MPI (%s) was initialised with thread level %q, and paddlempi needs \"multiple\": "+
 			"with mpi4py set mpi4py.rc.thread_level = \"multiple\" before the first \"from mpi4py import MPI\", "+
-			"or call init_process_group before that import", l.info.Path, l.info.ThreadLevel)
+			"or call init_process_group before that import", l.mpi.info.Path, l.mpi.info.ThreadLevel)
 	}
 	return status.New(status.ThreadLevel, "%s (%s) grants only thread level %q, and paddlempi needs \"multiple\": "+
-		"use an MPI that was built with thread support", l.info.Version, l.info.Path, l.info.ThreadLevel)
+		"use an MPI that was built with thread support", l.mpi.info.Version, l.mpi.info.Path, l.mpi.info.ThreadLevel)
 }
 
 // openOps makes the user ops and fills in the table of reductions.
@@ -131,7 +130,7 @@ func (l *library) openOps() error {
 	var made [C.PMPI_USER_OPS]Op
 	for i := range made {
 		var h C.uintptr_t
-		if err := l.check("MPI_Op_create", C.pmpi_mpi_create_op(l.table, C.int(i), &h)); err != nil {
+		if err := l.mpi.check("MPI_Op_create", C.pmpi_mpi_create_op(l.mpi.table, C.int(i), &h)); err != nil {
 			return err
 		}
 		made[i] = Op(h)
@@ -145,7 +144,7 @@ func (l *library) openOps() error {
 			if d == op.Bool {
 				h = boolHandle[r]
 			}
-			l.ops[r][d] = Op(l.handle(h))
+			l.ops[r][d] = Op(l.mpi.handle(h))
 		}
 	}
 	l.ops[op.Min][op.Float32] = made[C.PMPI_USER_MIN_FLOAT]
@@ -160,7 +159,7 @@ func (l *library) FreeAll() {
 	defer currentLock.Unlock()
 	if !l.Finalized() {
 		for _, o := range l.user {
-			C.pmpi_mpi_free_op(l.table, C.uintptr_t(o))
+			C.pmpi_mpi_free_op(l.mpi.table, C.uintptr_t(o))
 		}
 	}
 	l.user = nil
@@ -175,9 +174,9 @@ func standardOf(t *C.struct_pmpi_mpi_table) string {
 	return fmt.Sprintf("%d.%d", major, minor)
 }
 
-func (l *library) Info() Info     { return l.info }
-func (l *library) World() Comm    { return Comm(l.handle(hCommWorld)) }
-func (l *library) Byte() Datatype { return Datatype(l.handle(hByte)) }
+func (l *library) Info() Info     { return l.mpi.info }
+func (l *library) World() Comm    { return Comm(l.mpi.handle(hCommWorld)) }
+func (l *library) Byte() Datatype { return Datatype(l.mpi.handle(hByte)) }
 func (l *library) TagUB() int32   { return l.tagUB }
 
 func (l *library) TypeOf(d op.DType) (Datatype, bool) {
@@ -199,27 +198,27 @@ func (l *library) Bytes(n int64) (Datatype, func(), error) {
 		return 0, nil, status.New(status.Argument, "a datatype of %d bytes: it takes at least 1", n)
 	}
 	var h C.uintptr_t
-	if err := l.check("MPI_Type_create_hindexed", C.pmpi_mpi_bytes(l.table, C.int64_t(n), &h)); err != nil {
+	if err := l.mpi.check("MPI_Type_create_hindexed", C.pmpi_mpi_bytes(l.mpi.table, C.int64_t(n), &h)); err != nil {
 		return 0, nil, err
 	}
-	return Datatype(h), func() { C.pmpi_mpi_free_type(l.table, h) }, nil
+	return Datatype(h), func() { C.pmpi_mpi_free_type(l.mpi.table, h) }, nil
 }
 
 func (l *library) Rank(c Comm) (int, error) {
 	var n C.int
-	err := l.check("MPI_Comm_rank", C.pmpi_mpi_rank(l.table, C.uintptr_t(c), &n))
+	err := l.mpi.check("MPI_Comm_rank", C.pmpi_mpi_rank(l.mpi.table, C.uintptr_t(c), &n))
 	return int(n), err
 }
 
 func (l *library) Size(c Comm) (int, error) {
 	var n C.int
-	err := l.check("MPI_Comm_size", C.pmpi_mpi_size(l.table, C.uintptr_t(c), &n))
+	err := l.mpi.check("MPI_Comm_size", C.pmpi_mpi_size(l.mpi.table, C.uintptr_t(c), &n))
 	return int(n), err
 }
 
 func (l *library) Dup(c Comm) (Comm, error) {
 	var h C.uintptr_t
-	err := l.check("MPI_Comm_dup", C.pmpi_mpi_dup(l.table, C.uintptr_t(c), &h))
+	err := l.mpi.check("MPI_Comm_dup", C.pmpi_mpi_dup(l.mpi.table, C.uintptr_t(c), &h))
 	return Comm(h), err
 }
 
@@ -228,22 +227,22 @@ func (l *library) CreateGroup(parent Comm, ranks []int32, tag int32) (Comm, erro
 		return 0, status.New(status.Argument, "a communicator of no ranks")
 	}
 	var h C.uintptr_t
-	err := l.check("MPI_Comm_create_group", C.pmpi_mpi_create_group(l.table, C.uintptr_t(parent), C.int(len(ranks)),
+	err := l.mpi.check("MPI_Comm_create_group", C.pmpi_mpi_create_group(l.mpi.table, C.uintptr_t(parent), C.int(len(ranks)),
 		(*C.int32_t)(unsafe.SliceData(ranks)), C.int(tag), &h))
 	return Comm(h), err
 }
 
 func (l *library) SplitShared(c Comm) (Comm, error) {
 	var h C.uintptr_t
-	err := l.check("MPI_Comm_split_type", C.pmpi_mpi_split_shared(l.table, C.uintptr_t(c), &h))
+	err := l.mpi.check("MPI_Comm_split_type", C.pmpi_mpi_split_shared(l.mpi.table, C.uintptr_t(c), &h))
 	return Comm(h), err
 }
 
 func (l *library) Free(c Comm) error {
-	return l.check("MPI_Comm_free", C.pmpi_mpi_free_comm(l.table, C.uintptr_t(c)))
+	return l.mpi.check("MPI_Comm_free", C.pmpi_mpi_free_comm(l.mpi.table, C.uintptr_t(c)))
 }
 
-func (l *library) initialized() bool {
+func (l *loaded) initialized() bool {
 	var flag C.int
 	C.pmpi_mpi_initialized(l.table, &flag)
 	return flag != 0
@@ -251,14 +250,14 @@ func (l *library) initialized() bool {
 
 func (l *library) Finalized() bool {
 	var flag C.int
-	C.pmpi_mpi_finalized(l.table, &flag)
+	C.pmpi_mpi_finalized(l.mpi.table, &flag)
 	return flag != 0
 }
 
 func (l *library) Finalize() error {
-	return l.check("MPI_Finalize", C.pmpi_mpi_finalize(l.table))
+	return l.mpi.check("MPI_Finalize", C.pmpi_mpi_finalize(l.mpi.table))
 }
 
 func (l *library) Abort(code int) {
-	C.pmpi_mpi_abort(l.table, C.uintptr_t(l.World()), C.int(code))
+	C.pmpi_mpi_abort(l.mpi.table, C.uintptr_t(l.World()), C.int(code))
 }

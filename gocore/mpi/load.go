@@ -15,11 +15,12 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// loaded is what is known of a libmpi before it is initialised.
+// loaded is a libmpi: its functions, and what is known of it before it is initialised.
 type loaded struct {
-	file *dl.Library
-	abi  *ABI
-	info Info
+	file  *dl.Library
+	abi   *ABI
+	table *C.struct_pmpi_mpi_table
+	info  Info
 	// device is what MPICH was built for: "ch4:ofi", "ch4:ucx"; "" under other MPIs.
 	device string
 }
@@ -54,6 +55,10 @@ func load(path, why string) (*loaded, error) {
 	l.info = Info{Path: file.Path(), Why: why, ABI: l.abi.Name}
 	l.info.Version, l.device = versionOf(file)
 	l.info.Name = nameOf(l.info.Version)
+	if err := l.fill(); err != nil {
+		return nil, err
+	}
+	l.info.Standard = standardOf(l.table)
 	return l, nil
 }
 
@@ -99,9 +104,8 @@ func abiOf(file *dl.Library) *ABI {
 	return nil
 }
 
-// versionOf returns the first line of the library's version. Some libraries pad it with spaces,
-// which are removed.
-// versionOf returns the first line of MPI_Get_library_version, and the device that MPICH names in a later one ("ch4:ucx").
+// versionOf returns the first line of MPI_Get_library_version, without the spaces with which some libraries pad it, and the device
+// that MPICH names in a later one ("ch4:ucx").
 func versionOf(file *dl.Library) (version, device string) {
 	f := file.Lookup("MPI_Get_library_version")
 	if f == nil {
@@ -133,25 +137,26 @@ func nameOf(version string) string {
 	return "MPI"
 }
 
-// newTable looks up every function. A missing one is an error, unless it is optional.
-func (l *loaded) newTable() (*C.struct_pmpi_mpi_table, error) {
+// fill makes the table and looks up every function. A missing one is an error, unless it is optional.
+func (l *loaded) fill() error {
 	t, missing := fillTable(l.file.Lookup)
 	if t == nil {
-		return nil, status.New(status.NoMemory, "no memory for the table of MPI functions")
+		return status.New(status.NoMemory, "no memory for the table of MPI functions")
 	}
 	if missing != "" {
 		C.pmpi_mpi_free(t)
-		return nil, status.New(status.MPINotFound, "%s (%s) lacks %s: paddlempi needs an MPI of standard 3.1 or later",
+		return status.New(status.MPINotFound, "%s (%s) lacks %s: paddlempi needs an MPI of standard 3.1 or later",
 			l.info.Path, l.info.Version, missing)
 	}
-	l.setConstants(t)
-	return t, nil
+	l.table = t
+	l.setConstants()
+	return nil
 }
 
 // setConstants fills in what the calls need of the ABI.
-func (l *loaded) setConstants(t *C.struct_pmpi_mpi_table) {
+func (l *loaded) setConstants() {
 	a := l.abi
-	C.pmpi_mpi_set_constants(t, &C.struct_pmpi_mpi_constants{
+	C.pmpi_mpi_set_constants(l.table, &C.struct_pmpi_mpi_constants{
 		in_place: C.uintptr_t(a.InPlace), status_ignore: C.uintptr_t(a.StatusIgnore),
 		any_source: C.int32_t(a.Ints[iAnySource]), any_tag: C.int32_t(a.Ints[iAnyTag]),
 		status_source: C.int32_t(a.Status.Source), status_tag: C.int32_t(a.Status.Tag), status_error: C.int32_t(a.Status.Error),
@@ -207,11 +212,6 @@ func Probe(path string) (Info, error) {
 	if err != nil {
 		return Info{}, err
 	}
-	t, err := l.newTable()
-	if err != nil {
-		return Info{}, err
-	}
-	defer C.pmpi_mpi_free(t)
-	l.info.Standard = standardOf(t)
+	C.pmpi_mpi_free(l.table)
 	return l.info, nil
 }

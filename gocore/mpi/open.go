@@ -33,14 +33,15 @@ func Open(o Options) (Library, error) {
 	if current != nil {
 		return reopen(current, o)
 	}
-	l, err := find(o)
+	found, err := find(o)
 	if err != nil {
 		return nil, err
 	}
+	l := &library{mpi: found}
 	if l.Finalized() {
-		return nil, finalizedError(l.info.Path)
+		return nil, finalizedError(l.mpi.info.Path)
 	}
-	if !l.initialized() {
+	if !l.mpi.initialized() {
 		if err := l.beforeInit(o.SelfStart); err != nil {
 			return nil, err
 		}
@@ -63,17 +64,17 @@ func Open(o Options) (Library, error) {
 // beforeInit sets variables that MPI reads in MPI_Init, and returns an error if MPI would not start.
 func (l *library) beforeInit(s *SelfStart) error {
 	place := host().place(s)
-	host().hint(l.info, place)
-	if err := checkAddresses(l.info); err != nil {
+	host().hint(l.mpi.info, place)
+	if err := checkAddresses(l.mpi.info); err != nil {
 		return err
 	}
-	if err := host().checkShared(l.info, place, l.file.Lookup("ucp_get_version") != nil, sharedMemory); err != nil {
+	if err := host().checkShared(l.mpi.info, place, l.mpi.file.Lookup("ucp_get_version") != nil, sharedMemory); err != nil {
 		return err
 	}
 	if s != nil {
-		return checkStartable(l.info)
+		return checkStartable(l.mpi.info)
 	}
-	return CheckBeforeInit(l.info, l.file.Lookup("PMIx_Init") != nil)
+	return CheckBeforeInit(l.mpi.info, l.mpi.file.Lookup("PMIx_Init") != nil)
 }
 
 // checkWorld returns an error if MPI does not know of the other ranks of the job.
@@ -83,23 +84,23 @@ func (l *library) checkWorld(s *SelfStart) error {
 		return err
 	}
 	if s == nil {
-		return CheckLauncher(l.info, size)
+		return CheckLauncher(l.mpi.info, size)
 	}
 	rank, err := l.Rank(l.World())
 	if err != nil {
 		return err
 	}
-	return s.check(l.info, rank, size)
+	return s.check(l.mpi.info, rank, size)
 }
 
 // find loads the MPI that is initialised in this process already, or else the one that discovery
 // chooses.
-func find(o Options) (*library, error) {
+func find(o Options) (*loaded, error) {
 	for _, path := range Loaded() {
 		if !isInitialised(path) {
 			continue
 		}
-		l, err := newLibrary(path, "initialised in this process already")
+		l, err := load(path, "initialised in this process already")
 		if err != nil {
 			return nil, err
 		}
@@ -112,20 +113,7 @@ func find(o Options) (*library, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newLibrary(found.Path, found.Why)
-}
-
-func newLibrary(path, why string) (*library, error) {
-	ld, err := load(path, why)
-	if err != nil {
-		return nil, err
-	}
-	t, err := ld.newTable()
-	if err != nil {
-		return nil, err
-	}
-	ld.info.Standard = standardOf(t)
-	return &library{loaded: ld, table: t}, nil
+	return load(found.Path, found.Why)
 }
 
 // isInitialised tells whether the library at path, which this process has loaded, was initialised.
@@ -146,7 +134,7 @@ func (l *library) giveUp(err error) error {
 		failed = err
 		return err
 	}
-	if l.info.Owner == "paddlempi" && l.initialized() {
+	if l.mpi.info.Owner == "paddlempi" && l.mpi.initialized() {
 		_ = l.Finalize() // err says more than an error of Finalize
 		failed = err
 	}
@@ -156,9 +144,9 @@ func (l *library) giveUp(err error) error {
 // reopen is Open for a process that has its MPI already.
 func reopen(l *library, o Options) (Library, error) {
 	if l.Finalized() {
-		return nil, finalizedError(l.info.Path)
+		return nil, finalizedError(l.mpi.info.Path)
 	}
-	if err := CheckExplicit(o, l.info); err != nil {
+	if err := CheckExplicit(o, l.mpi.info); err != nil {
 		return nil, err
 	}
 	if o.SelfStart != nil {

@@ -63,14 +63,15 @@ func TestDestroyedGroupsAreForgotten(t *testing.T) {
 
 // What has a number is found by it until it is forgotten, and a number is used once.
 func TestFilesByHandle(t *testing.T) {
-	one, two := Files.Add(&File{File: 7}), Files.Add(&File{File: 8})
+	want := &File{}
+	one, two := Files.Add(&File{}), Files.Add(want)
 	assert.Less(t, one, two)
 	Files.Forget(one)
 	_, ok := Files.Get(one)
 	assert.False(t, ok)
 	f, ok := Files.Get(two)
 	assert.True(t, ok)
-	assert.EqualValues(t, 8, f.File)
+	assert.Same(t, want, f)
 	assert.Equal(t, []*File{f}, Files.All())
 	Files.Forget(two)
 	assert.Greater(t, Files.Add(&File{}), two)

@@ -6,9 +6,9 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/crash"
 	"github.com/paddlempi/paddlempi/gocore/group"
-	"github.com/paddlempi/paddlempi/gocore/messages"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/transport/memory"
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
@@ -67,13 +67,13 @@ func Healthy() error {
 func Poison(why string) {
 	why, _, _ = strings.Cut(why, "\n")
 	Poisoned.CompareAndSwap(nil, &why)
-	messages.Stop()
+	memory.StopQuick()
 }
 
 // SetInitial makes w the world of id 0.
 func SetInitial(w *World) {
 	initial.Store(w)
-	messages.SetInitial(w.All().ID)
+	memory.SetInitial(w.All().ID)
 	crash.SetInitial(w.All().ID)
 }
 

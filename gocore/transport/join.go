@@ -1,6 +1,20 @@
 package transport
 
-// Joiner is a Comm whose ranks can be joined with processes that are no ranks of its world. All of its ranks call the
+// Joinable is a Comm whose ranks can be joined with processes that are no ranks of its world.
+type Joinable interface {
+	// Joiner returns what does so; nil: nothing does.
+	Joiner() Joiner
+}
+
+// JoinerOf returns what joins the ranks of a Comm with other processes; nil: nothing does.
+func JoinerOf(c Comm) Joiner {
+	if j, ok := c.(Joinable); ok {
+		return j.Joiner()
+	}
+	return nil
+}
+
+// Joiner joins the ranks of a Comm with processes that are no ranks of its world. All of these ranks call the
 // same method. The Comm that this makes has the ranks of both parties: those of the first party come first, each party in its
 // order. No method has a deadline.
 type Joiner interface {

@@ -61,17 +61,29 @@ type Endpoint interface {
 	Requests
 }
 
-// Quick is a Comm of one node whose short messages C code may send and receive without Go (messages/quick.h).
-type Quick interface {
-	Quick() QuickState
+// QuickOpener is a Comm of one node whose short messages C code may send and receive without Go (memory/quick.h).
+type QuickOpener interface {
+	// OpenQuick lets C do so for a group of all its ranks; nil: it cannot.
+	OpenQuick(g QuickGroup) Quick
 }
 
-// QuickState is what C code has to know for that. It is outside the Go heap, but for Members, and stays until the Comm is freed.
-type QuickState struct {
-	Endpoint unsafe.Pointer // pm_endpoint of memory/rings.h; nil: there is none
-	Context  uint64
-	Busy     *uint32 // not 0 while receives wait, or messages that nobody has received
-	Members  []int   // rank of the endpoint, by rank
+// Quick is what C carries out of the messages of a group.
+type Quick interface {
+	// Hold says that by more messages wait for something before they begin: C overtakes none.
+	Hold(by int32)
+	// Close ends it, before the Comm is freed.
+	Close()
+}
+
+// QuickGroup is what C has to know of a group. Memory of it is outside the Go heap.
+type QuickGroup struct {
+	ID      int64 // in this process
+	MaxTag  int32
+	Crowded bool // the node has fewer cores than ranks
+	// The memory of the flight recorder: trace.Ring.Shared.
+	Next, Lost *uint64
+	Entries    unsafe.Pointer
+	Counter    bool
 }
 
 // Fragmenter is an Endpoint that moves a message in fragments. So tensors that do not lie in one piece are packed and unpacked

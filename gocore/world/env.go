@@ -349,7 +349,7 @@ func (e *Env) Free() error {
 	}
 	mem.Free(e.Departure.words)
 	e.Node.close()
-	if j, ok := e.Base.(transport.Joiner); ok && e.Topo.Joined {
+	if j := transport.JoinerOf(e.Base); j != nil && e.Topo.Joined {
 		return j.Disconnect() // it is the last of the communicators
 	}
 	return e.Base.Free()

@@ -29,7 +29,7 @@ func (o *endpoint) bounds() {
 	o.fulls = 0
 	for from := range o.in {
 		in, full := &o.in[from], uint32(0)
-		if o.kept >= mostKept && !o.wants(from) {
+		if o.kept >= mostKept && !o.in[from].wants() {
 			full = 1
 			o.fulls++
 		}
@@ -39,17 +39,14 @@ func (o *endpoint) bounds() {
 	}
 }
 
-// wants tells whether a call of this process waits for what comes from a rank: for a message, the rest of one, or an answer.
-func (o *endpoint) wants(from int) bool {
-	in := &o.in[from]
-	return in.waiting+o.waiting > 0 || in.open.r != nil || len(in.longs) > 0 || len(o.asked) > 0 ||
-		time.Since(in.probed) < probeLasts || time.Since(o.probed) < probeLasts
+// wants tells whether a call of this process waits for what comes from the rank: for a message, the rest of one, or an answer.
+func (in *inbox) wants() bool {
+	return in.waiting+in.o.waiting > 0 || in.open.r != nil || len(in.longs) > 0 || len(in.o.asked) > 0 ||
+		time.Since(in.probed) < probeLasts || time.Since(in.o.probed) < probeLasts
 }
 
 // probes notes that a probe has found no message from a member, or from any.
 func (o *endpoint) probes(c *Comm, from int32) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
 	if o.kept < mostKept {
 		return
 	}

@@ -62,7 +62,7 @@ func New(shared []byte, rank, size int, release func()) (*Comm, error) {
 // comm returns the Comm of some ranks of the endpoint.
 func (o *endpoint) comm(number uint64, members []int) *Comm {
 	c := o.part(number, members)
-	c.rounds = o.part(c.child(0), members)
+	c.rounds = o.part(child(number, 0), members)
 	o.mu.Lock()
 	o.comms++
 	o.mu.Unlock()
@@ -172,16 +172,16 @@ func (c *Comm) send(what span, to, tag int32) (*transport.Request, error) {
 			mem.Free(unsafe.Pointer(r))
 			return nil, err
 		}
-	case what.packer == nil && bytes <= mostWhole && o.sendWhole(peer, &p, what.address(), c.bounded):
+	case what.packer == nil && bytes <= mostWhole && out.sendWhole(&p, what.address(), c.bounded):
 		o.end(r, 0)
 	case bytes > short:
 		p.kind = ask
 		o.numbers++
 		p.number, p.answer = o.numbers, uint64(uintptr(what.address()))
 		o.asked[p.number] = &sending{span: what, r: r, to: peer}
-		o.queue(peer, &outgoing{head: p, bounded: c.bounded})
+		out.send(&outgoing{head: p, bounded: c.bounded})
 	default:
-		o.queue(peer, &outgoing{head: p, from: what.data, r: r, bounded: c.bounded})
+		out.send(&outgoing{head: p, from: what.data, r: r, bounded: c.bounded})
 	}
 	return r, nil
 }
@@ -190,7 +190,7 @@ func (c *Comm) send(what span, to, tag int32) (*transport.Request, error) {
 func (o *endpoint) sendHere(s *sending, p *packet) error {
 	c := o.context(p.context)
 	m := &message{Status: transport.Status{Source: c.places[o.rank], Tag: p.tag, Bytes: p.bytes}, context: p.context, peer: o.rank, local: s}
-	if r := o.match(c, m); r != nil {
+	if r := c.match(m); r != nil {
 		o.taken(r, m)
 		return nil
 	}
@@ -231,64 +231,48 @@ func (c *Comm) receive(room span, from, tag int32) (*transport.Request, error) {
 	w := o.newReceiving(r, room, from, tag)
 	in := o.context(c.context)
 	if at := in.find(from, tag); at >= 0 {
-		m := in.came[at]
-		in.came = without(in.came, at)
-		in.changed()
-		o.taken(w, m)
+		o.taken(w, in.takeOut(at))
 		return r, nil
 	}
 	if from >= 0 && o.in[c.members[from]].broken != 0 {
 		o.endReceive(w, o.in[c.members[from]].broken)
 		return r, nil
 	}
-	o.wait(in, w)
+	in.wait(w)
 	return r, nil
 }
 
 // Probe implements transport.Endpoint.
 func (c *Comm) Probe(from, tag int32) (st transport.Status, found bool, err error) {
-	m, err := c.look(from, tag, false)
-	if m != nil {
-		st = m.Status
-	} else if err == nil {
-		c.o.probes(c, from)
-	}
-	return st, m != nil, err
-}
-
-// look finds a message that has come, and takes it out if it is to.
-func (c *Comm) look(from, tag int32, out bool) (*message, error) {
 	if err := c.check(from, tag, true); err != nil {
-		return nil, err
+		return st, false, err
 	}
 	o := c.o
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	in := o.context(c.context)
-	at := in.find(from, tag)
+	at := in.look(from, tag)
 	if at < 0 {
-		o.progress()
-		if at = in.find(from, tag); at < 0 {
-			return nil, nil
-		}
+		o.probes(c, from)
+		return st, false, nil
 	}
-	m := in.came[at]
-	if out {
-		in.came = without(in.came, at)
-		in.changed()
-	}
-	return m, nil
+	return in.came[at].Status, true, nil
 }
 
 // Match implements transport.Endpoint.
 func (c *Comm) Match(from, tag int32) (m transport.Message, found bool, err error) {
-	got, err := c.look(from, tag, true)
-	if got == nil {
+	if err := c.check(from, tag, true); err != nil {
 		return m, false, err
 	}
 	o := c.o
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	in := o.context(c.context)
+	at := in.look(from, tag)
+	if at < 0 {
+		return m, false, nil
+	}
+	got := in.takeOut(at)
 	o.numbers++
 	o.matched[o.numbers] = got
 	return transport.Message{Status: got.Status, Handle: uintptr(o.numbers)}, true, nil
@@ -329,7 +313,7 @@ func (c *Comm) Cancel(r *transport.Request) error {
 func (o *endpoint) giveUp(in *context, r *transport.Request) {
 	for i, w := range in.waiting {
 		if w.r == r {
-			o.waitNoMore(in, i)
+			in.waitNoMore(i)
 			o.cancelled(w)
 			return
 		}
@@ -338,7 +322,7 @@ func (o *endpoint) giveUp(in *context, r *transport.Request) {
 		return
 	}
 	for peer := range o.in {
-		if o.leaveLong(peer, r) || o.leaveOpen(peer, r) {
+		if o.in[peer].leaveLong(r) || o.in[peer].leaveOpen(r) {
 			return
 		}
 	}
@@ -350,15 +334,15 @@ func (c *Comm) FailPeer(rank int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if peer := c.members[rank]; peer != o.rank && !o.closed {
-		o.collect(peer)
+		o.in[peer].collect()
 		o.breakOff(peer, codeDied)
 	}
 }
 
-// child returns the number of a Comm that all members make of this one, in the same order.
-func (c *Comm) child(words ...uint64) uint64 {
+// child returns the number of a Comm that all members make of another one, in the same order.
+func child(of uint64, words ...uint64) uint64 {
 	h := fnv.New64a()
-	for _, w := range append([]uint64{c.context}, words...) {
+	for _, w := range append([]uint64{of}, words...) {
 		var b [8]byte
 		binary.LittleEndian.PutUint64(b[:], w)
 		_, _ = h.Write(b[:])
@@ -368,7 +352,7 @@ func (c *Comm) child(words ...uint64) uint64 {
 
 // Dup implements transport.Comm. Nobody waits: the members know the number of the new one.
 func (c *Comm) Dup(transport.Wait) (transport.Comm, error) {
-	return c.o.comm(c.child(c.made.Add(1)), c.members), nil
+	return c.o.comm(child(c.context, c.made.Add(1)), c.members), nil
 }
 
 // Node implements transport.Exchange: all ranks are on this node, so it is this Comm.
@@ -396,7 +380,7 @@ func (c *Comm) Create(ranks []int, key uint64) (transport.Comm, error) {
 		words = append(words, c.o.numbers)
 		c.o.mu.Unlock()
 	}
-	return c.o.comm(c.child(words...), members), nil
+	return c.o.comm(child(c.context, words...), members), nil
 }
 
 // Free implements transport.Exchange. What comes later for this Comm is kept by nobody.
@@ -419,13 +403,10 @@ func (c *Comm) Free() error {
 func (c *Comm) WaitBy(wait transport.Wait) { c.wait = wait }
 
 // Await implements transport.Limited.
-func (c *Comm) Await(done func() bool) error { return c.until(done, nil) }
+func (c *Comm) Await(done func() bool) error { return until(done, c.wait) }
 
-// until waits by wait; nil: as WaitBy has said.
-func (c *Comm) until(done func() bool, wait transport.Wait) error {
-	if wait == nil {
-		wait = c.wait
-	}
+// until waits by wait; nil: as long as it takes.
+func until(done func() bool, wait transport.Wait) error {
 	if wait != nil {
 		return wait(done)
 	}

@@ -12,6 +12,7 @@ const fewWaiting = 16
 
 // context is what belongs to one Comm.
 type context struct {
+	o       *endpoint
 	number  uint64
 	waiting []*receiving
 	came    []*message
@@ -24,7 +25,7 @@ type context struct {
 func (o *endpoint) context(number uint64) *context {
 	c := o.contexts[number]
 	if c == nil {
-		c = &context{number: number}
+		c = &context{o: o, number: number}
 		o.contexts[number] = c
 	}
 	return c
@@ -40,7 +41,7 @@ func (o *endpoint) forget(number uint64) {
 		o.drop(m)
 	}
 	for len(c.waiting) > 0 {
-		o.waitNoMore(c, 0)
+		c.waitNoMore(0)
 	}
 	for n, m := range o.matched {
 		if m.context == number {
@@ -76,10 +77,10 @@ func (f *freed) add(number uint64) {
 }
 
 // match removes the receive that takes a message; nil: none does.
-func (o *endpoint) match(c *context, m *message) *receiving {
+func (c *context) match(m *message) *receiving {
 	for i, r := range c.waiting {
 		if (r.from == transport.AnySource || r.from == m.Source) && (r.tag == transport.AnyTag || r.tag == m.Tag) {
-			o.waitNoMore(c, i)
+			c.waitNoMore(i)
 			return r
 		}
 	}
@@ -87,31 +88,31 @@ func (o *endpoint) match(c *context, m *message) *receiving {
 }
 
 // wait lets a receive wait for its message.
-func (o *endpoint) wait(c *context, r *receiving) {
+func (c *context) wait(r *receiving) {
 	c.waiting = append(c.waiting, r)
-	o.waits(c, r.from, 1)
+	c.waits(r.from, 1)
 	c.changed()
 }
 
 // waitNoMore takes a receive out of those that wait.
-func (o *endpoint) waitNoMore(c *context, at int) {
+func (c *context) waitNoMore(at int) {
 	r := c.waiting[at]
 	c.waiting = without(c.waiting, at)
-	o.waits(c, r.from, -1)
+	c.waits(r.from, -1)
 	c.changed()
 }
 
 // waits counts receives that wait for a message from a member, or from any. It shows the member which long message it need not ask
 // for. A context without members is that of a Comm that was freed.
-func (o *endpoint) waits(c *context, from int32, by int) {
+func (c *context) waits(from int32, by int) {
 	if c.members == nil {
 		return
 	}
 	if from == transport.AnySource {
-		o.waiting += by
+		c.o.waiting += by
 		return
 	}
-	in := &o.in[c.members[from]]
+	in := &c.o.in[c.members[from]]
 	in.waiting += by
 	sought := uint32(0)
 	for _, r := range c.waiting[:min(len(c.waiting), fewWaiting)] {
@@ -149,4 +150,22 @@ func (c *context) find(from, tag int32) int {
 		}
 	}
 	return -1
+}
+
+// look is find, but takes everything further if there is none.
+func (c *context) look(from, tag int32) int {
+	at := c.find(from, tag)
+	if at < 0 {
+		c.o.progress()
+		at = c.find(from, tag)
+	}
+	return at
+}
+
+// takeOut takes a message out of those that have come.
+func (c *context) takeOut(at int) *message {
+	m := c.came[at]
+	c.came = without(c.came, at)
+	c.changed()
+	return m
 }

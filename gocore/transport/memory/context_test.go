@@ -141,9 +141,9 @@ func TestAFreedCommWaitsForNothing(t *testing.T) {
 		require.NoError(t, err)
 		_, err = dup.Start(transport.Barrier, nil, nil, 0)
 		require.NoError(t, err)
-		assert.True(t, ranks[0].o.wants(1))
+		assert.True(t, ranks[0].o.in[1].wants())
 		require.NoError(t, dup.Free())
-		assert.False(t, ranks[0].o.wants(1))
+		assert.False(t, ranks[0].o.in[1].wants())
 	}
 }
 

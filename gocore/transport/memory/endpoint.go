@@ -66,6 +66,8 @@ type endpoint struct {
 // outbox is what goes to a rank.
 type outbox struct {
 	ring
+	o      *endpoint
+	to     int
 	begun  *outgoing   // is written in part
 	queue  []*outgoing // packets of this core
 	held   []*outgoing // of the application; they go when the queue is empty, and the receiver is not full
@@ -76,6 +78,9 @@ type outbox struct {
 // inbox is what comes from a rank.
 type inbox struct {
 	ring
+	o       *endpoint
+	from    int
+	out     *outbox      // to the same rank
 	open    partly       // the message that was begun last
 	longs   []*receiving // long messages. The first one is moving
 	costs   costs        // of them
@@ -161,7 +166,8 @@ func newEndpoint(shared []byte, rank, size int) (*endpoint, error) {
 	shown := cma.Show()
 	for r := range size {
 		p := &o.pairs[r]
-		o.out[r].ring, o.in[r].ring = ringAt(shared, size, rank, r, &p.out), ringAt(shared, size, r, rank, &p.in)
+		o.out[r] = outbox{o: o, to: r, ring: ringAt(shared, size, rank, r, &p.out)}
+		o.in[r] = inbox{o: o, from: r, out: &o.out[r], ring: ringAt(shared, size, r, rank, &p.in)}
 		*o.out[r].proof = shown
 	}
 	return o, nil
@@ -188,12 +194,12 @@ func (o *endpoint) Poll(requests []uintptr) (done int) {
 func (o *endpoint) progress() {
 	if o.mustLook() {
 		for r := range o.size {
-			o.collect(r)
+			o.in[r].collect()
 		}
 	}
 	o.bounds()
 	for r := 0; r < o.size && o.longs > 0; r++ {
-		o.readOn(r)
+		o.in[r].readOn()
 	}
 	if len(o.local) > 0 {
 		o.local = slices.DeleteFunc(o.local, o.moveLocal)
@@ -201,7 +207,7 @@ func (o *endpoint) progress() {
 	queued := false
 	for r := range o.size {
 		if out := &o.out[r]; out.waits() || out.stream != nil {
-			o.deliver(r)
+			o.out[r].deliver()
 			queued = queued || out.waits()
 		}
 	}
@@ -218,48 +224,46 @@ func (o *endpoint) progress() {
 	}
 }
 
-// queue writes a packet to a rank as soon as there is room.
-func (o *endpoint) queue(to int, one *outgoing) {
-	if out := &o.out[to]; one.bounded {
+// send writes a packet as soon as there is room.
+func (out *outbox) send(one *outgoing) {
+	if one.bounded {
 		out.held = append(out.held, one)
 	} else {
 		out.queue = append(out.queue, one)
 	}
-	o.deliver(to)
-	o.showMoves(true) // for all that this call knows
+	out.deliver()
+	out.o.showMoves(true) // for all that this call knows
 }
 
-// deliver writes what goes to a rank, as far as there is room.
-func (o *endpoint) deliver(to int) {
-	out := &o.out[to]
+// deliver writes what goes to the rank, as far as there is room.
+func (out *outbox) deliver() {
 	if out.broken != 0 {
 		return
 	}
-	sound := o.writeQueue(to)
+	sound := out.writeQueue()
 	queued := uint32(0)
 	if out.waits() {
 		queued = 1
 	}
-	atomic.StoreUint32(&o.pairs[to].queued, queued)
+	atomic.StoreUint32(&out.o.pairs[out.to].queued, queued)
 	if sound && out.begun == nil && len(out.queue) == 0 && out.stream != nil {
-		sound = o.stream(to)
+		sound = out.streamOn()
 	}
 	if !sound {
-		o.breakOff(to, codeDamaged)
+		out.o.breakOff(out.to, codeDamaged)
 	}
 }
 
 // writeQueue writes the packets that wait, as far as there is room. The receiver's words may be unsound.
-func (o *endpoint) writeQueue(to int) (sound bool) {
-	out := &o.out[to]
+func (out *outbox) writeQueue() (sound bool) {
 	for out.next() {
 		one := out.begun
-		done, sound := o.write(to, one)
+		done, sound := out.write(one)
 		if !done {
 			return sound
 		}
 		if out.begun = nil; one.r != nil {
-			o.end(one.r, 0)
+			out.o.end(one.r, 0)
 		}
 	}
 	return true
@@ -284,8 +288,7 @@ func (out *outbox) next() bool {
 
 // write writes a packet and its pieces, as far as there is room. It tells whether all are written. The receiver's words may
 // be unsound.
-func (o *endpoint) write(to int, one *outgoing) (done, sound bool) {
-	out := &o.out[to]
+func (out *outbox) write(one *outgoing) (done, sound bool) {
 	for {
 		n := min(len(one.from), piece)
 		if fits, sound := out.fits(n); !fits {
@@ -294,7 +297,7 @@ func (o *endpoint) write(to int, one *outgoing) (done, sound bool) {
 		if one.head.kind == more {
 			one.head.bytes = int64(n)
 		}
-		o.put(to, &one.head, one.from[:n])
+		out.put(&one.head, one.from[:n])
 		if one.from = one.from[n:]; len(one.from) == 0 {
 			return true, true
 		}
@@ -313,9 +316,8 @@ func (o *endpoint) mustLook() bool {
 	return look
 }
 
-// collect reads what has come from a rank.
-func (o *endpoint) collect(from int) {
-	in := &o.in[from]
+// collect reads what has come.
+func (in *inbox) collect() {
 	if in.broken != 0 {
 		return
 	}
@@ -325,8 +327,8 @@ func (o *endpoint) collect(from int) {
 			break
 		}
 		var p packet
-		if !sound || !in.next(&p, there) || !o.handle(from, &p) {
-			o.breakOff(from, codeDamaged)
+		if !sound || !in.next(&p, there) || !in.handle(&p) {
+			in.o.breakOff(in.from, codeDamaged)
 			return
 		}
 		in.free() // at once: the sender may wait for it
@@ -334,63 +336,61 @@ func (o *endpoint) collect(from int) {
 }
 
 // handle takes in the next packet of a ring. It returns false if it cannot be.
-func (o *endpoint) handle(from int, p *packet) bool {
-	in := &o.in[from]
+func (in *inbox) handle(p *packet) bool {
 	switch p.kind {
 	case whole, ask:
-		return o.come(from, p)
+		return in.message(p)
 	case more:
 		if p.bytes > in.open.left {
 			return false
 		}
-		o.fill(in, p)
+		in.fill(p)
 		return true
 	case data:
-		return o.takePieces(from, p)
+		return in.takePieces(p)
 	}
 	in.skip(p)
 	switch p.kind {
 	case goOn:
-		return o.goOn(from, p)
+		return in.out.goOn(p)
 	case lost:
-		return o.lostLong(from, p)
+		return in.lostLong(p)
 	}
-	return o.tookAll(from, p)
+	return in.out.tookAll(p)
 }
 
-// come takes in a message, or its first piece.
-func (o *endpoint) come(from int, p *packet) bool {
-	in := &o.in[from]
+// message takes in a message, or its first piece.
+func (in *inbox) message(p *packet) bool {
 	if in.open.left > 0 && p.kind == whole {
 		return false
 	}
-	if o.freed.numbers[p.context] { // nobody asks for it any more
+	if in.o.freed.numbers[p.context] { // nobody asks for it any more
 		if p.kind == ask {
 			in.skip(p)
 		} else {
 			in.open = partly{left: p.bytes}
-			o.fill(in, p)
+			in.fill(p)
 		}
 		return true
 	}
-	c := o.context(p.context) // this rank may not have made the Comm yet
-	m := message{Status: transport.Status{Source: c.places[from], Tag: p.tag, Bytes: p.bytes}, context: p.context, peer: from, number: p.number, at: p.answer}
-	r := o.match(c, &m)
+	c := in.o.context(p.context) // this rank may not have made the Comm yet
+	m := message{Status: transport.Status{Source: c.places[in.from], Tag: p.tag, Bytes: p.bytes}, context: p.context, peer: in.from, number: p.number, at: p.answer}
+	r := c.match(&m)
 	if r != nil {
 		r.receives(&m)
 	}
 	switch {
 	case p.kind == ask:
 		if in.skip(p); r != nil {
-			o.receiveLong(r)
+			in.receiveLong(r)
 			return true
 		}
 	case r != nil:
 		in.open = partly{left: p.bytes, room: r.data, r: r}
-		o.fill(in, p)
+		in.fill(p)
 		return true
 	default:
-		if o.keep(&m) != nil {
+		if in.o.keep(&m) != nil {
 			return false
 		}
 	}
@@ -399,13 +399,13 @@ func (o *endpoint) come(from int, p *packet) bool {
 	c.came = append(c.came, kept)
 	if c.changed(); p.kind == whole {
 		in.open = partly{left: p.bytes, room: m.bytes(), kept: kept}
-		o.fill(in, p)
+		in.fill(p)
 	}
 	return true
 }
 
 // fill takes a piece of the message that was begun last out of a ring.
-func (o *endpoint) fill(in *inbox, p *packet) {
+func (in *inbox) fill(p *packet) {
 	n := int64(p.payload())
 	in.take(p, in.open.room)
 	in.open.room = in.open.room[min(n, int64(len(in.open.room))):]
@@ -413,7 +413,7 @@ func (o *endpoint) fill(in *inbox, p *packet) {
 		return
 	}
 	if in.open.r != nil {
-		o.received(in.open.r)
+		in.o.received(in.open.r)
 	}
 	in.open = partly{}
 }
@@ -440,14 +440,13 @@ func (o *endpoint) cancelled(r *receiving) {
 }
 
 // leaveOpen ends a receive that was given up, if it is that of the message that was begun last.
-func (o *endpoint) leaveOpen(peer int, r *transport.Request) bool {
-	open := &o.in[peer].open
-	w := open.r
+func (in *inbox) leaveOpen(r *transport.Request) bool {
+	w := in.open.r
 	if w == nil || w.r != r {
 		return false
 	}
-	open.r, open.room = nil, nil
-	o.cancelled(w)
+	in.open.r, in.open.room = nil, nil
+	in.o.cancelled(w)
 	return true
 }
 
@@ -485,7 +484,7 @@ func (o *endpoint) taken(r *receiving, m *message) {
 	case m.short == nil && o.in[m.peer].broken != 0:
 		o.endReceive(r, o.in[m.peer].broken)
 	case m.short == nil:
-		o.receiveLong(r)
+		o.in[r.peer].receiveLong(r)
 	default:
 		in := &o.in[m.peer]
 		part := m.bytes()
@@ -553,7 +552,7 @@ func (o *endpoint) breakOff(peer int, code int32) {
 		}
 	}
 	out.begun, out.queue, out.held = nil, nil, nil
-	o.endStream(peer)
+	out.endStream()
 	for number, s := range o.asked {
 		if s.to == peer {
 			delete(o.asked, number)
@@ -572,7 +571,7 @@ func (o *endpoint) breakOff(peer int, code int32) {
 	for _, c := range o.contexts {
 		for i := 0; i < len(c.waiting); {
 			if r := c.waiting[i]; r.from >= 0 && c.members[r.from] == peer {
-				o.waitNoMore(c, i)
+				c.waitNoMore(i)
 				o.endReceive(r, code)
 			} else {
 				i++

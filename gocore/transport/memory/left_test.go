@@ -20,7 +20,7 @@ func sendFrom(t *testing.T, c *Comm, b []byte, to int, tag int32, at uint64) *tr
 	defer o.mu.Unlock()
 	o.numbers++
 	o.asked[o.numbers] = &sending{span: span{data: b, length: int64(len(b))}, r: r, to: to}
-	o.queue(to, &outgoing{head: packet{kind: ask, context: c.context, tag: tag, bytes: int64(len(b)), number: o.numbers, answer: at}})
+	o.out[to].send(&outgoing{head: packet{kind: ask, context: c.context, tag: tag, bytes: int64(len(b)), number: o.numbers, answer: at}})
 	return r
 }
 
@@ -47,7 +47,7 @@ func TestAMessageThatMayNotBeRead(t *testing.T) {
 	for _, way := range []way{reading, asking} {
 		ranks := world(t, 2)
 		in := &ranks[1].o.in[0]
-		require.True(t, ranks[1].o.mayRead(0))
+		require.True(t, ranks[1].o.in[0].mayRead())
 		in.costs[class(n)].perByte = [2]float64{1 + float64(way), 2 - float64(way)}
 		var list []*transport.Request
 		var sent, got [][]byte
@@ -65,7 +65,7 @@ func TestAMessageThatMayNotBeRead(t *testing.T) {
 			ranks[0].o.Poll(nil) // writes what there is room for
 			require.Equal(t, asking, in.longs[0].way)
 			for range patience {
-				ranks[1].o.readOn(0)
+				ranks[1].o.in[0].readOn()
 			}
 			assert.Equal(t, []any{mayNot, 1}, []any{in.reads, len(in.stale)})
 		}
@@ -143,14 +143,14 @@ func TestAReceiveIsGivenUpBetweenPieces(t *testing.T) {
 	fill(part, 3)
 	fits, _ := ranks[0].o.out[1].fits(piece)
 	require.True(t, fits)
-	ranks[0].o.put(1, &packet{kind: whole, context: ranks[0].context, bytes: 2 * piece}, part)
+	ranks[0].o.out[1].put(&packet{kind: whole, context: ranks[0].context, bytes: 2 * piece}, part)
 	ranks[1].o.Poll(nil)
 	assert.True(t, bytes.Equal(part, b[:piece]))
 	clear(b)
 	require.NoError(t, ranks[1].Cancel(r))
 	assert.True(t, r.Done())
 	assert.EqualValues(t, 1, r.Cancelled)
-	ranks[0].o.put(1, &packet{kind: more, bytes: piece}, part)
+	ranks[0].o.out[1].put(&packet{kind: more, bytes: piece}, part)
 	from, next := room(t, 8)
 	fill(next, 4)
 	to, got := room(t, 8)

@@ -554,7 +554,7 @@ func TestAnotherProcessIsNotRead(t *testing.T) {
 	}
 	ranks := world(t, 2)
 	in := &ranks[1].o.in[0]
-	require.True(t, ranks[1].o.mayRead(0))
+	require.True(t, ranks[1].o.in[0].mayRead())
 	in.shown.Nonce[0]++
 	from, sent := room(t, 1<<20)
 	fill(sent, 9)

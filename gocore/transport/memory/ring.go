@@ -154,14 +154,14 @@ func (r *ring) claim(number uint64, bytes int64, most uint64) (from, n int64) {
 	return int64(at), n
 }
 
-// sendWhole writes a message of up to mostWhole bytes to a rank, if there is room, nothing has to go before it, and it need not
+// sendWhole writes a message of up to mostWhole bytes, if there is room, nothing has to go before it, and it need not
 // be asked for.
-func (o *endpoint) sendWhole(to int, p *packet, data unsafe.Pointer, bounded bool) bool {
+func (out *outbox) sendWhole(p *packet, data unsafe.Pointer, bounded bool) bool {
 	limit := C.int(0)
 	if bounded {
 		limit = 1
 	}
-	return C.pm_send(o.c(), C.int32_t(to), C.uint64_t(p.context), C.int32_t(p.tag), data, C.uint64_t(p.bytes), limit) == 0
+	return C.pm_send(out.o.c(), C.int32_t(out.to), C.uint64_t(p.context), C.int32_t(p.tag), data, C.uint64_t(p.bytes), limit) == 0
 }
 
 // soughtBy returns how the word waits says what a receive waits for.
@@ -169,9 +169,9 @@ func soughtBy(c *context, r *receiving) uint32 {
 	return uint32(C.pm_sought(C.uint64_t(c.number), C.int32_t(r.tag)))
 }
 
-// put writes a packet to a rank, shows it, and rings the bell. There is room for it.
-func (o *endpoint) put(to int, p *packet, payload []byte) {
+// put writes a packet, shows it, and rings the bell. There is room for it.
+func (out *outbox) put(p *packet, payload []byte) {
 	head := C.pm_packet{kind: C.uint32_t(p.kind), tag: C.int32_t(p.tag), context: C.uint64_t(p.context), bytes: C.int64_t(p.bytes),
 		number: C.uint64_t(p.number), answer: C.uint64_t(p.answer)}
-	C.pm_write(o.c(), C.int32_t(to), &head, unsafe.Pointer(unsafe.SliceData(payload)), C.uint64_t(len(payload)))
+	C.pm_write(out.o.c(), C.int32_t(out.to), &head, unsafe.Pointer(unsafe.SliceData(payload)), C.uint64_t(len(payload)))
 }

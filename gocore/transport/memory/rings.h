@@ -1,6 +1,6 @@
 /* What ranks of a node write into the rings between them, and read there. ring.go says what a ring
  * is, packet.go what lies in it, stream.go how long messages move. Go decides what is written;
- * short messages are sent and received without it, too (gocore/messages/quick.h).
+ * short messages are sent and received without it, too (quick.h).
  *
  * The words of a pm_endpoint belong to this process. They are touched by whoever holds its lock. C
  * never waits for that: Go holds it while long messages move. */

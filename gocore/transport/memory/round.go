@@ -197,7 +197,10 @@ func (c *Comm) words(what transport.Round, words []int64, n int, wait transport.
 		mem.Free(block)
 		return nil, err
 	}
-	waited := c.until(func() bool { return transport.Over(c, r) }, wait)
+	if wait == nil {
+		wait = c.wait
+	}
+	waited := until(func() bool { return transport.Over(c, r) }, wait)
 	if waited != nil && c.leave(r) {
 		return nil, waited
 	}

@@ -11,7 +11,6 @@ import (
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/mem"
-	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
@@ -102,24 +101,6 @@ func (m *mutex) TryLock() bool {
 func (m *mutex) Unlock() {
 	atomic.StoreUint32(m.word, 0)
 	m.among.Unlock()
-}
-
-// Quick implements transport.Quick.
-func (c *Comm) Quick() transport.QuickState {
-	o := c.o
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	in := o.context(c.context)
-	if in.busy == nil {
-		block, err := mem.Alloc(int64(unsafe.Sizeof(*in.busy)))
-		if err != nil {
-			return transport.QuickState{}
-		}
-		in.busy = (*uint32)(block)
-		runtime.AddCleanup(in, mem.Free, block)
-		in.changed()
-	}
-	return transport.QuickState{Endpoint: unsafe.Pointer(o.shared), Context: c.context, Busy: in.busy, Members: c.members}
 }
 
 func (o *endpoint) c() *C.pm_endpoint { return (*C.pm_endpoint)(unsafe.Pointer(o.shared)) }

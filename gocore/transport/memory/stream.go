@@ -136,34 +136,31 @@ func (r *ring) atOnce(bytes int64) uint64 {
 
 func pieces(bytes int64) uint64 { return uint64(bytes+piece-1) / piece }
 
-// receiveLong receives a long message, as soon as those before it from the same rank have come.
-func (o *endpoint) receiveLong(r *receiving) {
-	in := &o.in[r.peer]
+// receiveLong receives a long message, as soon as those before it have come.
+func (in *inbox) receiveLong(r *receiving) {
 	in.longs = append(in.longs, r)
-	o.longs++
+	in.o.longs++
 	if len(in.longs) == 1 {
-		o.beginLong(r.peer)
+		in.beginLong()
 	}
 }
 
-// beginLong begins the first long message of a rank, or goes on with it: it opens the next fragment, or ends the message.
-func (o *endpoint) beginLong(peer int) {
-	in := &o.in[peer]
+// beginLong begins the first long message, or goes on with it: it opens the next fragment, or ends the message.
+func (in *inbox) beginLong() {
 	for len(in.longs) > 0 {
 		r := in.longs[0]
 		r.wanted = r.takes(r.bytes)
 		if r.begun < r.wanted {
-			o.openFragment(peer)
+			in.openFragment()
 			return
 		}
-		o.endLong(peer, 0)
+		in.endLong(0)
 	}
 }
 
-// openFragment says go for the next fragment of the first long message of a rank, once there is a block for it. It returns false if
+// openFragment says go for the next fragment of the first long message, once there is a block for it. It returns false if
 // the packer has failed, which ends the message.
-func (o *endpoint) openFragment(peer int) bool {
-	in := &o.in[peer]
+func (in *inbox) openFragment() bool {
 	r := in.longs[0]
 	n := r.wanted - r.begun
 	if r.packer != nil {
@@ -171,15 +168,15 @@ func (o *endpoint) openFragment(peer int) bool {
 	}
 	part, err := r.open(r.begun, n)
 	if err != nil {
-		o.failLong(peer)
+		in.failLong()
 		return false
 	}
 	if part == nil {
 		return true // readOn tries again
 	}
 	goesOn := r.begun > 0 && r.way == reading // the sender knows that this process reads all
-	r.part, r.got, r.looked, r.claims = part, 0, 0, o.newClaims()
-	if r.way, r.began = asking, (time.Time{}); r.at != 0 && o.mayRead(peer) {
+	r.part, r.got, r.looked, r.claims = part, 0, 0, in.o.newClaims()
+	if r.way, r.began = asking, (time.Time{}); r.at != 0 && in.mayRead() {
 		r.way, r.began = in.costs.choose(n), time.Now()
 	}
 	word := r.claims << claimBits
@@ -190,7 +187,7 @@ func (o *endpoint) openFragment(peer int) bool {
 	if goesOn && r.way == reading {
 		return true
 	}
-	o.queue(peer, &outgoing{head: packet{kind: goOn, context: uint64(r.begun), bytes: n, number: r.number, answer: r.claims}})
+	in.out.send(&outgoing{head: packet{kind: goOn, context: uint64(r.begun), bytes: n, number: r.number, answer: r.claims}})
 	return true
 }
 
@@ -200,72 +197,67 @@ func (o *endpoint) newClaims() uint64 {
 	return o.numbers & (1<<(64-claimBits) - 1)
 }
 
-// leaveLong ends a receive that was given up, if a long message of a rank is for it.
-func (o *endpoint) leaveLong(peer int, r *transport.Request) bool {
-	in := &o.in[peer]
+// leaveLong ends a receive that was given up, if a long message is for it.
+func (in *inbox) leaveLong(r *transport.Request) bool {
 	i := slices.IndexFunc(in.longs, func(w *receiving) bool { return w.r == r })
 	if i < 0 {
 		return false
 	}
 	w := in.longs[i]
 	if r.Cancelled = 1; i > 0 { // it is dropped in its turn: its sender knows of one message at a time
-		o.end(r, 0)
+		in.o.end(r, 0)
 		w.r, w.span = nil, span{}
 		return true
 	}
-	o.leavePieces(peer)
-	o.endLong(peer, 0)
-	o.beginLong(peer)
+	in.leavePieces()
+	in.endLong(0)
+	in.beginLong()
 	return true
 }
 
-// failLong ends the first long message of a rank, which this process cannot unpack.
-func (o *endpoint) failLong(peer int) {
-	o.leavePieces(peer)
-	o.endLong(peer, codePacker)
-	o.beginLong(peer)
+// failLong ends the first long message, which this process cannot unpack.
+func (in *inbox) failLong() {
+	in.leavePieces()
+	in.endLong(codePacker)
+	in.beginLong()
 }
 
-// lostLong ends the first long message of a rank, which that cannot pack. It returns false if no sender says so.
-func (o *endpoint) lostLong(peer int, p *packet) bool {
-	in := &o.in[peer]
+// lostLong ends the first long message, which the rank cannot pack. It returns false if no sender says so.
+func (in *inbox) lostLong(p *packet) bool {
 	if slices.Contains(in.stale, p.number) {
 		return true
 	}
 	if len(in.longs) == 0 || in.longs[0].part == nil || in.longs[0].claims != p.number {
 		return false
 	}
-	o.endLong(peer, codeLost)
-	o.beginLong(peer)
+	in.endLong(codeLost)
+	in.beginLong()
 	return true
 }
 
-// leavePieces says that nobody waits for pieces of the first long message of a rank any more. Its sender may have written some.
-func (o *endpoint) leavePieces(peer int) {
-	in := &o.in[peer]
+// leavePieces says that nobody waits for pieces of the first long message any more. Its sender may have written some.
+func (in *inbox) leavePieces() {
 	if r := in.longs[0]; r.way == asking {
 		in.stale = append(in.stale, r.claims)
-		in.claims.Store(o.newClaims() << claimBits)
+		in.claims.Store(in.o.newClaims() << claimBits)
 	}
 }
 
-// endLong ends the first long message of a rank: it has come, was given up, or has failed with a code.
-func (o *endpoint) endLong(peer int, code int32) {
-	in := &o.in[peer]
+// endLong ends the first long message: it has come, was given up, or has failed with a code.
+func (in *inbox) endLong(code int32) {
 	r := in.longs[0]
 	in.longs = in.longs[1:]
-	o.longs--
-	o.queue(peer, &outgoing{head: packet{kind: took, number: r.number}})
+	in.o.longs--
+	in.out.send(&outgoing{head: packet{kind: took, number: r.number}})
 	if code != 0 || r.r != nil && r.r.Cancelled != 0 {
-		o.endReceive(r, code)
+		in.o.endReceive(r, code)
 	} else {
-		o.received(r)
+		in.o.received(r)
 	}
 }
 
-// moved counts bytes of the fragment that comes from a rank. Its sender goes on with the next one while this one is unpacked.
-func (o *endpoint) moved(peer int, n int64) {
-	in := &o.in[peer]
+// moved counts bytes of the fragment that comes. Its sender goes on with the next one while this one is unpacked.
+func (in *inbox) moved(n int64) {
 	r := in.longs[0]
 	done := int64(len(r.part))
 	if r.got += n; r.got < done {
@@ -276,20 +268,19 @@ func (o *endpoint) moved(peer int, n int64) {
 	}
 	from := r.begun
 	r.begun, r.part = from+done, nil
-	if r.begun < r.wanted && !o.openFragment(peer) {
+	if r.begun < r.wanted && !in.openFragment() {
 		return
 	}
 	if r.close(from, done) != nil {
-		o.failLong(peer)
+		in.failLong()
 	} else if r.begun == r.wanted {
-		o.beginLong(peer)
+		in.beginLong()
 	}
 }
 
 // takePieces takes pieces out of the ring, while they come: the next packet p has some. It returns false if no sender writes such a
 // one.
-func (o *endpoint) takePieces(peer int, p *packet) bool {
-	in := &o.in[peer]
+func (in *inbox) takePieces(p *packet) bool {
 	if slices.Contains(in.stale, p.number) {
 		in.skip(p)
 		return true
@@ -302,12 +293,12 @@ func (o *endpoint) takePieces(peer int, p *packet) bool {
 		unread = 1 // no cache holds it, nor what is written to it
 	}
 	to, bytes := (*C.char)(unsafe.Pointer(unsafe.SliceData(r.part))), int64(len(r.part))
-	n := int64(C.pm_drain(o.c(), C.int32_t(peer), C.uint64_t(r.claims), to, C.int64_t(bytes), C.int64_t(bytes-r.got), unread, piecePauses))
+	n := int64(C.pm_drain(in.o.c(), C.int32_t(in.from), C.uint64_t(r.claims), to, C.int64_t(bytes), C.int64_t(bytes-r.got), unread, piecePauses))
 	if n == 0 {
 		return false
 	}
 	r.looked, in.stale = 0, nil // those would have come before
-	o.moved(peer, n)
+	in.moved(n)
 	return true
 }
 
@@ -319,10 +310,9 @@ const (
 	mayNot
 )
 
-// mayRead tells whether this process can read the memory of a rank, of which a packet has come. The memory of a message stays as it
+// mayRead tells whether this process can read the memory of the rank, of which a packet has come. The memory of a message stays as it
 // is until its request is done.
-func (o *endpoint) mayRead(peer int) bool {
-	in := &o.in[peer]
+func (in *inbox) mayRead() bool {
 	if in.reads == untried {
 		in.reads = mayNot
 		if p := *in.proof; p.Holds() {
@@ -332,19 +322,18 @@ func (o *endpoint) mayRead(peer int) bool {
 	return in.reads == may
 }
 
-// readOn reads the next part of the first long message of a rank in its sender's memory. It also opens a fragment whose block was
+// readOn reads the next part of the first long message in its sender's memory. It also opens a fragment whose block was
 // not free.
-func (o *endpoint) readOn(peer int) {
-	in := &o.in[peer]
+func (in *inbox) readOn() {
 	if len(in.longs) == 0 {
 		return
 	}
 	r := in.longs[0]
 	if r.part == nil {
-		o.openFragment(peer)
+		in.openFragment()
 		return
 	}
-	if r.at == 0 || !o.mayRead(peer) {
+	if r.at == 0 || !in.mayRead() {
 		return
 	}
 	bytes := int64(len(r.part))
@@ -364,21 +353,21 @@ func (o *endpoint) readOn(peer int) {
 		case errno != 0 || n == 0:
 			// What a driver has mapped nobody reads, nor what memfd_secret(2) gives; and a filter of system calls may come at any time.
 			in.reads = mayNot
-			o.leavePieces(peer)
-			o.openFragment(peer)
+			in.leavePieces()
+			in.openFragment()
 			return
 		}
 		from += int64(n)
 	}
 	if part > 0 {
-		o.moved(peer, part)
+		in.moved(part)
 	}
 }
 
 // goOn begins to send a fragment of a long message, or begins once more. It returns false if no receiver asks so.
-func (o *endpoint) goOn(peer int, p *packet) bool {
-	s, out, from := o.asked[p.number], &o.out[peer], int64(p.context)
-	if s == nil || s.to != peer || out.stream != nil && out.stream != s || from < 0 || p.bytes > s.length || from > s.length-p.bytes {
+func (out *outbox) goOn(p *packet) bool {
+	s, from := out.o.asked[p.number], int64(p.context)
+	if s == nil || s.to != out.to || out.stream != nil && out.stream != s || from < 0 || p.bytes > s.length || from > s.length-p.bytes {
 		return false
 	}
 	s.closePart() // the receiver has all of it, or begins once more
@@ -388,28 +377,28 @@ func (o *endpoint) goOn(peer int, p *packet) bool {
 	s.begun, s.wanted, s.packed, s.claims, s.claimed = from, p.bytes, 0, p.answer, s.r == nil
 	if out.stream == nil {
 		out.stream = s
-		o.streams++
+		out.o.streams++
 	}
 	return true
 }
 
 // tookAll ends a long message that its receiver has. It returns false if there is none.
-func (o *endpoint) tookAll(peer int, p *packet) bool {
-	s, out := o.asked[p.number], &o.out[peer]
-	if s == nil || s.to != peer || out.stream != nil && out.stream != s {
+func (out *outbox) tookAll(p *packet) bool {
+	s := out.o.asked[p.number]
+	if s == nil || s.to != out.to || out.stream != nil && out.stream != s {
 		return false
 	}
 	s.closePart()
-	o.endStream(peer)
-	delete(o.asked, p.number)
-	o.endSend(s, 0)
+	out.endStream()
+	delete(out.o.asked, p.number)
+	out.o.endSend(s, 0)
 	return true
 }
 
-func (o *endpoint) endStream(peer int) {
-	if out := &o.out[peer]; out.stream != nil {
+func (out *outbox) endStream() {
+	if out.stream != nil {
 		out.stream = nil
-		o.streams--
+		out.o.streams--
 	}
 }
 
@@ -441,16 +430,15 @@ func (s *sending) closePart() {
 	}
 }
 
-// stream writes pieces of the fragment that goes to a rank, while there is room. It returns false if the receiver's words
+// streamOn writes pieces of the fragment that goes to the rank, while there is room. It returns false if the receiver's words
 // cannot be.
-func (o *endpoint) stream(to int) bool {
-	out := &o.out[to]
+func (out *outbox) streamOn() bool {
 	for s := out.stream; !s.claimed; {
 		if s.part == nil {
 			if s.openPart() != nil {
 				s.claimed = true
-				o.endSend(s, codePacker)
-				o.queue(to, &outgoing{head: packet{kind: lost, number: s.claims}})
+				out.o.endSend(s, codePacker)
+				out.send(&outgoing{head: packet{kind: lost, number: s.claims}})
 				return true
 			}
 			if s.part == nil {
@@ -458,7 +446,7 @@ func (o *endpoint) stream(to int) bool {
 			}
 		}
 		claims, from := (*C.uint64_t)(unsafe.Pointer(out.claims)), (*C.char)(unsafe.Pointer(unsafe.SliceData(s.part)))
-		done := C.pm_stream(o.c(), C.int32_t(to), claims, C.uint64_t(s.claims), from, C.int64_t(s.packed-int64(len(s.part))), C.int64_t(s.packed),
+		done := C.pm_stream(out.o.c(), C.int32_t(out.to), claims, C.uint64_t(s.claims), from, C.int64_t(s.packed-int64(len(s.part))), C.int64_t(s.packed),
 			C.uint64_t(out.atOnce(s.wanted)), piecePauses)
 		if done <= 0 {
 			return done == 0

@@ -65,7 +65,7 @@ static void *sender(void *seed_of) {
 				pmpi_linger(k, YIELD_EVERY);
 		else /* the receiver has set the claims once they are those of this message */
 			for (int k = 1; sw_read64(claims) >> PM_CLAIM_BITS != (uint64_t)i ||
-							pm_stream(o, 1, claims, (uint64_t)i, message, n,
+							pm_stream(o, 1, claims, (uint64_t)i, message, 0, n,
 									  1 + (uint64_t)i % (PM_MOST_OF_LONG / PM_PIECE), 10) == 0;
 				 k++)
 				pmpi_linger(k, YIELD_EVERY);
@@ -143,7 +143,7 @@ static int damage(void) {
 		if (i % 2)
 			pm_send(o, 1, 1, 1, room, (uint64_t)n, (int)any(&state, 2));
 		else
-			pm_stream(o, 1, claims, any(&state, 2), room, n, 1 + any(&state, 4), 2);
+			pm_stream(o, 1, claims, any(&state, 2), room, 0, n, 1 + any(&state, 4), 2);
 		*claims = any(&state, 100);
 		free(room);
 	}

@@ -4,7 +4,7 @@
 #include <sched.h>
 #include <stdlib.h>
 
-#include "../primitives/yield.h"
+#include "../../primitives/yield.h"
 
 /* The place of a group is its number, modulo GROUPS. Messages of groups that find it taken go
  * through Go. */

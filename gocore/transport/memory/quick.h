@@ -4,13 +4,13 @@
  * A group whose members are on one node has a pq_group, if there is one left. What a call finds
  * there decides whether it may go on: other calls may have to come first. Whatever needs more than
  * a copy is for Go: a wait, an error, another message. */
-#ifndef PADDLEMPI_MESSAGES_QUICK_H
-#define PADDLEMPI_MESSAGES_QUICK_H
+#ifndef PADDLEMPI_MEMORY_QUICK_H
+#define PADDLEMPI_MEMORY_QUICK_H
 
 #include <stdint.h>
 
-#include "../trace/entry.h"
-#include "../transport/memory/rings.h"
+#include "../../trace/entry.h"
+#include "rings.h"
 
 #pragma GCC visibility push(hidden)
 
