@@ -25,20 +25,6 @@ MORE_METHODS = {
     "gocore/collective: Group": 75,
     "gocore/collective: collective": 108,
     "gocore/group: Group": 88,
-<<<<<<< HEAD
-    "gocore/messages: Messages": 52,
-    "gocore/mpi: Communicator": 43,
-    "gocore/mpi: library": 59,
-    "gocore/transport/memory: Comm": 43,
-    "gocore/transport/memory: endpoint": 59,
-=======
-    "gocore/ps/client: Client": 50,
-    "gocore/ps/server: Server": 69,
-    "gocore/ps/server: served": 44,
-    "gocore/ps/server: tableRows": 46,
-    "gocore/ps/server: tableStep": 48,
-    "gocore/window: Window": 60,
->>>>>>> h-methods2
 }
 
 
