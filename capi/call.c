@@ -23,7 +23,7 @@ PyObject *result_tuple(const pmpi_result *r) {
 
 /* at_once carries out a short message, if that needs no wait. Returns 0, or 1 with nothing done. */
 static int at_once(const pmpi_op *op, pmpi_result *result) {
-	if (op->code != PMPI_OP_SEND && op->code != PMPI_OP_RECV)
+	if (!quick_is_for(op))
 		return 1;
 	crash_call call = {.what = op, .kind = CRASH_OP};
 	crash_at_once = &call;

@@ -95,8 +95,8 @@ int pmpi_submit(const pmpi_op *op, pmpi_work *work, pmpi_result *result) {
 	crash_call call = {.what = op, .kind = CRASH_OP};
 	crash_begin(&t->crash, &call);
 	int rc = 0;
-	if (quick_message(op, result, QUICK_MOST, op->flags & PMPI_FLAG_ASYNC ? 0 : QUICK_PAUSES) ==
-		0) {
+	const int pauses = op->flags & PMPI_FLAG_ASYNC ? 0 : QUICK_PAUSES;
+	if (quick_is_for(op) && quick_message(op, result, QUICK_MOST, pauses) == 0) {
 		if (work)
 			*work = 0;
 	} else {

@@ -101,16 +101,10 @@ int64_t to_ns(double s) {
 	return s < 0 ? -1 : s > 9e9 ? INT64_MAX : (int64_t)(s * 1e9);
 }
 
-int wants(Py_ssize_t n, Py_ssize_t least, Py_ssize_t most, const char *name) {
-	if (n >= least && n <= most)
-		return 1;
+int wanted_others(Py_ssize_t n, Py_ssize_t least, Py_ssize_t most, const char *name) {
 	PyErr_Format(PyExc_TypeError, "%s() takes %zd to %zd positional arguments, got %zd", name,
 				 least, most, n);
 	return 0;
 }
 
-PyObject *none(void) {
-	Py_IncRef(Py_None);
-	return Py_None;
-}
 #endif

@@ -26,10 +26,12 @@ PyObject *raise_last(int rc);
  * become INT64_MAX. */
 int64_t to_ns(double seconds);
 
-/* wants returns 1 if the number of positional arguments is right, else 0 with an exception set. */
-int wants(Py_ssize_t n, Py_ssize_t least, Py_ssize_t most, const char *name);
+/* wants is 1 if the number of positional arguments is right, else 0 with an exception set. */
+#define wants(n, least, most, name)                                                                \
+	(((n) >= (least) && (n) <= (most)) || wanted_others(n, least, most, name))
+int wanted_others(Py_ssize_t n, Py_ssize_t least, Py_ssize_t most, const char *name);
 
-/* none returns a new reference to None. */
-PyObject *none(void);
+/* none is a new reference to None. */
+#define none() (Py_IncRef(Py_None), Py_None)
 
 #endif

@@ -23,7 +23,7 @@
 //
 // # Check
 //
-// group.Group.Submit takes a call from a pool and checks the descriptor against the traits
+// collective.Group.Submit takes a call from a pool and checks the descriptor against the traits
 // of the operation, which are generated from the table of operations (package op): how
 // many buffers each side takes, which lengths go together, whether it reduces, whether it
 // has a root. It also checks that the reduce op is defined for the dtype. If anything is

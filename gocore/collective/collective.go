@@ -24,7 +24,8 @@ type collective struct {
 	request
 	progress
 	prog  coll.Program
-	owner *Prepared // whose spare it is; nil: one of collectives
+	sum   coll.AtArrival // room for atArrival
+	owner *Prepared      // whose spare it is; nil: one of collectives
 }
 
 // request is what the caller asked for, and what check found out about it.
@@ -45,9 +46,8 @@ type request struct {
 	offer     coll.Offer         // what the call tells in its payload
 	scratch   int64              // bytes that reserve takes
 	atArrival *coll.AtArrival    // of a prepared call: what is done at once if all have come; or nil
-	// Room for one buffer on each side, the usual number, so that no slice is allocated, and for atArrival.
+	// Room for one buffer on each side, the usual number, so that no slice is allocated.
 	one [2]coll.Part
-	sum coll.AtArrival
 }
 
 // progress is how far a collective has come.

@@ -346,7 +346,7 @@ def test_the_way_has_what_most_calls_enter(way: ModuleType) -> None:
 def test_the_tour_names_what_is_there() -> None:
     tour = read("gocore/doc.go")
     named = re.findall(r"\b([a-z]+)\.([A-Z]\w+)(?:\.([A-Z]\w+))?", tour)
-    assert ("group", "Group", "Submit") in named
+    assert ("collective", "Group", "Submit") in named
     for room, name, method in named:
         files = [f for f in (ROOT / "gocore" / room).glob("*.go") if not f.stem.endswith("_test")]
         defined = rf"func \(\w+ \*?{name}\) {method}\(" if method else rf"(?:func|type) {name}\b"
