@@ -207,11 +207,18 @@ def test_the_base_may_be_named_by_versions_or_be_gone(model: Model, tmp_path: Pa
     for since in (True, 3.5, {0}):
         with pytest.raises(errors.DtypeError, match="is no step, no list of versions and no path"):
             ps.export(saved, to, since=since)  # type: ignore[arg-type]
-    ps.export(saved, to, since=np.int64(0), progress=True)
+    ps.export(saved, to, since=np.int64(0))
     assert to.read_bytes() == (tmp_path / "one").read_bytes()
     for format in ("numpy", "paddle"):
         with pytest.raises(errors.ArgumentError, match="since= writes format='safetensors'"):
             ps.export(saved, to, format, since=0)
+
+
+def test_an_increment_with_a_bar(model: Model, tmp_path: Path) -> None:
+    pytest.importorskip("tqdm")
+    ps.export(model.directory, tmp_path / "one", since=0)
+    ps.export(model.directory, tmp_path / "bar", since=0, progress=True)
+    assert (tmp_path / "bar").read_bytes() == (tmp_path / "one").read_bytes()
 
 
 @pytest.mark.parametrize(
