@@ -30,11 +30,7 @@ func (g *Group) announceAhead() {
 		g.seq++
 		c.args.Seq, c.ahead = g.seq, true
 		c.trace.Begun(g.seq)
-		flags := c.flags
-		if c.refused {
-			flags |= arrive.Refused
-		}
-		g.Node.Slots.AnnounceAhead(g.seq, &c.sig, flags, payload)
+		g.Node.Slots.AnnounceAhead(g.seq, &c.sig, c.announces(), payload)
 	}
 }
 

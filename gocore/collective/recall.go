@@ -27,6 +27,7 @@ type checkedCall struct {
 	tensor op.Buf // without its memory
 	found  request
 	at     *coll.AtArrival
+	used   atomic.Bool // since another call last wanted its place
 }
 
 // callPlace returns the place of d among the calls that are kept, and its tensor; nil: it has none. ok is false for a call that is
@@ -59,6 +60,9 @@ func (k *checkedCalls) find(d *op.Desc) (*checkedCall, *op.Buf) {
 	if k := &t.tensor; b != nil && (b.Count != k.Count || b.DType != k.DType || b.DeviceType != k.DeviceType) {
 		return nil, nil
 	}
+	if !t.used.Load() { // a load costs nothing, a store some 5 ns
+		t.used.Store(true)
+	}
 	return t, b
 }
 
@@ -67,6 +71,9 @@ func (k *checkedCalls) keep(d *op.Desc, c *collective) {
 	place, b, ok := callPlace(d)
 	if !ok || !c.mayBeKept() || c.g.Payloads == nil || c.g.Forced != 0 || c.args.Neighbours != nil || coll.Bytes(&c.args) > c.g.Payloads.Room() {
 		return
+	}
+	if old := k.kept[place].Load(); old != nil && old.used.Swap(false) {
+		return // two calls in turn would else take the place from each other, and be copied, each time
 	}
 	t := &checkedCall{code: d.Code, reduce: d.ReduceOp, scale: d.Scale, root: d.Root, found: c.request}
 	t.found.one = [2]coll.Part{}
@@ -77,6 +84,7 @@ func (k *checkedCalls) keep(d *op.Desc, c *collective) {
 	if c.g.Node != nil {
 		t.at = coll.SumAtArrival(&c.args, c.flags)
 	}
+	t.used.Store(true)
 	k.kept[place].Store(t)
 }
 

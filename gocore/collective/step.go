@@ -235,15 +235,7 @@ func (c *collective) announce(spin int) wants {
 	if err != nil {
 		c.refuseInstead(err)
 	}
-	flags := c.flags
-	switch {
-	case c.refused:
-		flags |= arrive.Refused
-	case c.handle != nil || g.Wire != nil:
-	case !g.Env.Groups.Survives:
-		flags |= arrive.Sync
-	}
-	state, res, err := g.Arrival.Announce(g.turn, &c.sig, flags, payload, spin)
+	state, res, err := g.Arrival.Announce(g.turn, &c.sig, c.announces(), payload, spin)
 	if g.Wire != nil {
 		g.Env.Engine.CalledMPI()
 	}
@@ -255,13 +247,8 @@ func (c *collective) announce(spin int) wants {
 
 // announceAndSum announces c, which was checked before. What it has to do is then done, if all members have come.
 func (c *collective) announceAndSum(spin int) wants {
-	g := c.g
-	flags := c.flags
-	if !g.Env.Groups.Survives {
-		flags |= arrive.Sync
-	}
-	at := c.atArrival
-	summed, state, res := g.Node.Slots.AnnounceAndSum(g.turn, &c.sig, flags, at.Payload, spin, &at.Sum, unsafe.Pointer(&at.Fold))
+	g, at := c.g, c.atArrival
+	summed, state, res := g.Node.Slots.AnnounceAndSum(g.turn, &c.sig, c.announces(), at.Payload, spin, &at.Sum, unsafe.Pointer(&at.Fold))
 	if !summed {
 		return c.takeArrival(state, res, nil, false)
 	}
@@ -269,6 +256,17 @@ func (c *collective) announceAndSum(spin int) wants {
 	c.took(coll.AtTheArrival)
 	c.bare = c.scratch == 0
 	return c.isOver(nil)
+}
+
+// announces returns the flags of c's announcement.
+func (c *collective) announces() arrive.Flags {
+	switch {
+	case c.refused:
+		return c.flags | arrive.Refused
+	case c.handle == nil && c.g.Wire == nil && !c.g.Env.Groups.Survives:
+		return c.flags | arrive.Sync // the caller's thread waits inside the call
+	}
+	return c.flags
 }
 
 // took notes the algorithm of c.
