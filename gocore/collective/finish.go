@@ -84,30 +84,17 @@ func (c *collective) breakIfFailed(err error) error {
 	return err
 }
 
-// unstage writes results back, unless the operation failed, and frees the stagings.
+// unstage writes results back, unless the operation failed.
 func (c *collective) unstage(err error) error {
 	for i := range c.staged {
-		s := &c.staged[i]
 		if err == nil {
-			err = s.Unpack()
+			err = c.staged[i].Unpack()
 		}
-		s.Free()
 	}
-	c.staged = nil
-	if c.shadow != nil {
-		if err == nil {
-			err = c.shadow.Write()
-		}
-		c.freeShadow()
+	if err == nil && c.shadow != nil {
+		err = c.shadow.Write()
 	}
 	return err
-}
-
-func (c *collective) freeShadow() {
-	if c.shadow != nil {
-		c.shadow.Free()
-		c.shadow = nil
-	}
 }
 
 // drop gives back what a call holds.
@@ -116,7 +103,10 @@ func (c *collective) drop() {
 		c.staged[i].Free()
 	}
 	c.staged = nil
-	c.freeShadow()
+	if c.shadow != nil {
+		c.shadow.Free()
+		c.shadow = nil
+	}
 	c.offer.Free(c.args.Seq)
 	c.prog.Close()
 	if c.shared != nil {
