@@ -22,6 +22,7 @@ const (
 	Refused                   // this member found its own arguments wrong and will not run the collective
 	Ahead                     // this member announced the collective ahead of its turn
 	Left                      // this member comes to no collective from this one on: see Wire.Leave
+	Summed                    // the payload may be summed up with those of the other members on its node: see Payload.Sum
 	Others                    // the first bit without a meaning here
 )
 
@@ -34,6 +35,15 @@ type Payload struct {
 	// Fill, if set, stands for Data, and writes the payload. Only a Wire knows it. It is called once, when the payload is
 	// announced.
 	Fill func(to unsafe.Pointer)
+	// Sum says how the payloads of the members on a node become one, if Summed is announced. Only a Wire knows it.
+	Sum *NodeSum
+}
+
+// NodeSum says how the payloads of the members on a node become one. The leader of the node makes it, if all members there have
+// announced the same, and it alone crosses the wire.
+type NodeSum struct {
+	Bytes int64                                          // of the sum, at most SumRoom of the Wire
+	Run   func(to unsafe.Pointer, from []unsafe.Pointer) // from are the payloads in the order of the members
 }
 
 // write writes the payload to memory of Bytes bytes, unless it is there already.

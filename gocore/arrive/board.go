@@ -18,7 +18,7 @@ type Board struct {
 	mem     unsafe.Pointer
 	members []int // on this node; the first is the leader
 	me      int   // the place of this member among them
-	all     int   // members of the group
+	rooms   *rooms
 	last    round
 }
 
@@ -35,27 +35,25 @@ const (
 	slotBytesOfWords = (8*(slotWords+wireWords) + 63) &^ 63
 )
 
-// BoardSize returns the bytes of a board of here members of a group of all members.
-func BoardSize(here, all int) int64 { return 2 * halfOfBoard(here, all) }
+// BoardSize returns the bytes of a board of here members. nodes are those of the whole group.
+func BoardSize(here int, nodes [][]int) int64 { return 2 * roomsOf(nodes).halfOfBoard(here) }
 
 // halfOfBoard returns the bytes for the doublings of one parity: the slots, and behind them what the leader tells.
-func halfOfBoard(here, all int) int64 { return int64(here)*slotSize(all) + toldSize(all) }
+func (r *rooms) halfOfBoard(here int) int64 { return int64(here)*r.slotSize() + r.toldSize() }
 
-func slotSize(all int) int64 { return (slotBytesOfWords + wireRoom(all) + 63) &^ 63 }
+func (r *rooms) slotSize() int64 { return (slotBytesOfWords + max(r.payload, r.sum) + 63) &^ 63 }
 
-func toldSize(all int) int64 {
-	return (slotBytesOfWords + headerBytes + int64(all)*recordBytes(wireRoom(all)) + 63) &^ 63
-}
+func (r *rooms) toldSize() int64 { return (slotBytesOfWords + headerBytes + r.all + 63) &^ 63 }
 
 // NewBoard makes the board of members in mem, which they share: BoardSize bytes, all 0 before the first doubling, a multiple
-// of 64 its address. me is among them. all is how many members the group has.
-func NewBoard(mem unsafe.Pointer, members []int, me, all int) *Board {
-	return &Board{mem: mem, members: members, me: slices.Index(members, me), all: all}
+// of 64 its address. me is among them. nodes are those of the whole group.
+func NewBoard(mem unsafe.Pointer, members []int, me int, nodes [][]int) *Board {
+	return &Board{mem: mem, members: members, me: slices.Index(members, me), rooms: roomsOf(nodes)}
 }
 
 // slot returns the slot of a place for doubling k.
 func (b *Board) slot(place int, k round) unsafe.Pointer {
-	return unsafe.Add(b.mem, int64(k&1)*halfOfBoard(len(b.members), b.all)+int64(place)*slotSize(b.all))
+	return unsafe.Add(b.mem, int64(k&1)*b.rooms.halfOfBoard(len(b.members))+int64(place)*b.rooms.slotSize())
 }
 
 // told returns what the leader tells in doubling k.
@@ -108,9 +106,9 @@ func (g *doubling) look() (over bool, err error) {
 // hear takes in what the members on the node have announced, in their order.
 func (g *doubling) hear() error {
 	b := g.board
-	for g.known < len(b.members) {
-		member := b.members[g.known]
-		slot := b.slot(g.known, g.number)
+	for g.heard < len(b.members) {
+		member := b.members[g.heard]
+		slot := b.slot(g.heard, g.number)
 		if there, err := b.has(slot, g.number, member); !there {
 			return err
 		}
@@ -119,24 +117,51 @@ func (g *doubling) hear() error {
 		}
 	}
 	g.onBoard = false
+	if g.sums.alike {
+		g.sumUp()
+	} else {
+		g.learnNode()
+	}
 	return nil
 }
 
 // takeSlot takes in what a member on the node has announced.
 func (g *doubling) takeSlot(slot unsafe.Pointer, member int) error {
 	line := *(*[slotWords + wireWords]uint64)(slot)
-	if line[slotSeq] != g.seq || line[slotKind] != g.kind || line[slotBytes] > uint64(g.room) {
+	words, bytes := line[slotWords:], line[slotBytes]
+	summed := stage(g.kind) == gatherWords && Flags(words[wireWords-2])&(Summed|Refused) == Summed
+	room := g.rooms.payload
+	if summed {
+		room = g.rooms.sum
+	}
+	if line[slotSeq] != g.seq || line[slotKind] != g.kind || bytes > uint64(room) {
 		return &Damaged{member, "its slot on the board of its node is not of this collective"}
 	}
-	g.combine(line[slotWords:])
-	g.learn(member, Payload{Data: unsafe.Add(slot, slotBytesOfWords), Bytes: int64(line[slotBytes])})
+	g.combine(words)
+	g.payloads[member] = Payload{Data: unsafe.Add(slot, slotBytesOfWords), Bytes: int64(bytes)}
+	g.sums.hear(summed, words, int64(bytes))
+	g.heard++
 	return nil
+}
+
+// learnNode keeps the payloads of the members on the node. One that was to be summed up counts for nothing: it is too long to
+// go alone, and as somebody there has announced something else the collective fails, or another algorithm carries it out.
+func (g *doubling) learnNode() {
+	for _, member := range g.board.members {
+		if g.sums.any {
+			g.payloads[member].Bytes = 0
+		}
+		g.learn(member, g.payloads[member])
+	}
 }
 
 // tellNode tells the other members on the node what all members have announced. They know what lies in their slots.
 func (g *doubling) tellNode() {
-	told := g.board.told(g.number)
-	bytes := g.write(unsafe.Add(told, slotBytesOfWords), g.here)
+	told, but := g.board.told(g.number), g.here
+	if g.sums.alike {
+		but = -1
+	}
+	bytes := g.write(unsafe.Add(told, slotBytesOfWords), but)
 	(*[slotWords]uint64)(told)[slotBytes] = uint64(bytes)
 	atomic.StoreUint64(number(told), uint64(g.number))
 }
@@ -153,8 +178,11 @@ func (g *doubling) listen() (over bool, err error) {
 			return false, err
 		}
 	}
+	if !g.sums.alike {
+		g.learnNode()
+	}
 	bytes := (*[slotWords]uint64)(told)[slotBytes]
-	if bytes > uint64(toldSize(b.all)-slotBytesOfWords) {
+	if bytes > uint64(b.rooms.toldSize()-slotBytesOfWords) {
 		return false, &Damaged{leader, "its slot on the board of its node has a length that no message has"}
 	}
 	if err := g.takeIn(unsafe.Add(told, slotBytesOfWords), int64(bytes), leader); err != nil {

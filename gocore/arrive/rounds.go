@@ -24,43 +24,61 @@ type step struct {
 	peer        int32
 	sends       bool
 	receives    bool
-	known       int   // members whose payloads it sends
-	news        int   // those whose payloads it receives
-	in          int64 // the most bytes of the message that it receives
-	outAt, inAt int64 // where the messages lie in the block of a doubling
+	out, in     int64 // the most bytes of the messages
+	outAt, inAt int64 // where these lie in the block of a doubling
 }
 
-// layout finds the places of the messages of steps, for payloads of up to room bytes. It returns the bytes of a block, which
-// begins with this member's own payload.
-func layout(steps []step, room int64) (size int64) {
-	size = (room + 7) &^ 7
+// layout finds the places of the messages of steps. It returns the bytes of a block, which begins with this member's own payload, or
+// the sum of its node.
+func (r *rooms) layout(steps []step) (size int64) {
+	size = (max(r.payload, r.sum) + 7) &^ 7
 	for i := range steps {
 		s := &steps[i]
 		if s.sends {
 			s.outAt = size
-			size += headerBytes + int64(s.known)*recordBytes(room)
+			size += s.out
 		}
 		if s.receives {
-			s.in, s.inAt = headerBytes+int64(s.news)*recordBytes(room), size
+			s.inAt = size
 			size += s.in
 		}
 	}
 	return size
 }
 
+// rooms are the most bytes of what a group tells.
+type rooms struct {
+	payload int64   // of a member
+	sum     int64   // of the sum of the payloads of a node, and of each of these; 0: none is made
+	node    []int64 // records of each node
+	all     int64   // records of all nodes
+}
+
+func roomsOf(nodes [][]int) *rooms {
+	n, most := 0, 0
+	for _, members := range nodes {
+		n, most = n+len(members), max(most, len(members))
+	}
+	r := &rooms{payload: wireRoom(n), sum: sumRoom(len(nodes), n, most), node: make([]int64, len(nodes))}
+	for k, members := range nodes {
+		r.node[k] = int64(len(members)) * recordBytes(r.payload)
+		if r.sum > 0 {
+			r.node[k] = max(r.node[k], recordBytes(r.sum))
+		}
+		r.all += r.node[k]
+	}
+	return r
+}
+
 // plan returns the steps of the leader of node me, without their places. nodes are the members by node; the first of a
 // node speaks for it.
-func plan(nodes [][]int, me int) (steps []step) {
+func (r *rooms) plan(nodes [][]int, me int) (steps []step) {
 	whole := 1 << (bits.Len(uint(len(nodes))) - 1) // the nodes that take part in the rounds
 	extra := len(nodes) - whole                    // those that give theirs to a partner
-	here, all := len(nodes[me]), 0
-	for _, members := range nodes {
-		all += len(members)
-	}
 	leader := func(node int) int32 { return int32(nodes[node][0]) }
 	if me < 2*extra && me%2 == 0 {
 		partner := leader(me + 1)
-		return []step{{peer: partner, sends: true, known: here}, {peer: partner, receives: true, news: all - here}}
+		return []step{{peer: partner, sends: true, out: headerBytes + r.node[me]}, {peer: partner, receives: true, in: headerBytes + r.all - r.node[me]}}
 	}
 	// A node of the rounds has a number there, and the nodes of a block of numbers have payloads of these members.
 	number := me - extra
@@ -73,41 +91,43 @@ func plan(nodes [][]int, me int) (steps []step) {
 		}
 		return v + extra
 	}
-	payloads := func(from, to int) (members int) {
+	message := func(from, to int) int64 {
+		bytes := int64(headerBytes)
 		for v := from; v < to; v++ {
-			if members += len(nodes[of(v)]); v < extra {
-				members += len(nodes[of(v)-1])
+			if bytes += r.node[of(v)]; v < extra {
+				bytes += r.node[of(v)-1]
 			}
 		}
-		return members
+		return bytes
 	}
 	if me < 2*extra {
-		steps = append(steps, step{peer: leader(me - 1), receives: true, news: len(nodes[me-1])})
+		steps = append(steps, step{peer: leader(me - 1), receives: true, in: headerBytes + r.node[me-1]})
 	}
 	for d := 1; d < whole; d *= 2 {
 		mine, theirs := number&^(d-1), number&^(d-1)^d
 		steps = append(steps, step{peer: leader(of(number ^ d)), sends: true, receives: true,
-			known: payloads(mine, mine+d), news: payloads(theirs, theirs+d)})
+			out: message(mine, mine+d), in: message(theirs, theirs+d)})
 	}
 	if me < 2*extra {
-		steps = append(steps, step{peer: leader(me - 1), sends: true, known: all - len(nodes[me-1])})
+		steps = append(steps, step{peer: leader(me - 1), sends: true, out: headerBytes + r.all - r.node[me-1]})
 	}
 	return steps
 }
 
 // seats says where the members of a group are, and what one of them does in a doubling.
 type seats struct {
+	nodes [][]int
 	node  []int  // of each member
 	here  int    // the node of this member
 	board *Board // of the members on this node; nil if this one is alone there
 	steps []step // none if another member speaks for the node
-	room  int64  // bytes of a payload
-	size  int64  // bytes of the block of a doubling
+	rooms *rooms
+	size  int64 // bytes of the block of a doubling
 }
 
 // seatsOf returns the seats of member me of n.
 func seatsOf(n, me int, nodes [][]int, board *Board) *seats {
-	s := &seats{node: make([]int, n), board: board, room: wireRoom(n)}
+	s := &seats{nodes: nodes, node: make([]int, n), board: board, rooms: roomsOf(nodes)}
 	for k, members := range nodes {
 		for _, m := range members {
 			s.node[m] = k
@@ -115,9 +135,9 @@ func seatsOf(n, me int, nodes [][]int, board *Board) *seats {
 	}
 	s.here = s.node[me]
 	if nodes[s.here][0] == me {
-		s.steps = plan(nodes, s.here)
+		s.steps = s.rooms.plan(nodes, s.here)
 	}
-	s.size = layout(s.steps, s.room)
+	s.size = s.rooms.layout(s.steps)
 	return s
 }
 
@@ -143,6 +163,9 @@ type doubling struct {
 	payloads  []Payload // by member; those of the others are in the block, or on the board
 	had       []bool    // whose payloads are known
 	known     int
+	summed    []bool // the nodes whose first member has the sum of all payloads there
+	sums      nodeSums
+	heard     int   // members on the board
 	at        int   // the step under way; len(steps): none
 	number    round // on the board
 	onBoard   bool  // it waits for the others on the node
@@ -155,7 +178,7 @@ type doubling struct {
 func newDoubling(end transport.Endpoint, tag int32, seats *seats) (*doubling, error) {
 	n := end.Size()
 	g := &doubling{seats: seats, end: end, tag: tag, n: n, me: end.Rank(), at: len(seats.steps),
-		payloads: make([]Payload, n), had: make([]bool, n)}
+		payloads: make([]Payload, n), had: make([]bool, n), summed: make([]bool, len(seats.nodes))}
 	g.sending.By = end
 	var err error
 	g.block, err = mem.Alloc(seats.size)
@@ -166,23 +189,29 @@ func newDoubling(end transport.Endpoint, tag int32, seats *seats) (*doubling, er
 func (g *doubling) begin(seq, kind uint64, words *[wireWords]uint64, payload Payload) (over bool, err error) {
 	g.seq, g.kind, g.words = seq, kind, *words
 	clear(g.had)
-	g.known = 0
+	clear(g.summed)
+	g.known, g.heard, g.sums = 0, 0, nodeSums{sum: payload.Sum}
 	if g.board != nil {
 		g.at = len(g.steps)
 		g.number, g.onBoard = g.board.put(seq, kind, words, payload), true
 		return g.poll()
 	}
-	own := g.own()
-	payload.write(own)
-	g.learn(g.me, Payload{Data: own, Bytes: payload.Bytes})
+	own := g.firstPayload()
+	if payload.Sum != nil {
+		payload.Sum.Run(own, []unsafe.Pointer{payload.Data})
+		g.learnSum(g.here, Payload{Data: own, Bytes: payload.Sum.Bytes})
+	} else {
+		payload.write(own)
+		g.learn(g.me, Payload{Data: own, Bytes: payload.Bytes})
+	}
 	g.at = -1
 	return g.next()
 }
 
-// own returns where the payload of this member lies: in the first message, if that has no other payload, else at the beginning
-// of the block.
-func (g *doubling) own() unsafe.Pointer {
-	if len(g.steps) > 0 && g.steps[0].sends && g.steps[0].known == 1 {
+// firstPayload returns where the payload of this member, or the sum of its node, lies: in the first message, if that has no other
+// payload, else at the beginning of the block.
+func (g *doubling) firstPayload() unsafe.Pointer {
+	if len(g.steps) > 0 && g.steps[0].sends {
 		return unsafe.Add(g.block, g.steps[0].outAt+headerBytes+8)
 	}
 	return g.block
@@ -265,10 +294,18 @@ func (g *doubling) send(s *step) error {
 func (g *doubling) write(to unsafe.Pointer, but int) int64 {
 	bytes := int64(headerBytes)
 	for member, payload := range g.payloads {
-		if !g.had[member] || g.node[member] == but {
+		node := g.node[member]
+		if !g.had[member] || node == but {
 			continue
 		}
-		*(*[2]uint32)(unsafe.Add(to, bytes)) = [2]uint32{uint32(member), uint32(payload.Bytes)}
+		record := uint32(member)
+		if g.summed[node] {
+			if g.nodes[node][0] != member {
+				continue
+			}
+			record |= sumRecord
+		}
+		*(*[2]uint32)(unsafe.Add(to, bytes)) = [2]uint32{record, uint32(payload.Bytes)}
 		payload.write(unsafe.Add(to, bytes+8))
 		bytes += recordBytes(payload.Bytes)
 	}
@@ -343,12 +380,20 @@ func (g *doubling) takeIn(from unsafe.Pointer, bytes int64, by int) error {
 			return &Damaged{by, "its message is cut off"}
 		}
 		record := *(*[2]uint32)(unsafe.Add(from, at))
-		member, length := int(record[0]), int64(record[1])
-		if member >= g.n || g.had[member] || length > g.room || recordBytes(length) > bytes-at {
-			return &Damaged{by, "its message has a payload that no member announces"}
+		member, length := int(record[0]&^sumRecord), int64(record[1])
+		payload, sum := Payload{Data: unsafe.Add(from, at+8), Bytes: length}, record[0]&sumRecord != 0
+		switch node := g.nodeOfSum(member); {
+		case recordBytes(length) > bytes-at:
+		case sum && node >= 0 && length <= g.rooms.sum:
+			g.learnSum(node, payload)
+			at += recordBytes(length)
+			continue
+		case !sum && member < g.n && !g.had[member] && length <= g.rooms.payload:
+			g.learn(member, payload)
+			at += recordBytes(length)
+			continue
 		}
-		g.learn(member, Payload{Data: unsafe.Add(from, at+8), Bytes: length})
-		at += recordBytes(length)
+		return &Damaged{by, "its message has a payload that no member announces"}
 	}
 	return nil
 }

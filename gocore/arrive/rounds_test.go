@@ -86,9 +86,9 @@ func onNodes(t *testing.T, nodes [][]int) func(mpi.Library) (*Wire, error) {
 		if len(members) == 1 {
 			continue
 		}
-		board, err := mem.Alloc(BoardSize(len(members), count(nodes)))
+		board, err := mem.Alloc(BoardSize(len(members), nodes))
 		require.NoError(t, err)
-		clear(unsafe.Slice((*byte)(board), BoardSize(len(members), count(nodes))))
+		clear(unsafe.Slice((*byte)(board), BoardSize(len(members), nodes)))
 		t.Cleanup(func() { mem.Free(board) })
 		for _, m := range members {
 			boards[m] = board
@@ -99,7 +99,7 @@ func onNodes(t *testing.T, nodes [][]int) func(mpi.Library) (*Wire, error) {
 		var board *Board
 		if memory, ok := boards[end.Rank()]; ok {
 			members := nodes[slices.IndexFunc(nodes, func(m []int) bool { return slices.Contains(m, end.Rank()) })]
-			board = NewBoard(memory, members, end.Rank(), end.Size())
+			board = NewBoard(memory, members, end.Rank(), nodes)
 		}
 		return NewWire(end, 2, nodes, board)
 	}
@@ -204,7 +204,7 @@ func TestADoublingBelievesNoLength(t *testing.T) {
 		"no records":                header(1, 1, 0),
 		"half a record":             append(header(1, 1, 4), 1, 0, 0, 0),
 		"a member out of range":     append(header(1, 1, 8), record(2, 0, 0)...),
-		"a member of no int32":      append(header(1, 1, 8), record(1<<31, 0, 0)...),
+		"a sum where none is made":  append(header(1, 1, 8), record(sumRecord|1, 0, 0)...),
 		"the receiver's payload":    append(header(1, 1, 8), record(0, 0, 0)...),
 		"a length beyond it":        append(header(1, 1, 16), record(1, 9, 8)...),
 		"a length beyond a payload": append(header(1, 1, 8), record(1, WirePayload+1, 0)...),

@@ -32,6 +32,9 @@ var _ [C.PA_REFUSED]struct{} = [Refused]struct{}{} // slots.c sets the flag, too
 // Room returns the most bytes of a Payload.
 func (l *ControlSlots) Room() int64 { return PayloadRoom(l.n) }
 
+// SumRoom returns 0: control slots sum nothing up on the way.
+func (l *ControlSlots) SumRoom() int64 { return 0 }
+
 // Slots is the number of collectives that a member may have announced and not finished.
 const Slots = C.PA_SLOTS
 

@@ -39,7 +39,11 @@ func attach(t testing.TB, n int) (all []*ControlSlots) {
 
 // arrive announces, and polls until all members have arrived.
 func arrive(a Arrival, seq uint64, sig Signature, flags Flags) (State, Result, error) {
-	state, res, err := a.Announce(seq, &sig, flags, Payload{}, 10)
+	return arriveWith(a, seq, sig, flags, Payload{})
+}
+
+func arriveWith(a Arrival, seq uint64, sig Signature, flags Flags, payload Payload) (State, Result, error) {
+	state, res, err := a.Announce(seq, &sig, flags, payload, 10)
 	for state == Pending && err == nil {
 		time.Sleep(time.Microsecond)
 		state, res, err = a.Poll(50)

@@ -72,6 +72,28 @@ const (
 	WirePair     = 256 << 10
 )
 
+// The most bytes of the sum of the payloads of a node, and of each of these payloads. Of two nodes as many bytes leave a node as in any
+// other all_reduce. Of more each gets the sums of all others, so these are short: SumsOfAll together, and SumOfMany each. The members
+// on a node have SumsOnBoard for their payloads.
+const (
+	SumOfTwo    = 128 << 10
+	SumOfMany   = 60 << 10
+	SumsOfAll   = 256 << 10
+	SumsOnBoard = 1 << 20
+)
+
+// sumRoom returns the most bytes of the sum of a node, in a group of n members on nodes of up to most members; 0 if no node has
+// several.
+func sumRoom(nodes, n, most int) int64 {
+	switch {
+	case nodes == n || nodes < 2:
+		return 0
+	case nodes == 2:
+		return min(SumOfTwo, int64(SumsOnBoard/most)&^63)
+	}
+	return min(SumOfMany, int64(SumsOfAll/nodes), int64(SumsOnBoard/most)) &^ 63
+}
+
 // wireRoom returns the most bytes of a payload in a group of n members: an entry always has room.
 func wireRoom(n int) int64 {
 	if n == 2 {
@@ -118,6 +140,12 @@ func (w *Wire) free() (*doubling, error) {
 
 // Room returns the most bytes of a payload.
 func (w *Wire) Room() int64 { return wireRoom(w.n) }
+
+// SumRoom returns the most bytes of a payload that is summed up on its node, and of that sum; 0 if none is.
+func (w *Wire) SumRoom() int64 { return w.seats.rooms.sum }
+
+// Nodes returns the members by node.
+func (w *Wire) Nodes() [][]int { return w.seats.nodes }
 
 // Announce starts the doubling.
 func (w *Wire) Announce(seq uint64, sig *Signature, flags Flags, payload Payload, _ int) (State, Result, error) {

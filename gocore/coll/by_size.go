@@ -3,6 +3,7 @@ package coll
 import (
 	"slices"
 
+	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/op"
 )
 
@@ -15,9 +16,9 @@ type Served struct {
 }
 
 // AlgorithmsBySize returns which algorithms Choose takes in a group over nodes, for tensors in host memory, as they grow. s
-// has what does not depend on a call, and room is the most bytes of a payload. 16-bit floats have rows of their own
+// has what does not depend on a call, room is the most bytes of a payload, and sums of the sum of a node. 16-bit floats have rows of their own
 // where they are served in another way.
-func AlgorithmsBySize(s Sig, room int64) (list []Served) {
+func AlgorithmsBySize(s Sig, room, sums int64) (list []Served) {
 	s.Agreed, s.Any = Even, 0
 	for c := range registry {
 		s.Code, s.DType, s.Reduce = op.Code(c), op.Float32, 0
@@ -26,14 +27,14 @@ func AlgorithmsBySize(s Sig, room int64) (list []Served) {
 			continue
 		}
 		if !t.Reduces {
-			list = append(list, s.served(room)...)
+			list = append(list, s.served(room, sums)...)
 			continue
 		}
 		s.Reduce = op.Sum
-		usual := s.served(room)
+		usual := s.served(room, sums)
 		list = append(list, usual...)
 		s.DType = op.BFloat16
-		if short := s.served(room); !slices.EqualFunc(usual, short, func(a, b Served) bool { return a.Algorithm == b.Algorithm }) {
+		if short := s.served(room, sums); !slices.EqualFunc(usual, short, func(a, b Served) bool { return a.Algorithm == b.Algorithm }) {
 			list = append(list, short...)
 		}
 	}
@@ -44,40 +45,43 @@ func AlgorithmsBySize(s Sig, room int64) (list []Served) {
 const longestServed = 1 << 34
 
 // served returns the rows of one operation and dtype.
-func (s *Sig) served(room int64) (list []Served) {
+func (s *Sig) served(room, sums int64) (list []Served) {
 	elem := int64(s.DType.Size())
 	if s.Trait().Shares != op.NoShares {
 		elem *= int64(s.Size) // one element for each rank
 	}
 	name := ""
 	for high := int64(1); high*elem <= longestServed; high *= 2 {
-		if s.servedBy(high, room) == name {
+		if s.servedBy(high, room, sums) == name {
 			continue
 		}
 		low := high / 2
 		for high-low > 1 {
-			if middle := (low + high) / 2; s.servedBy(middle, room) == name {
+			if middle := (low + high) / 2; s.servedBy(middle, room, sums) == name {
 				low = middle
 			} else {
 				high = middle
 			}
 		}
-		name = s.servedBy(high, room)
+		name = s.servedBy(high, room, sums)
 		list = append(list, Served{s.Code.String(), s.DType.String(), high * elem, name})
 	}
 	return list
 }
 
 // servedBy returns the algorithm for tensors or shares of so many elements, "" for none.
-func (s *Sig) servedBy(count, room int64) string {
+func (s *Sig) servedBy(count, room, sums int64) string {
 	call := *s
 	call.Count = count
 	bytes, t := count*int64(s.DType.Size()), s.Trait()
 	if t.Shares != op.NoShares && t.Send.PerRank() {
 		bytes *= int64(s.Size)
 	}
-	if bytes <= room {
+	switch {
+	case bytes <= room:
 		call.Agreed |= Inline
+	case call.byLeaders(sums):
+		call.Agreed |= arrive.Summed
 	}
 	if s.Rails > 0 && call.large() {
 		call.Agreed |= ForLevels

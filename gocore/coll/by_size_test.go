@@ -26,11 +26,11 @@ func servedOf(list []Served, operation, dtype string) (found []Served) {
 
 func TestAlgorithmsBySize(t *testing.T) {
 	withUsualLeast(t)
-	const room = 16 << 10
-	list := AlgorithmsBySize(Sig{Size: 4, Nodes: 2, Rails: 2}, room)
-	assert.Equal(t, []Served{{"all_reduce", "float32", 4, "inline"}, {"all_reduce", "float32", room + 4, "mpi"}, {"all_reduce", "float32", 1 << 20, "levels"}},
+	const room, sums = 16 << 10, 128 << 10
+	list := AlgorithmsBySize(Sig{Size: 4, Nodes: 2, Rails: 2}, room, sums)
+	assert.Equal(t, []Served{{"all_reduce", "float32", 4, "inline"}, {"all_reduce", "float32", room + 4, "leaders"}, {"all_reduce", "float32", sums + 4, "mpi"}, {"all_reduce", "float32", 1 << 20, "levels"}},
 		servedOf(list, "all_reduce", "float32"))
-	assert.Equal(t, []Served{{"all_reduce", "bfloat16", 2, "inline"}, {"all_reduce", "bfloat16", room + 2, "slices16"}, {"all_reduce", "bfloat16", 1 << 20, "levels"}},
+	assert.Equal(t, []Served{{"all_reduce", "bfloat16", 2, "inline"}, {"all_reduce", "bfloat16", room + 2, "leaders"}, {"all_reduce", "bfloat16", sums/2 + 2, "slices16"}, {"all_reduce", "bfloat16", 1 << 20, "levels"}},
 		servedOf(list, "all_reduce", "bfloat16"))
 	// A rank gives a quarter of what it gets, or the reverse.
 	assert.Equal(t, []Served{{"all_gather", "float32", 16, "inline"}, {"all_gather", "float32", 4 * (room + 4), "mpi"}, {"all_gather", "float32", 1 << 20, "levels"}},
@@ -47,7 +47,7 @@ func TestLevelsAndSlicesCanBeSwitchedOff(t *testing.T) {
 		name := map[int]string{2: "levels", 0: "slices"}[s.Rails]
 		with := func(forced Forced) (found bool) {
 			s.Forced = forced
-			for _, row := range AlgorithmsBySize(s, 1<<10) {
+			for _, row := range AlgorithmsBySize(s, 1<<10, 1<<17) {
 				found = found || row.Algorithm == name
 			}
 			return found

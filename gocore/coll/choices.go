@@ -21,8 +21,8 @@ type choice struct {
 	scratch []func(*Args) int64 // of the algorithms that may serve a call of which less is agreed on
 }
 
-// ofArrival are the flags that say how the members have come. No algorithm looks at them.
-const ofArrival = arrive.Others - 1
+// ofArrival are the flags that say how the members have come, of which no algorithm depends on any.
+const ofArrival = (arrive.Others - 1) &^ arrive.Summed
 
 // of returns the choice for a signature.
 func (k *Choices) of(s *Sig) (*choice, error) {

@@ -77,7 +77,7 @@ const (
 
 // ofTensors are the flags that say where a member's tensors lie. They hold for the call that was announced, not for one
 // inside it.
-const ofTensors = Inline | Mapped | ForCMA
+const ofTensors = Inline | Mapped | ForCMA | arrive.Summed
 
 // inside returns what is agreed on for an operation that is carried out as a part of this one.
 func (s *Sig) inside(c op.Code) Sig {
@@ -122,6 +122,8 @@ type Payloads interface {
 	Payload(seq uint64, member int) (payload unsafe.Pointer, bytes int64)
 	// Room returns the most bytes of a payload.
 	Room() int64
+	// SumRoom returns the most bytes of a payload that is summed up on its node, and of that sum; 0 if none is.
+	SumRoom() int64
 }
 
 // Trait returns the row of the operation in op's table.

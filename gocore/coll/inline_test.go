@@ -114,6 +114,7 @@ func flagOf(alg *Algorithm) arrive.Flags {
 type fakePayloads int
 
 func (n fakePayloads) Room() int64                               { return arrive.PayloadRoom(int(n)) }
+func (fakePayloads) SumRoom() int64                              { return 0 }
 func (fakePayloads) Payload(uint64, int) (unsafe.Pointer, int64) { panic("nothing was announced") }
 
 // suitsNode tells whether this rank would announce the flag of alg for the call.

@@ -59,11 +59,11 @@ const partialBytes = 4
 func Partial(of, to op.DType) bool { return reduce.Is16(of) && to == op.Float32 }
 
 // sumElem returns the bytes of an element of the sums of a node.
-func (a *Args) sumElem() int64 {
-	if reduce.Is16(a.DType) {
+func (s *Sig) sumElem() int64 {
+	if reduce.Is16(s.DType) {
 		return partialBytes
 	}
-	return a.elem()
+	return int64(s.DType.Size())
 }
 
 // LevelBytes returns levelBytes.
@@ -356,15 +356,8 @@ func (a *Args) onRailOf(rooms unsafe.Pointer, place int, sum, own Part) *pieces 
 
 // onRail returns the sum of what this rank and its counterparts give. rooms is memory of railsScratch.
 func (a *Args) onRail(rooms unsafe.Pointer, place int, give []Part, own Part, get []Part) *pieces {
-	between, sums := a.Reduce, a.DType
-	if between == op.PremulSum {
-		between = op.Sum // each was multiplied on its node
-	}
-	if reduce.Is16(a.DType) {
-		sums = op.Float32
-	}
 	rooms = unsafe.Add(rooms, int64(place)*a.piecesScratch(len(a.Levels.Rail), a.sumElem()))
-	return a.newRail(place, reduce.NewFold(sums, between, a.Size, 0).To(a.DType), rooms, give, own, get)
+	return a.newRail(place, a.betweenNodes(), rooms, give, own, get)
 }
 
 // newRail returns an exchange with this rank's counterparts. Nothing is summed up if give is nil.

@@ -16,13 +16,19 @@ type Offer struct {
 	block  unsafe.Pointer // where an input of several parts is put together; nil for one part
 	places Places
 	swaps  *blockOffer // of a call with neighbours
+	sum    *arrive.NodeSum
 }
 
 // Make finds out what the payload can hold, allocates what Payload needs, and returns flags with the flag for it. copied says
 // that some tensor is copied to contiguous memory. Free must follow.
 func (o *Offer) Make(a *Args, flags arrive.Flags, copied bool) (arrive.Flags, error) {
 	parts, bytes, ok := Payload(a, flags)
-	if ok {
+	summed := !ok && a.byLeaders(a.Payloads.SumRoom())
+	if summed {
+		parts, o.sum = Input(a), nodeSum(a)
+		bytes = totalCount(parts) * a.elem()
+	}
+	if ok || summed {
 		if len(parts) > 1 {
 			var err error
 			if o.block, err = mem.Alloc(bytes); err != nil {
@@ -30,6 +36,9 @@ func (o *Offer) Make(a *Args, flags arrive.Flags, copied bool) (arrive.Flags, er
 			}
 		}
 		o.bytes = bytes
+		if summed {
+			return flags | arrive.Summed, nil
+		}
 		flags |= Inline
 		if bytes > 0 {
 			return flags, nil
@@ -66,7 +75,7 @@ func (o *Offer) Payload(a *Args) arrive.Payload {
 	}
 	parts := Input(a)
 	if o.block == nil {
-		return arrive.Payload{Data: parts[0].Data, Bytes: o.bytes}
+		return arrive.Payload{Data: parts[0].Data, Bytes: o.bytes, Sum: o.sum}
 	}
 	to := o.block
 	for i := range parts {
@@ -74,7 +83,7 @@ func (o *Offer) Payload(a *Args) arrive.Payload {
 		mem.Copy(to, parts[i].Data, n)
 		to = unsafe.Add(to, n)
 	}
-	return arrive.Payload{Data: o.block, Bytes: o.bytes}
+	return arrive.Payload{Data: o.block, Bytes: o.bytes, Sum: o.sum}
 }
 
 // Free gives back what Make has allocated. The operation is over for this rank, or was not announced. The offer tells

@@ -12,8 +12,8 @@ func init() {
 	registry = [op.NumCodes][]*Algorithm{
 		op.Barrier:            {&single, &inline, &barrierMPI},
 		op.Broadcast:          {&single, &inline, &mapped, &bounced, &singleOnDevice, &broadcastIPC, &broadcastDirect, &staged, &broadcastLevels, &broadcastMPI},
-		op.AllReduce:          {&single, &inline, &mapped, &bounced, &singleOnDevice, &allReduceIPC, &staged, &allReduceDoubling, &allReduceSlices, &allReduceLevels, &allReduceGather16, &allReduceSlices16, &allReduceMPI},
-		op.AllReduceCoalesced: {&single, &inline, &mapped, &singleOnDevice, &staged, &allReduceCoalescedPack},
+		op.AllReduce:          {&single, &inline, &mapped, &bounced, &singleOnDevice, &allReduceIPC, &staged, &allReduceDoubling, &allReduceSlices, &leaders, &allReduceLevels, &allReduceGather16, &allReduceSlices16, &allReduceMPI},
+		op.AllReduceCoalesced: {&single, &inline, &mapped, &singleOnDevice, &staged, &leaders, &allReduceCoalescedPack},
 		op.Reduce:             {&single, &inline, &mapped, &bounced, &singleOnDevice, &reduceIPC, &staged, &reduceLevels, &reduceSlices16, &reduceMPI},
 		op.AllGather:          {&single, &inline, &mapped, &copiedByCMA, &bounced, &singleOnDevice, &allGatherIPC, &allGatherDirect, &staged, &allGatherSlices, &allGatherLevels, &allGatherLevelsUneven, &allGatherMPI, &allGatherUnevenMPI},
 		op.Gather:             {&single, &inline, &mapped, &bounced, &singleOnDevice, &gatherIPC, &gatherDirect, &staged, &gatherMPI},

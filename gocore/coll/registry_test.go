@@ -33,8 +33,8 @@ func TestMain(m *testing.M) {
 			for _, alg := range registry[c] {
 				// The ranks of ipc must be processes. tests/jobs/cuda/test_ipc.py runs it, with the
 				// driver that plays a GPU.
-				// Those in levels and between neighbours need groups: package group tests them.
-				if !covered.algorithms[alg] && alg.Name != "ipc" && alg.Name != "levels" && !op.Code(c).Trait().Neighbours {
+				// Those in levels, by leaders and between neighbours need groups: package group tests them.
+				if !covered.algorithms[alg] && alg.Name != "ipc" && alg.Name != "levels" && alg.Name != "leaders" && !op.Code(c).Trait().Neighbours {
 					fmt.Printf("FAIL: no test ran %s by %q\n", op.Code(c), alg.Name)
 					code = 1
 				}

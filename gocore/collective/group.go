@@ -102,7 +102,7 @@ func (g *Group) Served() []coll.Served {
 	if g.Wire == nil {
 		return nil
 	}
-	return coll.AlgorithmsBySize(coll.Sig{Size: g.Size, Nodes: g.Nodes, Rails: g.Rails, Forced: g.Forced}, g.Payloads.Room())
+	return coll.AlgorithmsBySize(coll.Sig{Size: g.Size, Nodes: g.Nodes, Rails: g.Rails, Forced: g.Forced}, g.Payloads.Room(), g.Payloads.SumRoom())
 }
 
 // Usable returns why the group cannot carry out an operation, nil if it can. The error names the operation.

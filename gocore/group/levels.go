@@ -22,7 +22,7 @@ func (g *Group) makeLevels(comm transport.Comm) (*arrive.Board, error) {
 		return nil, nil
 	}
 	here := nodes[slices.IndexFunc(nodes, func(members []int) bool { return slices.Contains(members, g.Rank) })]
-	slots, _, err := g.Env.Node.MakeControlSlots(comm, here, arrive.BoardSize(len(here), g.Size))
+	slots, _, err := g.Env.Node.MakeControlSlots(comm, here, arrive.BoardSize(len(here), nodes))
 	if err != nil {
 		return nil, err
 	}
@@ -59,7 +59,7 @@ func (g *Group) makeLevels(comm transport.Comm) (*arrive.Board, error) {
 	h.Init(work.Longest) // the collective of the whole group has the deadline
 	g.Here = h
 	l.Phases = g.Phases()
-	return arrive.NewBoard(slots.Behind(), here, g.Rank, g.Size), nil
+	return arrive.NewBoard(slots.Behind(), here, g.Rank, nodes), nil
 }
 
 // freeHere gives back what the members on this node share. No collective of theirs is under way.

@@ -31,8 +31,8 @@ WHOLE = [np.dtype(t) for t in ("i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8")]
 EVERY = [*FLOATS, *WHOLE, np.dtype(bool)]
 ARITHMETIC = [ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX]
 BITWISE = [ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR]
-# Bytes: none, one, with the announcement, above it, on both sides of the least length for levels.
-LENGTHS = [0, 1, 1001, 300_003, (1 << 20) - 8, (1 << 20) + 4]
+# Bytes: none, one, with the announcement, summed up by leaders, above it, on both sides of the least length for levels.
+LENGTHS = [0, 1, 1001, 45_001, 300_003, (1 << 20) - 8, (1 << 20) + 4]
 KINDS = ["mapped", "ordinary", "strided"]
 IN_RANK_ORDER = ("inline", "doubling", "slices", "gather16", "slices16")
 
@@ -271,7 +271,7 @@ def bits(cases: Cases) -> Iterator[tuple[str, bool]]:
                 if path == "mpi":
                     break  # the MPI decides
                 # The pieces of staged are long enough for levels, and so is the last one.
-                in_levels = path in ("levels", "staged")
+                in_levels = path in ("leaders", "levels", "staged")
                 order = nodes if in_levels else [list(range(cases.size))]
                 want = in_order(order, rows, op)
                 right = x.tobytes() == want.tobytes()

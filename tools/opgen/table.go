@@ -122,7 +122,7 @@ var operations = []operation{
 		Same:  "dtype, count, reduce op, scale",
 		Algorithms: []string{
 			"single", "inline", "mapped", "bounced", "singleOnDevice", "allReduceIPC", "staged", "allReduceDoubling", "allReduceSlices",
-			"allReduceLevels", "allReduceGather16", "allReduceSlices16", "allReduceMPI",
+			"leaders", "allReduceLevels", "allReduceGather16", "allReduceSlices16", "allReduceMPI",
 		},
 	},
 	{
@@ -132,7 +132,7 @@ var operations = []operation{
 		Doc:        "Does an all_reduce in place on each of several buffers of one dtype, all at once.",
 		Needs:      "one or more buffers in recv, all of one dtype",
 		Same:       "dtype, number of buffers, count of each, reduce op, scale",
-		Algorithms: []string{"single", "inline", "mapped", "singleOnDevice", "staged", "allReduceCoalescedPack"},
+		Algorithms: []string{"single", "inline", "mapped", "singleOnDevice", "staged", "leaders", "allReduceCoalescedPack"},
 	},
 	{
 		Code: 5, Ident: "Reduce", Name: "reduce", Collective: true, Reduces: true,
