@@ -265,6 +265,7 @@ ROOMS = (
         "device memory that the ranks of a node map from each other (CUDA IPC)",
         "cuda status",
     ),
+    Room("gocore/tune", "the ways of a group over nodes, measured where they run", "op"),
     Room(
         "gocore/arrive",
         "the two arrivals: control slots and wire",

@@ -35,6 +35,8 @@ type Payload struct {
 	// Fill, if set, stands for Data, and writes the payload. Only a Wire knows it. It is called once, when the payload is
 	// announced.
 	Fill func(to unsafe.Pointer)
+	// Told is a word that all members learn, combined with those of the others by bitwise or: Result.Told. Only a Wire knows it.
+	Told uint64
 	// Sum says how the payloads of the members on a node become one, if Summed is announced. Only a Wire knows it.
 	Sum *NodeSum
 }
@@ -72,6 +74,7 @@ type Result struct {
 	All  Flags  // set by all members
 	Any  Flags  // set by at least one member
 	Diff uint32 // bit i: word i of the signatures differs between members
+	Told uint64 // Payload.Told of all members
 }
 
 // Entry is what one member has announced.

@@ -129,7 +129,7 @@ func (g *doubling) hear() error {
 func (g *doubling) takeSlot(slot unsafe.Pointer, member int) error {
 	line := *(*[slotWords + wireWords]uint64)(slot)
 	words, bytes := line[slotWords:], line[slotBytes]
-	summed := stage(g.kind) == gatherWords && Flags(words[wireWords-2])&(Summed|Refused) == Summed
+	summed := stage(g.kind) == gatherWords && Flags(words[flagsWord])&(Summed|Refused) == Summed
 	room := g.rooms.payload
 	if summed {
 		room = g.rooms.sum

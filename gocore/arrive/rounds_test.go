@@ -44,15 +44,20 @@ func TestNotesReachEveryMember(t *testing.T) {
 					for i := range mine {
 						mine[i] = byte(rank + i + int(seq))
 					}
-					state, _, err := w.Announce(seq, &Signature{7}, 0, Payload{Data: block, Bytes: length(rank)}, 0)
+					state, res, err := w.Announce(seq, &Signature{7}, 0, Payload{Data: block, Bytes: length(rank), Told: seq << rank}, 0)
 					clear(mine) // the payload was copied
 					for state == Pending && err == nil {
 						time.Sleep(time.Microsecond)
-						state, _, err = w.Poll(0)
+						state, res, err = w.Poll(0)
 					}
 					if !assert.NoError(t, err) || !assert.Equal(t, Agreed, state) {
 						return err
 					}
+					told := uint64(0)
+					for member := range n {
+						told |= seq << member
+					}
+					assert.Equal(t, told, res.Told)
 					for member := range n {
 						payload, bytes := w.Payload(seq, member)
 						if !assert.Equal(t, length(member), bytes) {

@@ -17,7 +17,7 @@ type nodeSums struct {
 	sum   *NodeSum
 	any   bool // some member on the node has announced Summed
 	alike bool // all members that were heard have, and the same signature and length
-	words [wireWords - 2]uint64
+	words [flagsWord]uint64
 	bytes int64
 	count int
 }

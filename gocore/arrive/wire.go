@@ -60,7 +60,9 @@ type Withdrawal struct {
 }
 
 const (
-	wireWords  = 8 // three words and the flags, each with its complement
+	flagsWord  = 6 // three words of the signature before, and the flags, each with its complement
+	toldWord   = 8 // Payload.Told
+	wireWords  = 9
 	entryWords = 4
 )
 
@@ -174,7 +176,7 @@ func (w *Wire) announce(seq uint64, sig *Signature, flags Flags, payload Payload
 		w.entry[i] = v
 	}
 	f := uint64(flags)
-	vec[wireWords-2], vec[wireWords-1] = f, ^f
+	vec[flagsWord], vec[flagsWord+1], vec[toldWord] = f, ^f, payload.Told
 	w.entry[len(sig)] = f
 	return w.double(gatherWords, seq, &vec, payload)
 }
@@ -298,7 +300,7 @@ func (w *Wire) learnWhoLeft() {
 
 func (w *Wire) compare() {
 	got := &w.now.words
-	w.result = Result{Any: Flags(got[wireWords-2]), All: ^Flags(got[wireWords-1])}
+	w.result = Result{Any: Flags(got[flagsWord]), All: ^Flags(got[flagsWord+1]), Told: got[toldWord]}
 	for i := 0; i < len(Signature{}); i++ {
 		if got[2*i]&got[2*i+1] != 0 {
 			w.result.Diff |= 1 << i

@@ -17,8 +17,13 @@ type Forced uint64
 
 const forcedBits, forcedMask = 4, 1<<4 - 1
 
-// WithoutLevels says that the algorithms slices and levels are off. It is a bit beside those of the collectives.
-const WithoutLevels Forced = 1 << 62
+// Bits beside those of the collectives.
+const (
+	WithoutLevels Forced = 1 << 62 // the algorithms slices and levels are off
+	WithoutTuning Forced = 1 << 61 // every call is carried out in the usual way: see package tune
+	TuningAlways  Forced = 1 << 60
+	Tuning               = WithoutTuning | TuningAlways
+)
 
 // ParseForced reads a list like "all_reduce:mpi,broadcast:mpi". An operation may have one algorithm.
 func ParseForced(list string) (f Forced, err error) {

@@ -13,6 +13,7 @@ import (
 const (
 	algorithmsVariable = "PADDLEMPI_ALGO"
 	levelsVariable     = "PADDLEMPI_LEVELS"
+	tuneVariable       = "PADDLEMPI_TUNE"
 )
 
 // readForced reads them. what is the caller's function, for the error.
@@ -30,6 +31,15 @@ func readForced(what string) (coll.Forced, error) {
 	default:
 		err = status.New(status.Argument, "%s: %s=%s: it is 0, for no levels and slices between nodes, or 1", what, levelsVariable, levels)
 	}
+	switch tune, _ := dl.Getenv(tuneVariable); tune {
+	case "", "once":
+	case "off":
+		f |= coll.WithoutTuning
+	case "on":
+		f |= coll.TuningAlways
+	default:
+		err = status.New(status.Argument, "%s: %s=%s: it is off, once or on", what, tuneVariable, tune)
+	}
 	return f, err
 }
 
@@ -38,11 +48,11 @@ func readForced(what string) (coll.Forced, error) {
 func AgreeOnForced(what string, comm transport.Exchange) (coll.Forced, error) {
 	forced, mistake := readForced(what)
 	const wrong = -1 // is below every Forced
-	list, levels := int64(forced&^coll.WithoutLevels), int64(forced&coll.WithoutLevels)
+	list, levels, tune := int64(forced&^coll.WithoutLevels&^coll.Tuning), int64(forced&coll.WithoutLevels), int64(forced&coll.Tuning)
 	if mistake != nil {
-		list, levels = wrong, wrong
+		list, levels, tune = wrong, wrong, wrong
 	}
-	words := []int64{list, ^list, levels, ^levels}
+	words := []int64{list, ^list, levels, ^levels, tune, ^tune}
 	if err := comm.Min(words); err != nil {
 		return 0, err
 	}
@@ -50,11 +60,13 @@ func AgreeOnForced(what string, comm transport.Exchange) (coll.Forced, error) {
 	case mistake != nil:
 		return 0, mistake
 	case words[0] == wrong:
-		return 0, status.New(status.Refused, "%s: %s or %s is wrong on another rank, and its own error says how", what, algorithmsVariable, levelsVariable)
+		return 0, status.New(status.Refused, "%s: %s, %s or %s is wrong on another rank, and its own error says how", what, algorithmsVariable, levelsVariable, tuneVariable)
 	case words[0] != ^words[1]:
 		return 0, differs(what, algorithmsVariable)
 	case words[2] != ^words[3]:
 		return 0, differs(what, levelsVariable)
+	case words[4] != ^words[5]:
+		return 0, differs(what, tuneVariable)
 	}
 	return forced, nil
 }

@@ -37,5 +37,7 @@ def test_values_and_bits_are_right(mpi: MPI, four: Hosts, shape: str) -> None:
     assert [r["wrong"] for r in found] == [[] for _ in found]
     assert all(r["tried"] > 300 for r in found), found
     for report in found:
-        assert {"inline", *ALGORITHMS.get(shape, {"leaders", "levels"})} <= set(report["algorithms"]), report
+        assert {"inline", *ALGORITHMS.get(shape, {"leaders", "levels"})} <= set(
+            report["algorithms"]
+        ), report
     assert result.code == 0 and not result.timed_out, str(result)

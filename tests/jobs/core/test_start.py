@@ -32,7 +32,7 @@ def a_wrong_setting() -> None:
 
 
 def forced_algorithms() -> None:
-    """PADDLEMPI_ALGO and PADDLEMPI_LEVELS must be the same on all ranks that make a group."""
+    """What chooses algorithms must be the same on all ranks that make a group."""
     import os
 
     import numpy as np
@@ -51,6 +51,18 @@ def forced_algorithms() -> None:
     with raises(errors.MismatchError, "init", "PADDLEMPI_LEVELS differs", f"{rank % 2}"):
         start()
     os.environ["PADDLEMPI_LEVELS"] = "0"
+    os.environ["PADDLEMPI_TUNE"] = "off" if rank else "on"
+    with raises(
+        errors.MismatchError, "init", "PADDLEMPI_TUNE differs", os.environ["PADDLEMPI_TUNE"]
+    ):
+        start()
+    os.environ["PADDLEMPI_TUNE"] = "once" if rank else "never"
+    kind, words = errors.RefusedError, ["its own error"]
+    if rank == 0:
+        kind, words = errors.ArgumentError, ["PADDLEMPI_TUNE=never", "off, once or on"]
+    with raises(kind, "init", *words):
+        start()
+    os.environ["PADDLEMPI_TUNE"] = "once"
     start()
     os.environ["PADDLEMPI_ALGO"] = "all_reduce:fast" if rank == 1 else "all_reduce:mpi"
     kind, words = errors.RefusedError, ["its own error"]

@@ -1,0 +1,275 @@
+package tune
+
+import (
+	"math/bits"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/paddlempi/paddlempi/gocore/op"
+)
+
+// Mode says when a group measures.
+type Mode int
+
+// The modes.
+const (
+	Once   Mode = iota // until every way of a class was tried
+	Off                // never: the first way is taken
+	Always             // also later, now and then, so that a network that changes is noticed
+)
+
+const (
+	rounds = 3   // how often each way of a class is tried
+	again  = 128 // of so many calls of a class that is tuned, one is a trial (Always)
+	// margin is how much faster than the first way another one has to be.
+	margin = 0.95
+	// hopeless is how many times the best a way takes that is not tried again, in this class and in longer ones, for forgiven calls.
+	hopeless = 2
+	forgiven = 8 * again
+	// patience is how many trials for each that counts a class gets: where other collectives disturb them, most count for nothing.
+	patience = 4
+	// Most is the most ways of a class.
+	Most = 6
+)
+
+// Class is calls for which one choice is made.
+type Class struct {
+	Code   op.Code
+	Half   bool // 16-bit floats are summed up
+	Length int  // bits of the length of a call in bytes
+}
+
+// ClassOf returns the class of a call of bytes bytes.
+func ClassOf(code op.Code, half bool, bytes int64) Class {
+	return Class{code, half, bits.Len64(uint64(bytes))}
+}
+
+// Tuner is what a group knows of its ways. All its members call Word, Heard and Way in the order of the group's collectives, so
+// that it is the same on all. All methods are safe for concurrent use.
+type Tuner struct {
+	mode Mode
+
+	mu      sync.Mutex
+	classes map[Class]*class
+	trial   *class // whose time is told with the next announcement; nil: none is
+	way     int    // that was tried
+	word    uint64 // what this member tells of it
+}
+
+// class is what is known of one class.
+type class struct {
+	ways  []string
+	calls int
+	tries int // trials since it was tuned last
+	base  time.Duration
+	times [Most][]time.Duration // of each way, the newest last
+	out   [Most]bool            // it took too long
+	best  int
+	tuned bool
+}
+
+// New returns the tuner of a group.
+func New(mode Mode) *Tuner { return &Tuner{mode: mode, classes: map[Class]*class{}} }
+
+// Word returns what this member tells with its next announcement.
+func (t *Tuner) Word() uint64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.trial == nil {
+		return 0
+	}
+	return t.word
+}
+
+// Heard takes in the words of all members, combined, that came with an announcement.
+func (t *Tuner) Heard(word uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	c := t.trial
+	if c == nil {
+		return
+	}
+	t.trial = nil
+	if d, ok := heard(word, c.base); ok {
+		c.learn(t.way, d)
+	}
+}
+
+// Way returns which of ways, by their names, the next call of a class takes. There are up to Most, the usual one first. Done has to
+// be called for it before the next announcement.
+func (t *Tuner) Way(of Class, ways []string) int {
+	if t.mode == Off || len(ways) < 2 {
+		return 0
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	c := t.classes[of]
+	if c == nil || !slices.Equal(c.ways, ways) {
+		c = &class{ways: ways}
+		c.learnFrom(t.shorter(of))
+		t.classes[of] = c
+	}
+	c.calls++
+	way, trial := c.next(t.mode)
+	if trial {
+		t.trial, t.way, t.word = c, way, void
+	}
+	return way
+}
+
+// shorter returns the longest class of shorter calls; nil if there is none.
+func (t *Tuner) shorter(of Class) *class {
+	for of.Length--; of.Length > 0; of.Length-- {
+		if c := t.classes[of]; c != nil {
+			return c
+		}
+	}
+	return nil
+}
+
+// Done tells how long the call took for which Way was asked last, from its announcement to its end. A time of 0 counts for nothing.
+func (t *Tuner) Done(d time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.trial != nil && d > 0 {
+		t.word = tell(d, t.trial.base)
+	}
+}
+
+// learnFrom leaves out the ways that are hopeless in a class of shorter calls.
+func (c *class) learnFrom(shorter *class) {
+	if shorter == nil {
+		return
+	}
+	for i, name := range shorter.ways {
+		if k := slices.Index(c.ways, name); k > 0 {
+			c.out[k] = shorter.out[i]
+		}
+	}
+}
+
+// next returns the way of the next call, and whether it is a trial.
+func (c *class) next(mode Mode) (way int, trial bool) {
+	switch {
+	case c.calls == 1:
+		return 0, false // memory is touched for the first time, and connections are made
+	case !c.tuned && c.tries < patience*rounds*len(c.ways):
+		c.tries++
+		return c.leastTried(), true
+	case !c.tuned:
+		c.choose()
+	case mode == Always && c.calls%again == 0:
+		c.tuned, c.tries = false, 0
+		if c.calls%forgiven == 0 {
+			c.out = [Most]bool{}
+		}
+		for i := range c.ways { // one more of each
+			c.times[i] = c.times[i][min(1, len(c.times[i])):]
+		}
+	}
+	return c.best, false
+}
+
+// leastTried returns the way that is tried next.
+func (c *class) leastTried() (way int) {
+	least := rounds
+	for i := range c.ways {
+		if n := len(c.times[i]); !c.out[i] && n < least {
+			way, least = i, n
+		}
+	}
+	return way
+}
+
+// learn takes in a time of a way.
+func (c *class) learn(way int, d time.Duration) {
+	if c.base == 0 {
+		c.base = d // told in large steps: it only says where the fine ones begin
+		return
+	}
+	c.times[way] = append(c.times[way], d)
+	shortest := d
+	for i := range c.ways {
+		if len(c.times[i]) > 0 && !c.out[i] {
+			shortest = min(shortest, c.middle(i))
+		}
+	}
+	for i := range c.ways {
+		c.out[i] = c.out[i] || i > 0 && len(c.times[i]) > 0 && c.middle(i) > hopeless*shortest
+	}
+	if c.done() {
+		c.choose()
+	}
+}
+
+// choose takes the best way of those that were tried often enough.
+func (c *class) choose() {
+	c.tuned, c.best = true, 0
+	if len(c.times[0]) < rounds {
+		return
+	}
+	for i := 1; i < len(c.ways); i++ {
+		if !c.out[i] && len(c.times[i]) >= rounds && c.middle(i) < c.middle(c.best) {
+			c.best = i
+		}
+	}
+	if float64(c.middle(c.best)) > margin*float64(c.middle(0)) {
+		c.best = 0
+	}
+}
+
+// done tells whether every way was tried often enough.
+func (c *class) done() bool {
+	for i := range c.ways {
+		if !c.out[i] && len(c.times[i]) < rounds {
+			return false
+		}
+	}
+	return true
+}
+
+// middle returns the median time of a way that was tried.
+func (c *class) middle(way int) time.Duration {
+	times := slices.Clone(c.times[way])
+	slices.Sort(times)
+	return times[len(times)/2]
+}
+
+// Chosen is what is known of a class.
+type Chosen struct {
+	Class
+	Ways  []string
+	Best  int
+	Times []time.Duration // median of each way; 0: it was not measured
+	Tuned bool            // every way was tried
+}
+
+// Chosen returns what is known, in the order of operations and lengths.
+func (t *Tuner) Chosen() (list []Chosen) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for of, c := range t.classes {
+		row := Chosen{Class: of, Ways: c.ways, Best: c.best, Times: make([]time.Duration, len(c.ways)), Tuned: c.tuned}
+		for i := range row.Times {
+			if len(c.times[i]) > 0 {
+				row.Times[i] = c.middle(i)
+			}
+		}
+		list = append(list, row)
+	}
+	slices.SortFunc(list, func(a, b Chosen) int {
+		switch {
+		case a.Code != b.Code:
+			return int(a.Code) - int(b.Code)
+		case a.Length != b.Length:
+			return a.Length - b.Length
+		case a.Half == b.Half:
+			return 0
+		case a.Half:
+			return 1
+		}
+		return -1
+	})
+	return list
+}
