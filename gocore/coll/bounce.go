@@ -211,7 +211,7 @@ func WantsBounce(a *Args, flags arrive.Flags) bool {
 // bounce.
 var bounced = Algorithm{Name: "bounce", Memory: hostMemory, Enabled: func(s *Sig) bool {
 	return byBounce(s) && !unevenPairs(s)
-}, wins: bounceWins, polls: always, scratch: (*Args).apartScratch, rounds: func(a *Args, p *Program) error {
+}, wins: bounceWins, polls: always, scratch: apartScratch, rounds: func(a *Args, p *Program) error {
 	return a.beginRounds(p, false)
 }, build: func(a *Args, p *Program) error {
 	a.addRounds(p, false)
@@ -222,21 +222,21 @@ var bounced = Algorithm{Name: "bounce", Memory: hostMemory, Enabled: func(s *Sig
 // that do not match are the same error on all ranks. Bytes moved by each rank: those of the shares, as by bounce, and 8n squared for the
 // lengths.
 var allToAllUnevenBounce = Algorithm{Name: "bounce", Memory: hostMemory, Enabled: byBounce, wins: bounceWins, polls: always, scratch: func(a *Args) int64 {
-	return a.apartScratch() + a.pairsScratch()
+	return apartScratch(a) + a.pairsScratch()
 }, build: func(a *Args, p *Program) error {
 	return a.addUnevenPairs(p, false)
 }}
 
 // addUnevenPairs appends both steps of an all_to_all of different lengths.
 func (a *Args) addUnevenPairs(p *Program, lends bool) error {
-	table, err := a.addPairs(p, a.perRank(a.Send), a.perRank(a.Recv))
+	table, err := a.addPairs(p, perRank(a, a.Send), perRank(a, a.Recv))
 	if err != nil {
 		return err
 	}
 	a.addRoundsOf(p, func() error {
 		given, err := a.givenApart(p)
 		if err == nil {
-			a.beginPairs(a.perRank(given), a.perRank(a.Recv), table, lends)
+			a.beginPairs(perRank(a, given), perRank(a, a.Recv), table, lends)
 		}
 		return err
 	})
@@ -330,7 +330,7 @@ func (a *Args) beginRounds(p *Program, lends bool) error {
 	switch {
 	case !Gives(a):
 	case c.Apart:
-		for i, part := range a.perRank(given) {
+		for i, part := range perRank(a, given) {
 			b.team.Give(i, part.Data, part.Count*elem)
 		}
 	default:
@@ -339,7 +339,7 @@ func (a *Args) beginRounds(p *Program, lends bool) error {
 	switch {
 	case !c.Gets:
 	case t.Recv.PerRank():
-		for i, part := range a.perRank(a.Recv) {
+		for i, part := range perRank(a, a.Recv) {
 			b.team.Get(i, part.Data, part.Count*elem)
 		}
 	case c.Kind == bounce.Copy:
@@ -357,7 +357,7 @@ func (a *Args) shareOut(c *bounce.Call) {
 	switch {
 	case a.Trait().Prefix:
 		c.Last = a.Rank + 1
-		if a.exclusive() {
+		if exclusive(a) {
 			c.Last = a.Rank
 		}
 		c.Gives = a.Rank < a.Size-1
@@ -372,15 +372,15 @@ func (a *Args) shareOut(c *bounce.Call) {
 // givenApart returns what this rank gives: a copy if it shares memory with a part of the result in another way than in place.
 func (a *Args) givenApart(p *Program) ([]Part, error) {
 	given := Input(a)
-	if a.separate() {
+	if separate(a) {
 		return given, nil
 	}
 	whole, err := a.alloc(p, totalCount(given))
 	if err != nil {
 		return nil, err
 	}
-	copied := a.apart(Part{Data: whole}, given)
-	a.copyParts(copied, given)
+	copied := laidFrom(a, whole, given)
+	copyParts(a, copied, given)
 	return copied, nil
 }
 

@@ -50,7 +50,7 @@ func MayUseCMA(a *Args, flags arrive.Flags) bool {
 	}
 	// Short calls, which are many, are not looked at further.
 	given, t := Input(a), a.Trait()
-	if !few || max(a.longestRow(given, t.Send.PerRank()), a.longestRow(a.Recv, t.Recv.PerRank())) < least || !a.separate() {
+	if !few || max(a.longestRow(given, t.Send.PerRank()), a.longestRow(a.Recv, t.Recv.PerRank())) < least || !separate(a) {
 		return false
 	}
 	spans := make([]cma.Span, len(given))

@@ -80,7 +80,7 @@ func Place(a *Args, own *heap.Heap) (p Places, ok bool) {
 			list = append(list, at)
 		}
 	}
-	if !a.separate() || !a.disjoint(out) {
+	if !separate(a) || !a.disjoint(out) {
 		return Places{}, false
 	}
 	p.bytes = headBytes + int64(len(list))*rangeBytes
@@ -166,7 +166,7 @@ func (a *Args) ranges(parts []Part) []Part {
 	case a.Trait().Shares == op.Pairwise && slices.ContainsFunc(parts, func(p Part) bool { return p.Count != parts[0].Count }):
 		return parts
 	}
-	if whole, ok := a.joined(parts); ok {
+	if whole, ok := joined(a, parts); ok {
 		return []Part{whole}
 	}
 	return parts

@@ -8,56 +8,38 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// allToAllEvenMPI is MPI_Alltoall of bytes. All parts of all ranks have the same length. Bytes
-// moved by each rank: (1-1/n)S out and in. S is all that a rank sends.
-var allToAllEvenMPI = Algorithm{Name: "mpi", callsMPI: true, Memory: hostMemory, Enabled: evenShares, scratch: func(a *Args) int64 {
-	return a.withoutOverlapScratch(a.Send, a.Recv) + a.contiguousScratch(a.Send) + a.contiguousScratch(a.Recv)
-}, build: func(a *Args, p *Program) error {
-	sends, err := a.withoutOverlap(p, a.Send, a.Recv)
-	if err != nil {
-		return err
-	}
-	src, _, err := a.contiguous(p, sends, true)
-	if err != nil {
-		return err
-	}
-	dst, spread, err := a.contiguous(p, a.Recv, false)
-	if err != nil {
-		return err
-	}
-	n, t, err := a.bytes(p, a.Count*a.elem())
-	if err != nil {
-		return err
-	}
-	c := p.Call()
-	c.Fn, c.Comm = mpi.FnAlltoall, a.Comm
-	c.SendBuf, c.SendCount, c.SendType = src, n, t
-	c.RecvBuf, c.RecvCount, c.RecvType = dst, n, t
-	if spread != nil {
-		p.Do(spread)
-	}
-	return nil
-}}
+// This file has what the ranks agree on while a collective is under way.
 
-// allToAllUnevenMPI first exchanges the lengths, so that parts whose lengths do not match are an
-// error on every rank, not garbage. Then it sends the parts between pairs of ranks. Bytes moved by
-// each rank: 8n for the lengths, 8 for the verdict, and the parts.
-var allToAllUnevenMPI = Algorithm{Name: "pairwise", callsMPI: true, Memory: hostMemory, polls: always, scratch: func(a *Args) int64 {
-	return a.withoutOverlapScratch(a.Send, a.Recv) + a.lengthsScratch()
-}, build: func(a *Args, p *Program) error {
-	sources, err := a.withoutOverlap(p, a.Send, a.Recv)
-	if err != nil {
-		return err
+// minOverRanks appends an MPI_Allreduce with MIN. Every rank contributes word, or the greatest
+// int32 if ok is set. The returned pointer has the result when the call is done. words is room for
+// two words, outside the Go heap.
+func minOverRanks(a *Args, p *Program, words []int32, ok bool, word int32) *int32 {
+	words[0] = word
+	if ok {
+		words[0] = 1<<31 - 1
 	}
-	sends, recvs := a.perRank(sources), a.perRank(a.Recv)
-	if err := agreeOnLengths(a, p, sends, recvs); err != nil {
-		return err
+	if a.NoMPI {
+		a.leastByBounce(p, words)
+		return &words[1]
 	}
-	return exchange(a, p, sends, recvs)
-}}
+	t, _ := a.Lib.TypeOf(op.Int32)
+	o, _ := a.Lib.OpOf(op.Min, op.Int32)
+	c := p.Call()
+	c.Fn, c.Comm, c.Op = mpi.FnAllreduce, a.Comm, o
+	c.SendBuf, c.SendCount, c.SendType = unsafe.Pointer(&words[0]), 1, t
+	c.RecvBuf, c.RecvCount, c.RecvType = unsafe.Pointer(&words[1]), 1, t
+	return &words[1]
+}
+
+// peerDeviceError is the error on the other ranks when the device of one rank has failed.
+func peerDeviceError(a *Args, rank int32) error {
+	return status.New(status.Cuda, "%s: rank %d of the group could not do its part on its device; its own error says why, and no result is valid", a.Code, rank).WithRanks(int(rank))
+}
+
+// In an all_to_all of different lengths, no rank knows what the others send. So they compare, before a byte moves.
 
 // lengthsScratch returns the scratch memory of agreeOnLengths, and what exchange takes of the same kind without MPI.
-func (a *Args) lengthsScratch() int64 {
+func lengthsScratch(a *Args) int64 {
 	if a.NoMPI {
 		return 2 * a.pairsScratch()
 	}
