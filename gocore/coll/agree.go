@@ -19,7 +19,7 @@ func minOverRanks(a *Args, p *Program, words []int32, ok bool, word int32) *int3
 		words[0] = 1<<31 - 1
 	}
 	if a.NoMPI {
-		a.leastByBounce(p, words)
+		leastByBounce(a, p, words)
 		return &words[1]
 	}
 	t, _ := a.Lib.TypeOf(op.Int32)
@@ -41,7 +41,7 @@ func peerDeviceError(a *Args, rank int32) error {
 // lengthsScratch returns the scratch memory of agreeOnLengths, and what exchange takes of the same kind without MPI.
 func lengthsScratch(a *Args) int64 {
 	if a.NoMPI {
-		return 2 * a.pairsScratch()
+		return 2 * pairsScratch(a)
 	}
 	return pad(int64(8 * (2*a.Size + 2)))
 }
@@ -50,7 +50,7 @@ func lengthsScratch(a *Args) int64 {
 // all ranks fail.
 func agreeOnLengths(a *Args, p *Program, sends, recvs []Part) error {
 	if a.NoMPI {
-		_, err := a.addPairs(p, sends, recvs)
+		_, err := addPairs(a, p, sends, recvs)
 		return err
 	}
 	block, err := p.Alloc(int64(8 * (2*a.Size + 2)))
@@ -90,7 +90,43 @@ func agreeOnLengths(a *Args, p *Program, sends, recvs []Part) error {
 		if from < 0 || from >= a.Size || to >= a.Size {
 			return status.New(status.MPI, "%s: MPI's result of the comparison of lengths names rank %d of %d: a rank is damaged", a.Code, from, a.Size)
 		}
-		return a.lengthsDiffer(from, to, theirs[from], recvs[from].Count)
+		return lengthsDiffer(a, from, to, theirs[from], recvs[from].Count)
 	})
 	return nil
+}
+
+// mostBytes is more than any memory: no call moves so much between all its ranks.
+const mostBytes = 1 << 48
+
+// compareLengths returns an error, the same on all ranks, if a rank expects another length than is sent to it. The lengths may be anything,
+// because they come from other processes.
+func compareLengths(a *Args, sent, expected func(from, to int) int64) error {
+	left := mostBytes / a.elem()
+	for from := range a.Size {
+		for to := range a.Size {
+			n := sent(from, to)
+			if n < 0 || n > left {
+				return a.notAsAgreed(from)
+			}
+			left -= n
+		}
+	}
+	for from := a.Size - 1; from >= 0; from-- {
+		for to := a.Size - 1; to >= 0; to-- {
+			if gives, wants := sent(from, to), expected(from, to); gives != wants {
+				return lengthsDiffer(a, from, to, gives, wants)
+			}
+		}
+	}
+	return nil
+}
+
+// lengthsDiffer is the error that a rank gives another one more or less than that one expects.
+func lengthsDiffer(a *Args, from, to int, sent, expected int64) error {
+	if to == a.Rank {
+		return status.New(status.Mismatch, "all_to_all: rank %d of the group sends %d elements to rank %d, which expects %d; make output_split_sizes[%d] here match input_split_sizes[%d] there; nothing was sent",
+			from, sent, to, expected, from, to).WithRanks(from, to)
+	}
+	return status.New(status.Mismatch, "all_to_all: rank %d of the group sends rank %d another length than that rank expects; nothing was sent",
+		from, to).WithRanks(from, to)
 }

@@ -129,7 +129,7 @@ var allGatherUnevenMPI = Algorithm{Name: "mpi_uneven", callsMPI: true, Memory: h
 // MPI's displacements. It is MPI_Allgatherv, or one broadcast from each rank for these.
 func gatherParts(a *Args, p *Program, parts []Part) error {
 	if a.NoMPI {
-		a.gatherByBounce(p, parts[0].Count*a.elem(), func(r int) (unsafe.Pointer, int64) { return parts[r].Data, parts[r].Count * a.elem() })
+		gatherByBounce(a, p, parts, a.elem())
 		return nil
 	}
 	if totalCount(parts)*a.elem() > mpi.MaxCount {

@@ -88,7 +88,7 @@ func (t *messageBatch) exchange(sends, recvs []Part) error {
 // copied. Bytes moved by each rank: the length of the parts.
 func exchange(a *Args, p *Program, sends, recvs []Part) error {
 	if a.NoMPI {
-		return a.exchangeByBounce(p, sends, recvs)
+		return exchangeByBounce(a, p, sends, recvs, false)
 	}
 	addCopies(a, p, recvs[a.Rank:], sends[a.Rank:a.Rank+1])
 	t := messageBatch{a: a, p: p}

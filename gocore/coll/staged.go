@@ -95,8 +95,8 @@ func (s *Sig) inHostMemory() Sig {
 	return host
 }
 
-// pieceBytes returns the bytes of a piece, which are the same on all ranks.
-func (a *Args) pieceBytes() int64 {
+// pieceBytesOf returns the bytes of a piece, which are the same on all ranks.
+func pieceBytesOf(a *Args) int64 {
 	if a.DeviceArgs != nil {
 		return a.DeviceArgs.PieceBytes
 	}
@@ -150,7 +150,7 @@ func newStager(a *Args, p *Program) *stager {
 			s.count = max(s.count, r.len())
 		}
 	}
-	s.piece = a.pieceOf(s.count, a.pieceBytes())
+	s.piece = a.pieceOf(s.count, pieceBytesOf(a))
 	return s
 }
 
@@ -247,11 +247,11 @@ func (s *stager) agreeOnLengths() error {
 	if !a.NoMPI {
 		return agreeOnLengths(a, s.p, s.send.lengths(), s.recv.lengths())
 	}
-	table, err := a.addPairs(s.p, s.send.lengths(), s.recv.lengths())
+	table, err := addPairs(a, s.p, s.send.lengths(), s.recv.lengths())
 	if err == nil {
 		s.p.Do(func() error {
 			s.count = table.longest()
-			s.piece = a.pieceOf(s.count, a.pieceBytes())
+			s.piece = a.pieceOf(s.count, pieceBytesOf(a))
 			return nil
 		})
 	}

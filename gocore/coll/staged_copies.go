@@ -139,14 +139,14 @@ func (s *stager) separate() bool {
 	if !strided(a.Send) && !strided(a.Recv) {
 		return separate(a)
 	}
-	sends, recvs := a.asBufs(a.Send, a.Trait().Send.PerRank()), a.asBufs(a.Recv, a.Trait().Recv.PerRank())
+	sends, recvs := asBufs(a, a.Send, a.Trait().Send.PerRank()), asBufs(a, a.Recv, a.Trait().Recv.PerRank())
 	return separateSides(a, sends, recvs, func(x, y *op.Buf) (overlap, same bool) {
 		return !mem.Apart(x, y), sameElements(x, y)
 	})
 }
 
 // asBufs returns the parts of a side as tensors, one for each rank if perRank is set and the shares are rows of a tensor.
-func (a *Args) asBufs(parts []Part, perRank bool) (list []op.Buf) {
+func asBufs(a *Args, parts []Part, perRank bool) (list []op.Buf) {
 	for i := range parts {
 		b := op.Buf{Data: parts[i].Data, Count: parts[i].Count, DType: a.DType}
 		if parts[i].Layout != nil {

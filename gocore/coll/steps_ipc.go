@@ -77,7 +77,7 @@ func (m *ipcCall) build() error {
 		return nil
 	})
 	if a.NoMPI {
-		a.gatherByBounce(p, ipc.Bytes, func(r int) (unsafe.Pointer, int64) { return unsafe.Pointer(&m.records[r]), ipc.Bytes })
+		gatherByBounce(a, p, inRows(block, a.Size, ipc.Bytes), 1)
 	} else {
 		c := p.Call()
 		c.Fn, c.Comm, c.InPlace = mpi.FnAllgather, a.Comm, true
