@@ -53,14 +53,15 @@ func TestMovesOfMoreThanAnIntAreOneElementOfATypeOfThatLength(t *testing.T) {
 	all := []Part{{Data: address(0), Count: 3 * many}}
 	for name, c := range map[string]struct {
 		alg        *Algorithm
+		code       op.Code
 		send, recv []Part
 	}{
-		"all_gather": {&allGatherMPI, []Part{{Data: address(-many), Count: many}}, all},
-		"gather":     {&gatherMPI, []Part{{Data: address(-many), Count: many}}, all},
-		"scatter":    {&scatterMPI, all, []Part{{Data: address(-many), Count: many}}},
-		"all_to_all": {&allToAllEvenMPI, all, []Part{{Data: address(3 * many), Count: 3 * many}}},
+		"all_gather": {&allGatherMPI, op.AllGather, []Part{{Data: address(-many), Count: many}}, all},
+		"gather":     {&gatherMPI, op.Gather, []Part{{Data: address(-many), Count: many}}, all},
+		"scatter":    {&scatterMPI, op.Scatter, all, []Part{{Data: address(-many), Count: many}}},
+		"all_to_all": {&allToAllEvenMPI, op.AllToAll, all, []Part{{Data: address(3 * many), Count: 3 * many}}},
 	} {
-		calls := steps(t, c.alg, Args{Sig: Sig{DType: op.Int8, Count: many}, Send: c.send, Recv: c.recv}, 0, 3)
+		calls := steps(t, c.alg, Args{Sig: Sig{Code: c.code, DType: op.Int8, Count: many}, Send: c.send, Recv: c.recv}, 0, 3)
 		require.Len(t, calls, 1, name)
 		assert.EqualValues(t, 1, max(calls[0].SendCount, calls[0].RecvCount), name)
 	}

@@ -95,10 +95,10 @@ func (b *Bounce) Ready() error {
 	return nil
 }
 
-// open maps the blocks of the others, when all have announced ForBounce for the first time.
-func (b *Bounce) open(code op.Code) error {
+// open returns the team. It maps the blocks of the others, when all have announced ForBounce for the first time.
+func (b *Bounce) open(code op.Code) (*bounce.Team, error) {
 	if b.team != nil {
-		return nil
+		return b.team, nil
 	}
 	blocks := make([]unsafe.Pointer, b.Size)
 	slots := int64(bounce.Slots(b.Size, b.Crowded))
@@ -106,7 +106,7 @@ func (b *Bounce) open(code op.Code) error {
 		slots = min(slots, atomic.LoadInt64(&b.told(i).slots))
 	}
 	if slots < bounce.LeastSlots {
-		return status.New(status.GroupBroken, "%s: a member of the group tells of %d slots, which no member has: its process is damaged", code, slots)
+		return nil, status.New(status.GroupBroken, "%s: a member of the group tells of %d slots, which no member has: its process is damaged", code, slots)
 	}
 	for i := range blocks {
 		if i == b.Rank {
@@ -116,7 +116,7 @@ func (b *Bounce) open(code op.Code) error {
 		ref, err := b.Heaps.Acquire(i, placeOf(&b.told(i).Location), bounce.BlockBytes(b.Size, int(slots)))
 		if err != nil {
 			b.release()
-			return status.New(status.NoMemory, "%s: this rank cannot map the memory through which member %d of the group sends its tensors (ulimit -v?): %v", code, i, err)
+			return nil, status.New(status.NoMemory, "%s: this rank cannot map the memory through which member %d of the group sends its tensors (ulimit -v?): %v", code, i, err)
 		}
 		b.refs = append(b.refs, ref)
 		blocks[i] = ref.Data()
@@ -124,11 +124,11 @@ func (b *Bounce) open(code op.Code) error {
 	team, err := bounce.NewTeam(blocks, b.Rank, int(slots), b.Crowded, b.YieldEvery)
 	if err != nil {
 		b.release()
-		return err
+		return nil, err
 	}
 	b.team = team
 	b.reads.Store(team.Reads())
-	return nil
+	return team, nil
 }
 
 func (b *Bounce) release() {
@@ -211,10 +211,10 @@ func WantsBounce(a *Args, flags arrive.Flags) bool {
 // bounce.
 var bounced = Algorithm{Name: "bounce", Memory: hostMemory, Enabled: func(s *Sig) bool {
 	return byBounce(s) && !unevenPairs(s)
-}, wins: bounceWins, polls: always, scratch: (*Args).apartScratch, rounds: func(a *Args, p *Program) error {
-	return a.beginRounds(p, false)
+}, wins: bounceWins, polls: always, scratch: apartScratch, rounds: func(a *Args, p *Program) error {
+	return beginRounds(a, p, false)
 }, build: func(a *Args, p *Program) error {
-	a.addRounds(p, false)
+	addRounds(a, p, func(*bounce.Team) error { return beginRounds(a, p, false) })
 	return nil
 }}
 
@@ -222,26 +222,14 @@ var bounced = Algorithm{Name: "bounce", Memory: hostMemory, Enabled: func(s *Sig
 // that do not match are the same error on all ranks. Bytes moved by each rank: those of the shares, as by bounce, and 8n squared for the
 // lengths.
 var allToAllUnevenBounce = Algorithm{Name: "bounce", Memory: hostMemory, Enabled: byBounce, wins: bounceWins, polls: always, scratch: func(a *Args) int64 {
-	return a.apartScratch() + a.pairsScratch()
+	return apartScratch(a) + pairsScratch(a)
 }, build: func(a *Args, p *Program) error {
-	return a.addUnevenPairs(p, false)
-}}
-
-// addUnevenPairs appends both steps of an all_to_all of different lengths.
-func (a *Args) addUnevenPairs(p *Program, lends bool) error {
-	table, err := a.addPairs(p, a.perRank(a.Send), a.perRank(a.Recv))
+	sends, err := keepApart(a, p)
 	if err != nil {
 		return err
 	}
-	a.addRoundsOf(p, func() error {
-		given, err := a.givenApart(p)
-		if err == nil {
-			a.beginPairs(a.perRank(given), a.perRank(a.Recv), table, lends)
-		}
-		return err
-	})
-	return nil
-}
+	return exchangeByBounce(a, p, perRank(a, sends), perRank(a, a.Recv), false)
+}}
 
 func byBounce(s *Sig) bool { return s.Local && s.Size > 1 && s.Agreed&ForBounce != 0 }
 
@@ -261,17 +249,16 @@ func bounceWins(s *Sig) bool {
 // stepsAtOnce is how many steps a poll does, some 100 us.
 const stepsAtOnce = 16
 
-// addRounds appends the rounds of a call.
-func (a *Args) addRounds(p *Program, lends bool) {
-	a.addRoundsOf(p, func() error { return a.beginRounds(p, lends) })
-}
-
-// addRoundsOf appends an operation that begin begins.
-func (a *Args) addRoundsOf(p *Program, begin func() error) {
+// addRounds appends an operation that begin begins.
+func addRounds(a *Args, p *Program, begin func(*bounce.Team) error) {
 	begun := false
 	p.untilLeft(func() (bool, error) {
 		if !begun {
-			if err := begin(); err != nil {
+			team, err := a.Bounce.open(a.Code)
+			if err == nil {
+				err = begin(team)
+			}
+			if err != nil {
 				return false, err
 			}
 			begun = true
@@ -299,12 +286,12 @@ func (a *Args) RunRounds(most, spin int) (bounce.State, error) {
 
 // beginRounds begins the rounds of a call at which all members have arrived. lends says that others read what this rank gives where it lies:
 // it lies apart from the results then.
-func (a *Args) beginRounds(p *Program, lends bool) error {
-	b := a.Bounce
-	if err := b.open(a.Code); err != nil {
+func beginRounds(a *Args, p *Program, lends bool) error {
+	team, err := a.Bounce.open(a.Code)
+	if err != nil {
 		return err
 	}
-	given, err := a.givenApart(p)
+	given, err := givenApart(a, p)
 	if err != nil {
 		return err
 	}
@@ -325,39 +312,41 @@ func (a *Args) beginRounds(p *Program, lends bool) error {
 	}
 	if t.Reduces {
 		c.Fold = reduce.NewFold(a.DType, a.Reduce, a.Size, a.Scale)
-		a.shareOut(&c)
+		shareOut(a, &c)
 	}
-	switch {
-	case !Gives(a):
-	case c.Apart:
-		for i, part := range a.perRank(given) {
-			b.team.Give(i, part.Data, part.Count*elem)
-		}
-	default:
-		b.team.Give(0, given[0].Data, given[0].Count*elem)
+	if c.Apart {
+		given = perRank(a, given)
+	}
+	for i, part := range given {
+		team.Give(i, part.Data, part.Count*elem)
 	}
 	switch {
 	case !c.Gets:
 	case t.Recv.PerRank():
-		for i, part := range a.perRank(a.Recv) {
-			b.team.Get(i, part.Data, part.Count*elem)
-		}
+		getParts(team, perRank(a, a.Recv), elem)
 	case c.Kind == bounce.Copy:
-		b.team.Get(a.Root, a.Recv[0].Data, a.Recv[0].Count*elem)
+		team.Get(a.Root, a.Recv[0].Data, a.Recv[0].Count*elem)
 	default:
-		b.team.Get(0, a.Recv[0].Data, a.Recv[0].Count*elem)
+		team.Get(0, a.Recv[0].Data, a.Recv[0].Count*elem)
 	}
-	b.team.Begin(&c)
+	team.Begin(&c)
 	return nil
 }
 
+// getParts says where what each rank gives goes.
+func getParts(team *bounce.Team, parts []Part, elem int64) {
+	for i, part := range parts {
+		team.Get(i, part.Data, part.Count*elem)
+	}
+}
+
 // shareOut says who reduces what.
-func (a *Args) shareOut(c *bounce.Call) {
+func shareOut(a *Args, c *bounce.Call) {
 	c.Kind = bounce.Reduce
 	switch {
 	case a.Trait().Prefix:
 		c.Last = a.Rank + 1
-		if a.exclusive() {
+		if exclusive(a) {
 			c.Last = a.Rank
 		}
 		c.Gives = a.Rank < a.Size-1
@@ -370,18 +359,16 @@ func (a *Args) shareOut(c *bounce.Call) {
 }
 
 // givenApart returns what this rank gives: a copy if it shares memory with a part of the result in another way than in place.
-func (a *Args) givenApart(p *Program) ([]Part, error) {
+func givenApart(a *Args, p *Program) ([]Part, error) {
 	given := Input(a)
-	if a.separate() {
+	if separate(a) {
 		return given, nil
 	}
-	whole, err := a.alloc(p, totalCount(given))
-	if err != nil {
-		return nil, err
+	copied, err := laidOut(a, p, given)
+	if err == nil {
+		copyParts(a, copied, given)
 	}
-	copied := a.apart(Part{Data: whole}, given)
-	a.copyParts(copied, given)
-	return copied, nil
+	return copied, err
 }
 
 // pairs has the lengths of the shares of an all_to_all: a row for each rank, with what it sends to each rank, and then what it expects from
@@ -393,7 +380,7 @@ type pairs struct {
 
 func (t *pairs) row(r int) []int64           { return t.rows[r*2*t.n : (r+1)*2*t.n] }
 func (t *pairs) sent(from, to int) int64     { return t.row(from)[to] }
-func (t *pairs) expected(to, from int) int64 { return t.row(to)[t.n+from] }
+func (t *pairs) expected(from, to int) int64 { return t.row(to)[t.n+from] }
 
 // longest returns the length of the longest share.
 func (t *pairs) longest() (most int64) {
@@ -404,12 +391,12 @@ func (t *pairs) longest() (most int64) {
 }
 
 // pairsScratch returns what addPairs takes.
-func (a *Args) pairsScratch() int64 { return pad(16 * int64(a.Size) * int64(a.Size)) }
+func pairsScratch(a *Args) int64 { return pad(16 * int64(a.Size) * int64(a.Size)) }
 
 // addPairs appends rounds in which all ranks tell each other the lengths of their shares, and compare them.
-func (a *Args) addPairs(p *Program, sends, recvs []Part) (*pairs, error) {
+func addPairs(a *Args, p *Program, sends, recvs []Part) (*pairs, error) {
 	n := a.Size
-	block, err := p.Alloc(16 * int64(n) * int64(n))
+	block, err := p.Alloc(pairsScratch(a))
 	if err != nil {
 		return nil, err
 	}
@@ -418,88 +405,52 @@ func (a *Args) addPairs(p *Program, sends, recvs []Part) (*pairs, error) {
 	for i := range n {
 		mine[i], mine[n+i] = sends[i].Count, recvs[i].Count
 	}
-	bytes := 16 * int64(n)
-	a.gatherByBounce(p, bytes, func(r int) (unsafe.Pointer, int64) { return unsafe.Pointer(&table.row(r)[0]), bytes })
-	p.Do(func() error { return a.compare(table) })
+	gatherByBounce(a, p, inRows(block, n, 16*int64(n)), 1)
+	p.Do(func() error { return compareLengths(a, table.sent, table.expected) })
 	return table, nil
 }
 
-// compare returns an error, the same on all ranks, if a rank expects another length than is sent to it. A row may be anything, because it
-// comes from another process.
-func (a *Args) compare(table *pairs) error {
-	left := mostBytes / a.elem()
-	for from := range a.Size {
-		for to := range a.Size {
-			sent := table.sent(from, to)
-			if sent < 0 || sent > left {
-				return a.notAsAgreed(from)
-			}
-			left -= sent
-		}
+// exchangeByBounce is exchange without messages. Lengths may not match. What is sent lies apart from what is received.
+func exchangeByBounce(a *Args, p *Program, sends, recvs []Part, lends bool) error {
+	table, err := addPairs(a, p, sends, recvs)
+	if err != nil {
+		return err
 	}
-	for from := a.Size - 1; from >= 0; from-- {
-		for to := a.Size - 1; to >= 0; to-- {
-			if sent, expected := table.sent(from, to), table.expected(to, from); sent != expected {
-				return a.lengthsDiffer(from, to, sent, expected)
-			}
+	addRounds(a, p, func(team *bounce.Team) error {
+		c := bounce.Call{Kind: bounce.Copy, Apart: true, Last: a.Size, Gives: true, Gets: true, Longest: table.longest() * a.elem(), Elem: a.elem(), Lends: lends,
+			Result: totalCount(recvs) * a.elem()}
+		for r, part := range sends {
+			team.Give(r, part.Data, part.Count*a.elem())
 		}
-	}
+		getParts(team, recvs, a.elem())
+		team.Begin(&c)
+		return nil
+	})
 	return nil
-}
-
-// beginPairs begins the rounds of an all_to_all with these lengths. What is sent lies apart from what is received.
-func (a *Args) beginPairs(sends, recvs []Part, table *pairs, lends bool) {
-	c := bounce.Call{Kind: bounce.Copy, Apart: true, Last: a.Size, Gives: true, Gets: true, Longest: table.longest() * a.elem(), Elem: a.elem(), Lends: lends}
-	for r := range a.Size {
-		c.Result += recvs[r].Count * a.elem()
-		a.Bounce.team.Give(r, sends[r].Data, sends[r].Count*a.elem())
-		a.Bounce.team.Get(r, recvs[r].Data, recvs[r].Count*a.elem())
-	}
-	a.Bounce.team.Begin(&c)
 }
 
 // What follows is for parts of other algorithms in a group without MPI.
 
-// gatherByBounce appends rounds in which all ranks get what each has, of longest bytes at most. place says where what rank r has lies here, or
-// goes.
-func (a *Args) gatherByBounce(p *Program, longest int64, place func(r int) (unsafe.Pointer, int64)) {
-	a.addRoundsOf(p, func() error {
-		if err := a.Bounce.open(a.Code); err != nil {
-			return err
-		}
-		team := a.Bounce.team
-		for r := range a.Size {
-			data, bytes := place(r)
-			team.Get(r, data, bytes)
-			if r == a.Rank {
-				team.Give(0, data, bytes)
-			}
-		}
-		team.Begin(&bounce.Call{Kind: bounce.Copy, Last: a.Size, Gives: true, Gets: true, Longest: longest, Elem: 1})
+// gatherByBounce appends rounds in which all ranks get what each has in its part. An element has elem bytes, and no part is longer than the
+// first one.
+func gatherByBounce(a *Args, p *Program, parts []Part, elem int64) {
+	addRounds(a, p, func(team *bounce.Team) error {
+		getParts(team, parts, elem)
+		team.Give(0, parts[a.Rank].Data, parts[a.Rank].Count*elem)
+		team.Begin(&bounce.Call{Kind: bounce.Copy, Last: a.Size, Gives: true, Gets: true, Longest: parts[0].Count * elem, Elem: 1})
 		return nil
 	})
 }
 
-// exchangeByBounce is exchange without messages.
-func (a *Args) exchangeByBounce(p *Program, sends, recvs []Part) error {
-	table, err := a.addPairs(p, sends, recvs)
-	if err != nil {
-		return err
-	}
-	a.addRoundsOf(p, func() error {
-		a.beginPairs(sends, recvs, table, false)
-		return nil
-	})
-	return nil
+// inRows returns n rows of so many bytes, one after the other.
+func inRows(at unsafe.Pointer, n int, bytes int64) []Part {
+	return views(Part{Data: at}, cutSlices(int64(n)*bytes, n, bytes), 1)
 }
 
 // leastByBounce appends rounds in which all ranks get the least of what each has in words[0], in words[1].
-func (a *Args) leastByBounce(p *Program, words []int32) {
-	a.addRoundsOf(p, func() error {
-		if err := a.Bounce.open(a.Code); err != nil {
-			return err
-		}
-		team, bytes := a.Bounce.team, int64(op.Int32.Size())
+func leastByBounce(a *Args, p *Program, words []int32) {
+	addRounds(a, p, func(team *bounce.Team) error {
+		bytes := int64(op.Int32.Size())
 		team.Give(0, unsafe.Pointer(&words[0]), bytes)
 		team.Get(0, unsafe.Pointer(&words[1]), bytes)
 		team.Begin(&bounce.Call{Kind: bounce.Reduce, Last: a.Size, Gives: true, Gets: true, Longest: bytes, Elem: bytes,

@@ -3,6 +3,7 @@ package coll
 import (
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/cma"
+	"github.com/paddlempi/paddlempi/gocore/coll/bounce"
 	"github.com/paddlempi/paddlempi/gocore/op"
 )
 
@@ -15,15 +16,15 @@ import (
 var copiedByCMA = Algorithm{Name: "cma", Memory: hostMemory, Enabled: func(s *Sig) bool {
 	return byCMA(s) && !unevenPairs(s)
 }, wins: bounceWins, polls: always, rounds: func(a *Args, p *Program) error {
-	return a.beginRounds(p, true)
+	return beginRounds(a, p, true)
 }, build: func(a *Args, p *Program) error {
-	a.addRounds(p, true)
+	addRounds(a, p, func(*bounce.Team) error { return beginRounds(a, p, true) })
 	return nil
 }}
 
 // allToAllUnevenByCMA is allToAllUnevenBounce, but for how the shares go.
-var allToAllUnevenByCMA = Algorithm{Name: "cma", Memory: hostMemory, Enabled: byCMA, wins: bounceWins, polls: always, scratch: (*Args).pairsScratch, build: func(a *Args, p *Program) error {
-	return a.addUnevenPairs(p, true)
+var allToAllUnevenByCMA = Algorithm{Name: "cma", Memory: hostMemory, Enabled: byCMA, wins: bounceWins, polls: always, scratch: pairsScratch, build: func(a *Args, p *Program) error {
+	return exchangeByBounce(a, p, perRank(a, a.Send), perRank(a, a.Recv), true) // ForCMA says that they lie apart
 }}
 
 func byCMA(s *Sig) bool { return byBounce(s) && s.Agreed&ForCMA != 0 }
@@ -50,7 +51,7 @@ func MayUseCMA(a *Args, flags arrive.Flags) bool {
 	}
 	// Short calls, which are many, are not looked at further.
 	given, t := Input(a), a.Trait()
-	if !few || max(a.longestRow(given, t.Send.PerRank()), a.longestRow(a.Recv, t.Recv.PerRank())) < least || !a.separate() {
+	if !few || max(longestRow(a, given, t.Send.PerRank()), longestRow(a, a.Recv, t.Recv.PerRank())) < least || !separate(a) {
 		return false
 	}
 	spans := make([]cma.Span, len(given))
@@ -62,7 +63,7 @@ func MayUseCMA(a *Args, flags arrive.Flags) bool {
 
 // longestRow returns the length in bytes of the longest row of one side. perRank says that the side has a row for each rank, also if it is
 // one part.
-func (a *Args) longestRow(parts []Part, perRank bool) (longest int64) {
+func longestRow(a *Args, parts []Part, perRank bool) (longest int64) {
 	for _, part := range parts {
 		longest = max(longest, part.Count*a.elem())
 	}

@@ -330,9 +330,9 @@ func (a *Args) at(p unsafe.Pointer, i int64) unsafe.Pointer {
 	return unsafe.Add(p, i*a.elem())
 }
 
-// alloc takes scratch memory that is freed when the program ends.
+// alloc takes scratch memory, of an element at least, that is freed when the program ends.
 func (a *Args) alloc(p *Program, elements int64) (unsafe.Pointer, error) {
-	return p.Alloc(elements * a.elem())
+	return p.Alloc(max(1, elements) * a.elem())
 }
 
 // copyElements copies n elements unless source and destination are the same.
@@ -348,11 +348,4 @@ func Bytes(a *Args) int64 {
 		return totalCount(a.Send) * a.elem()
 	}
 	return totalCount(a.Recv) * a.elem()
-}
-
-func totalCount(parts []Part) (total int64) {
-	for i := range parts {
-		total += parts[i].Count
-	}
-	return total
 }

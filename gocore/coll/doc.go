@@ -1,7 +1,7 @@
 // Package coll turns a collective into steps: MPI calls and local work.
 //
-// Each algorithm has a file, named operation_algorithm.go. The comment there lists the steps and
-// the bytes that the algorithm moves. The registry (registry_gen.go, which tools/opgen generates
+// Each algorithm has a file, named after it; those of MPI are in moved_by_mpi.go and reduced_by_mpi.go. The comment there
+// lists the steps and the bytes that the algorithm moves. The registry (registry_gen.go, which tools/opgen generates
 // from its table) holds the algorithms of each operation, for tensors in host memory and in device
 // memory. In these comments n is the number of ranks, and S the bytes of one rank's tensor or share.
 //

@@ -78,7 +78,7 @@ func TestSlicesOnDevice(t *testing.T) {
 		n := rng.Int63n(1 << (1 + rng.Intn(40)))
 		what := fmt.Sprintf("%d %s on %d ranks", n, d, a.Size)
 		next := int64(0)
-		for i, s := range a.slicesOnDevice(n) {
+		for i, s := range slicesOnDevice(&a, n) {
 			require.Equal(t, next, s.from, "%s: slice %d", what, i)
 			require.GreaterOrEqual(t, s.count, int64(0), what)
 			if next += s.count; next < n {

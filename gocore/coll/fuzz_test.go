@@ -134,7 +134,7 @@ func FuzzNote(f *testing.F) {
 		}
 		if short {
 			check(runInline(a))
-		} else if o, err := a.sharedOp(); err != nil {
+		} else if o, err := sharedOp(a); err != nil {
 			check(err)
 		} else {
 			o.Work(shm.All)

@@ -37,7 +37,7 @@ var inline = Algorithm{Name: "inline", Memory: hostMemory, Enabled: func(s *Sig)
 
 // mapped: the ranks claim chunks and work on them in the tensors of all ranks (package shm). Bytes
 // moved: the least possible, 2S by each rank for an all_reduce.
-var mapped = Algorithm{Name: "mapped", Memory: hostMemory, Enabled: func(s *Sig) bool { return s.Agreed&Mapped != 0 }, shared: (*Args).sharedOp}
+var mapped = Algorithm{Name: "mapped", Memory: hostMemory, Enabled: func(s *Sig) bool { return s.Agreed&Mapped != 0 }, shared: sharedOp}
 
 // Gives tells whether this rank has an input. In a broadcast, for instance, only the root has.
 func Gives(a *Args) bool { return a.Trait().Gives.Includes(a.Root, a.Rank) }
@@ -55,7 +55,7 @@ func Input(a *Args) []Part {
 
 // inPlaceAmongShares tells whether this rank's input is the result's side of an operation that has a
 // share for every rank. Its place in there depends on the operation.
-func (a *Args) inPlaceAmongShares() bool { return len(a.Send) == 0 && a.Trait().Shares != op.NoShares }
+func inPlaceAmongShares(a *Args) bool { return len(a.Send) == 0 && a.Trait().Shares != op.NoShares }
 
 // Payload returns this rank's input for the algorithm "inline". ok is false if the call is not for
 // it: an input is too long for a slot, or the operation is none of its. In an all_gather every rank
@@ -64,7 +64,7 @@ func (a *Args) inPlaceAmongShares() bool { return len(a.Send) == 0 && a.Trait().
 func Payload(a *Args, flags arrive.Flags) (parts []Part, bytes int64, ok bool) {
 	t := a.Trait()
 	uneven := flags&Even == 0
-	if t.Prefix || a.Partial || uneven && t.Shares != op.Listed || Gives(a) && a.inPlaceAmongShares() {
+	if t.Prefix || a.Partial || uneven && t.Shares != op.Listed || Gives(a) && inPlaceAmongShares(a) {
 		return nil, 0, false
 	}
 	parts = Input(a)

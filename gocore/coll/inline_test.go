@@ -127,7 +127,7 @@ func suitsNode(alg *Algorithm, s *rankCall) (ok bool) {
 		places, ok = Place(&s.args, s.heap)
 		places.Free()
 	case &copiedByCMA, &allToAllUnevenByCMA:
-		ok = s.args.separate()
+		ok = separate(&s.args)
 	default:
 		ok = true
 	}

@@ -1,11 +1,9 @@
 package coll
 
 import (
-	"slices"
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/op"
-	"github.com/paddlempi/paddlempi/gocore/reduce"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
@@ -18,9 +16,11 @@ const partsAtOnce = 2
 // All members on a node begin the phases there in one order: those before the wire of parts 0 and 1, those behind the
 // wire of part 0, those before the wire of part 2, and so on. One is under way at a time.
 type inParts struct {
-	a     *Args
-	count int
-	make  func(part, place int) *levelPart // place: which memory it has, below partsAtOnce
+	a           *Args
+	total, each int64 // elements, of all parts and of one
+	count       int   // parts
+	make        func(*levelPart)
+	rooms       unsafe.Pointer // of the exchanges that are under way at once; nil: nothing is summed up
 
 	parts [partsAtOnce]*levelPart // those under way, by part % partsAtOnce
 	turn  int                     // counts those phases on the node, one part's before or behind the wire, that are over
@@ -31,8 +31,15 @@ type inParts struct {
 	err   error
 }
 
-// levelPart is what is done with one part.
+// levelPart is one part, and what is done with it.
 type levelPart struct {
+	a           *Args
+	l           *Levels
+	from, count int64          // its elements
+	place       int            // which memory it has, below partsAtOnce
+	stage, sums unsafe.Pointer // that memory: for what lies elsewhere, and for slices
+	room        unsafe.Pointer // of the pieces that come in
+
 	before []nodePhase
 	wire   *pieces // nil: this rank has no rail
 	behind []nodePhase
@@ -41,19 +48,47 @@ type levelPart struct {
 	sent   bool
 }
 
-// nodePhase is a phase on the node: local work, then a collective of the members there if code is not 0, then local work.
+// nodePhase is a phase on the node: local work, then a collective of the members there if code is not 0, then copies.
 type nodePhase struct {
-	prepare      func() error
+	prepare      func()
+	in           copies
 	code         op.Code
 	root         int // of the members on this node, of a broadcast
 	sends, recvs []Part
-	finish       func()
+	out          copies
 }
 
-// addInParts appends a tensor of several parts. make makes a part when its turn comes.
-func (a *Args) addInParts(p *Program, count int, make func(part, place int) *levelPart) {
-	r := &inParts{a: a, count: count, make: make}
+// copies are what copyParts does.
+type copies struct{ to, from []Part }
+
+// addInParts appends a tensor of total elements, in parts of step elements; of one part if it is empty. make says what is
+// done with a part when its turn comes.
+func addInParts(a *Args, p *Program, total, step int64, make func(*levelPart)) (err error) {
+	r := &inParts{a: a, total: total, each: step, count: int(max(1, (total+step-1)/step)), make: make}
+	if a.Trait().Reduces {
+		if r.rooms, err = p.Alloc(railsScratch(a)); err != nil {
+			return err
+		}
+	}
 	p.UntilOver(r.poll, r.requests, r.phase)
+	return nil
+}
+
+// begin makes a part.
+func (r *inParts) begin(number int) *levelPart {
+	a, l, place := r.a, r.a.Levels, number%partsAtOnce
+	from := int64(number) * r.each
+	m := &levelPart{a: a, l: l, number: number, place: place, from: from, count: min(r.each, r.total-from)}
+	if l.Stage != nil {
+		at := int64(place) * (levelBytes / partsAtOnce)
+		m.stage, m.sums = unsafe.Add(l.Stage, at), unsafe.Add(l.Part, at)
+	}
+	if r.rooms != nil {
+		m.room = unsafe.Add(r.rooms, int64(place)*piecesScratch(a, len(l.Rail), sumElem(a.DType)))
+	}
+	r.make(m)
+	r.parts[place] = m
+	return m
 }
 
 // poll takes the parts further. After an error nothing more is begun, and it is over when nothing is under way.
@@ -94,9 +129,7 @@ func (r *inParts) onNode() bool {
 	}
 	part := r.part(k)
 	if part == nil { // its place is free: the turns behind the wire come first
-		part = r.make(k, k%partsAtOnce)
-		part.number = k
-		r.parts[k%partsAtOnce] = part
+		part = r.begin(k)
 	}
 	list := part.before
 	if behind {
@@ -121,13 +154,12 @@ func (r *inParts) onNode() bool {
 func (r *inParts) step(phase *nodePhase) bool {
 	if r.over == nil {
 		if phase.prepare != nil {
-			if r.err = phase.prepare(); r.err != nil {
-				return r.fail(r.err)
-			}
+			phase.prepare()
 		}
+		copyParts(r.a, phase.in.to, phase.in.from)
 		if phase.code != 0 {
 			var err error
-			if r.over, err = r.a.startOnNode(phase); err != nil {
+			if r.over, err = startOnNode(r.a, phase); err != nil {
 				return r.fail(err)
 			}
 		}
@@ -142,9 +174,7 @@ func (r *inParts) step(phase *nodePhase) bool {
 			return r.fail(err)
 		}
 	}
-	if phase.finish != nil {
-		phase.finish()
-	}
+	copyParts(r.a, phase.out.to, phase.out.from)
 	r.at++
 	return true
 }
@@ -227,7 +257,7 @@ func (r *inParts) phase() Phase {
 }
 
 // startOnNode begins a collective of the members on this node.
-func (a *Args) startOnNode(phase *nodePhase) (over func() (bool, error), err error) {
+func startOnNode(a *Args, phase *nodePhase) (over func() (bool, error), err error) {
 	between := a.Reduce
 	switch {
 	case !phase.code.Trait().Reduces:
@@ -235,35 +265,19 @@ func (a *Args) startOnNode(phase *nodePhase) (over func() (bool, error), err err
 	case between == op.Avg:
 		between = op.Sum // divided between the nodes, by the size of the whole group
 	}
-	send, recv := a.bufs(phase.sends), a.bufs(phase.recvs)
-	if phase.code == op.ReduceScatter && reduce.Is16(a.DType) {
-		recv[0].DType = op.Float32
+	send, recv := bufs(a, phase.sends), bufs(a, phase.recvs)
+	if phase.code == op.ReduceScatter {
+		recv[0].DType = sumType(a.DType)
 	}
 	return a.Levels.Phases.Start(&op.Desc{Code: phase.code, ReduceOp: between, Root: int32(phase.root), Scale: a.Scale, Flags: op.FlagAsync, TimeoutNS: -1,
 		NSend: int32(len(send)), Send: unsafe.Pointer(unsafe.SliceData(send)), NRecv: int32(len(recv)), Recv: unsafe.Pointer(&recv[0])})
 }
 
 // bufs describes parts for another collective.
-func (a *Args) bufs(parts []Part) []op.Buf {
+func bufs(a *Args, parts []Part) []op.Buf {
 	list := make([]op.Buf, len(parts))
 	for i, part := range parts {
 		list[i] = op.Buf{Data: part.Data, Count: part.Count, DType: a.DType, DeviceType: op.DeviceCPU}
 	}
 	return list
-}
-
-// inStage returns parts, or as many parts one after the other at stage if the other members on this node cannot map one
-// of them.
-func (a *Args) inStage(stage unsafe.Pointer, parts []Part) []Part {
-	if !slices.ContainsFunc(parts, func(part Part) bool { return !a.inHeap(part) }) {
-		return parts
-	}
-	return a.apart(Part{Data: stage}, parts)
-}
-
-// copyParts copies each part that is not in its place: inStage returns all as they are, or none.
-func (a *Args) copyParts(to, from []Part) {
-	for i := range to {
-		a.copyElements(to[i].Data, from[i].Data, from[i].Count)
-	}
 }

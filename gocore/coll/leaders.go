@@ -23,26 +23,23 @@ func (s *Sig) byLeaders(room int64) bool {
 	if forced := s.Forced.of(s.Code); forced != nil && forced != &leaders {
 		return false
 	}
-	return s.Count > 0 && s.Count*s.sumElem() <= room
+	return s.Count > 0 && s.Count*sumElem(s.DType) <= room
 }
 
 // nodeSum says how the leader of a node sums up.
 func nodeSum(a *Args) *arrive.NodeSum {
-	onNode, sums := a.Reduce, a.DType
+	onNode := a.Reduce
 	if onNode == op.Avg {
 		onNode = op.Sum // divided between the nodes, by the size of the whole group
 	}
-	if reduce.Is16(a.DType) {
-		sums = op.Float32
-	}
-	fold, count := reduce.NewFold(a.DType, onNode, 1, a.Scale).To(sums), a.Count
-	return &arrive.NodeSum{Bytes: count * a.sumElem(), Run: func(to unsafe.Pointer, from []unsafe.Pointer) { fold.Run(to, from, count) }}
+	fold, count := reduce.NewFold(a.DType, onNode, 1, a.Scale).To(sumType(a.DType)), a.Count
+	return &arrive.NodeSum{Bytes: count * sumElem(a.DType), Run: func(to unsafe.Pointer, from []unsafe.Pointer) { fold.Run(to, from, count) }}
 }
 
 // runLeaders sums up what the nodes have.
 func runLeaders(a *Args) error {
 	var room [64]unsafe.Pointer
-	given, want := room[:0], a.Count*a.sumElem()
+	given, want := room[:0], a.Count*sumElem(a.DType)
 	for _, members := range a.Levels.Nodes {
 		payload, bytes := a.Payloads.Payload(a.Seq, members[0])
 		if bytes != want {
@@ -50,28 +47,16 @@ func runLeaders(a *Args) error {
 		}
 		given = append(given, payload)
 	}
-	fold := a.betweenNodes()
+	fold := betweenNodes(a)
 	out := writer{parts: a.Recv, elem: a.elem()}
-	for left := want / a.sumElem(); left > 0; {
+	for left := want / sumElem(a.DType); left > 0; {
 		to, n := out.next(left * a.elem())
 		n /= a.elem()
 		fold.Run(to, given, n)
 		for i := range given {
-			given[i] = unsafe.Add(given[i], n*a.sumElem())
+			given[i] = unsafe.Add(given[i], n*sumElem(a.DType))
 		}
 		left -= n
 	}
 	return nil
-}
-
-// betweenNodes returns the sum of the sums of all nodes.
-func (a *Args) betweenNodes() reduce.Fold {
-	between, sums := a.Reduce, a.DType
-	if between == op.PremulSum {
-		between = op.Sum // each was multiplied on its node
-	}
-	if reduce.Is16(a.DType) {
-		sums = op.Float32
-	}
-	return reduce.NewFold(sums, between, a.Size, 0).To(a.DType)
 }

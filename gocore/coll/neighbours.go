@@ -111,14 +111,14 @@ func (n *Neighbours) index(a *Args, block unsafe.Pointer) {
 
 // pack copies what this rank gives to memory, one swap after the other.
 func (n *Neighbours) pack(a *Args, to unsafe.Pointer) {
-	side := a.given()
+	side := given(a)
 	for i := range n.Pack {
 		mem.CopyBoxes(to, side[n.Pack[i].From].Data, n.Pack[i].Boxes)
 	}
 }
 
 // given returns the side that the rank gives.
-func (a *Args) given() []Part {
+func given(a *Args) []Part {
 	if a.ReadsRecv() {
 		return a.Recv
 	}
@@ -140,21 +140,21 @@ var blocks = Algorithm{Name: "blocks", Memory: hostMemory, Enabled: func(s *Sig)
 	if a.Node != nil {
 		defer a.Node.Slots.Finish(a.Seq) // the neighbours may use their blocks again, and what they have lent
 	}
-	if err := a.fit(); err != nil {
+	if err := fit(a); err != nil {
 		return err
 	}
-	a.swapWithSelf()
-	return a.eachNeighbour(func(r int, out, in []Swap) error {
-		b, err := a.blockOf(r)
+	swapWithSelf(a)
+	return eachNeighbour(a, func(r int, out, in []Swap) error {
+		b, err := blockOf(a, r)
 		if err != nil {
 			return err
 		}
-		from, bytes, err := a.comparePair(&b, r, out, in)
+		from, bytes, err := comparePair(a, &b, r, out, in)
 		if err != nil || bytes == 0 {
 			return err
 		}
 		if b.lent != nil {
-			return a.borrow(b, r)
+			return borrow(a, b, r)
 		}
 		if from+bytes > b.bytes {
 			return a.notAsAgreed(r)
@@ -169,7 +169,7 @@ var blocks = Algorithm{Name: "blocks", Memory: hostMemory, Enabled: func(s *Sig)
 }}
 
 // borrow copies what the tensor of another rank has for this one.
-func (a *Args) borrow(b toldBlock, r int) error {
+func borrow(a *Args, b toldBlock, r int) error {
 	lend := a.Neighbours.Lend
 	if lend == nil {
 		return a.notAsAgreed(r)
@@ -196,7 +196,7 @@ func (a *Args) borrow(b toldBlock, r int) error {
 }
 
 // fit compares the inner lengths of all members. All get the same error.
-func (a *Args) fit() error {
+func fit(a *Args) error {
 	n := a.Neighbours
 	if n.Fit == nil || a.Size == 1 || a.Payloads.Room() < neighbourPayloadBytes {
 		return nil
@@ -217,8 +217,8 @@ func (a *Args) fit() error {
 }
 
 // swapWithSelf copies what this rank gives to itself.
-func (a *Args) swapWithSelf() {
-	side := a.given()
+func swapWithSelf(a *Args) {
+	side := given(a)
 	for i := range a.Neighbours.Self {
 		c := &a.Neighbours.Self[i]
 		mem.CopyBoxes(a.Recv[c.To].Data, side[c.From].Data, c.Boxes)
@@ -226,7 +226,7 @@ func (a *Args) swapWithSelf() {
 }
 
 // eachNeighbour calls f for every other rank with which this one exchanges something.
-func (a *Args) eachNeighbour(f func(r int, out, in []Swap) error) error {
+func eachNeighbour(a *Args, f func(r int, out, in []Swap) error) error {
 	out, in := a.Neighbours.Out, a.Neighbours.In
 	for len(out)+len(in) > 0 {
 		r := a.Size
@@ -263,7 +263,7 @@ type toldBlock struct {
 }
 
 // blockOf returns the block of another rank.
-func (a *Args) blockOf(r int) (b toldBlock, err error) {
+func blockOf(a *Args, r int) (b toldBlock, err error) {
 	payload, bytes := a.Payloads.Payload(a.Seq, r)
 	if bytes < neighbourPayloadBytes {
 		return b, a.notAsAgreed(r)
@@ -289,7 +289,7 @@ func (a *Args) blockOf(r int) (b toldBlock, err error) {
 
 // comparePair compares what this rank and r give each other with what they expect. It returns where in the block of r
 // that begins which is for this rank, and its length.
-func (a *Args) comparePair(b *toldBlock, r int, out, in []Swap) (from, bytes int64, err error) {
+func comparePair(a *Args, b *toldBlock, r int, out, in []Swap) (from, bytes int64, err error) {
 	head := atomic.LoadUint64((*uint64)(b.data))
 	parts := *(*blockHead)(unsafe.Pointer(&head))
 	given, all := int64(parts.out), int64(parts.out)+int64(parts.in)
@@ -299,8 +299,8 @@ func (a *Args) comparePair(b *toldBlock, r int, out, in []Swap) (from, bytes int
 	}
 	b.entries = all
 	entries := unsafe.Slice((*swapEntry)(unsafe.Add(b.data, blockHeadBytes)), all)
-	before, mine, same := a.sameSwaps(entries[:given], in)
-	if _, _, expected := a.sameSwaps(entries[given:], out); !same || !expected {
+	before, mine, same := sameSwaps(a, entries[:given], in)
+	if _, _, expected := sameSwaps(a, entries[given:], out); !same || !expected {
 		return 0, 0, status.New(status.Mismatch, "%s: rank %d of the group does not exchange with rank %d what that one expects: the number, lengths and dtype of their tensors for each other have to be the same on both; nothing was taken from that rank,",
 			a.Code, r, a.Rank).WithRanks(r, a.Rank)
 	}
@@ -312,7 +312,7 @@ func (a *Args) comparePair(b *toldBlock, r int, out, in []Swap) (from, bytes int
 
 // sameSwaps compares what another rank has told of its swaps with this rank, with those of this rank with that one. It
 // also returns how many bytes are in the other's block before these, and of these; before is -1 if that cannot be.
-func (a *Args) sameSwaps(entries []swapEntry, swaps []Swap) (before, mine int64, same bool) {
+func sameSwaps(a *Args, entries []swapEntry, swaps []Swap) (before, mine int64, same bool) {
 	found := 0
 	same = true
 	for i := range entries {

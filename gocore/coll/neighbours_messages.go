@@ -23,10 +23,10 @@ var neighbourMessages = Algorithm{Name: "messages", Memory: hostMemory, polls: a
 		return err
 	}
 	p.Do(func() error {
-		if err := a.fit(); err != nil {
+		if err := fit(a); err != nil {
 			return err
 		}
-		a.swapWithSelf()
+		swapWithSelf(a)
 		n.pack(a, x.out)
 		return x.compare()
 	})
@@ -63,14 +63,14 @@ func (x *swapMessages) compare() error {
 	if neighbourPayloadBytes+n.indexBytes() > a.Payloads.Room() {
 		return nil // this rank has not told its own
 	}
-	return a.eachNeighbour(func(r int, out, in []Swap) error {
+	return eachNeighbour(a, func(r int, out, in []Swap) error {
 		payload, bytes := a.Payloads.Payload(a.Seq, r)
 		if bytes < neighbourPayloadBytes || (*neighbourPayload)(payload).bytes == 0 {
 			return nil
 		}
-		b, err := a.blockOf(r)
+		b, err := blockOf(a, r)
 		if err == nil {
-			_, _, err = a.comparePair(&b, r, out, in)
+			_, _, err = comparePair(a, &b, r, out, in)
 		}
 		if status.CodeOf(err) != status.Mismatch {
 			return err

@@ -36,13 +36,14 @@ type pieces struct {
 	me   int // this rank among those that take part
 	rail int
 	tags int32  // is added to the tags
+	step int64  // elements of a piece
 	elem int64  // bytes of an element of the first leg: those of partial sums are longer (Partial)
 	give []Part // what this rank gives to each of them; nil: nothing is summed up
 	own  Part   // where the sum goes; without a first leg, what this rank sends
 	get  []Part // where the other ranks' sums go; nil: they stay where they are
 
 	fold   reduce.Fold
-	room   unsafe.Pointer // of the pieces that come in: piecesAtOnce for each rank
+	room   unsafe.Pointer // of the pieces that come in: piecesAtOnce for each peer
 	srcs   []unsafe.Pointer
 	peers  []peer // in the order in which this rank sends
 	summed int64  // pieces of own
@@ -53,58 +54,56 @@ type pieces struct {
 // peer is another rank, and the messages with it that are under way.
 type peer struct {
 	rank                     int32
-	i                        int // among those that take part
+	i                        int   // among those that take part
+	place                    int64 // in room
 	given, taken, sent, gets track
 }
 
 // pieceStep returns the elements of a piece.
-func (a *Args) pieceStep() int64 { return pieceBytes / a.elem() }
+func pieceStep(a *Args) int64 { return pieceBytes / a.elem() }
 
 // piecesOf returns how many pieces a part has.
-func (a *Args) piecesOf(part Part) int64 { return (part.Count + a.pieceStep() - 1) / a.pieceStep() }
+func (x *pieces) piecesOf(part Part) int64 { return (part.Count + x.step - 1) / x.step }
 
-// piece returns where piece k of a part is, and its elements.
-func (a *Args) piece(part Part, k int64) (at unsafe.Pointer, elements int64) {
-	from := k * a.pieceStep()
-	return a.at(part.Data, from), min(a.pieceStep(), part.Count-from)
+// piece returns where piece k of a part is, whose elements have elem bytes, and its elements.
+func (x *pieces) piece(part Part, elem, k int64) (at unsafe.Pointer, elements int64) {
+	from := k * x.step
+	return unsafe.Add(part.Data, from*elem), min(x.step, part.Count-from)
 }
 
 // piecesScratch returns the scratch memory of a sum over n ranks, whose elements have elem bytes.
-func (a *Args) piecesScratch(n int, elem int64) int64 {
-	return pad(max(1, int64(n)*piecesAtOnce*a.pieceStep()*elem))
+func piecesScratch(a *Args, n int, elem int64) int64 {
+	return pad(int64(n-1) * piecesAtOnce * pieceStep(a) * elem)
 }
 
-// piecesRoom takes that memory.
-func (a *Args) piecesRoom(p *Program, n int, elem int64) (unsafe.Pointer, error) {
-	return p.Alloc(a.piecesScratch(n, elem))
-}
-
-// addPieces appends the exchange among the ranks who, in the order of the sum. f sums up, and room is from piecesRoom, unless give is nil.
-// An element of what is given, and summed up, has elem bytes.
-func (a *Args) addPieces(p *Program, who []int, f reduce.Fold, elem int64, room unsafe.Pointer, give []Part, own Part, get []Part) {
-	x := a.newPieces(who, f, elem, room, give, own, get)
+// addPieces appends the exchange among all ranks. Nothing is summed up if give is nil.
+func addPieces(a *Args, p *Program, give []Part, own Part, get []Part) (err error) {
+	x := &pieces{a: a, elem: a.elem(), give: give, own: own, get: get}
+	if give != nil {
+		x.fold = reduce.NewFold(a.DType, a.Reduce, a.Size, a.Scale)
+		if x.room, err = p.Alloc(piecesScratch(a, a.Size, x.elem)); err != nil {
+			return err
+		}
+	}
+	x.among(transport.EveryRank(a.Size))
 	p.UntilOver(x.poll, x.requests, x.phase)
+	return nil
 }
 
-func (a *Args) newPieces(who []int, f reduce.Fold, elem int64, room unsafe.Pointer, give []Part, own Part, get []Part) *pieces {
-	x := &pieces{a: a, me: slices.Index(who, a.Rank), elem: elem, fold: f, room: room, give: give, own: own, get: get, failed: -1}
+// among says who takes part, in the order of the sum.
+func (x *pieces) among(who []int) {
 	n := len(who)
+	x.me, x.step, x.failed = slices.Index(who, x.a.Rank), pieceStep(x.a), -1
 	x.srcs = make([]unsafe.Pointer, n)
 	for d := 1; d < n; d++ {
 		i := (x.me + d) % n
-		x.peers = append(x.peers, peer{rank: int32(who[i]), i: i})
+		x.peers = append(x.peers, peer{rank: int32(who[i]), i: i, place: int64(d - 1)})
 	}
-	return x
 }
 
-// given returns where piece k of what this rank gives to number i of those that take part is, and its elements.
-func (x *pieces) given(i int, k int64) (at unsafe.Pointer, elements int64) {
-	return unsafe.Add(x.give[i].Data, k*x.a.pieceStep()*x.elem), min(x.a.pieceStep(), x.give[i].Count-k*x.a.pieceStep())
-}
-
-// incoming returns where piece k of what number i of those that take part gives goes.
-func (x *pieces) incoming(i int, k int64) unsafe.Pointer {
-	return unsafe.Add(x.room, (int64(i)*piecesAtOnce+k%piecesAtOnce)*x.a.pieceStep()*x.elem)
+// incoming returns where piece k of what a peer gives goes.
+func (x *pieces) incoming(p *peer, k int64) unsafe.Pointer {
+	return unsafe.Add(x.room, (p.place*piecesAtOnce+k%piecesAtOnce)*x.step*x.elem)
 }
 
 // phase names the rank that this one waits for: first one that has not sent all of its part, then one that has not taken
@@ -117,7 +116,7 @@ func (x *pieces) phase() Phase {
 	}
 	for i := range x.peers {
 		p := &x.peers[i]
-		if x.give != nil && p.taken.ended < x.a.piecesOf(x.own) || x.get != nil && p.gets.ended < x.a.piecesOf(x.get[p.i]) {
+		if x.give != nil && p.taken.ended < x.piecesOf(x.own) || x.get != nil && p.gets.ended < x.piecesOf(x.get[p.i]) {
 			phase.Partner = int(p.rank)
 			return phase
 		}
@@ -164,53 +163,77 @@ func (x *pieces) poll() (over bool, err error) {
 	return x.over(), nil
 }
 
-// start starts what may start: receives before sends, because a message that finds no receive is copied.
+// start starts what may start: receives before sends, because a message that finds no receive is copied. It sums up the
+// pieces that have come, and sends the sums.
 func (x *pieces) start() error {
-	wire, elem := x.a.Wire, x.a.elem()
-	mine := x.a.piecesOf(x.own)
-	for i := range x.peers {
-		p := &x.peers[i]
-		for x.give != nil && p.taken.started < mine && p.taken.started < x.summed+piecesAtOnce && !p.taken.full() {
-			_, n := x.a.piece(x.own, p.taken.started)
-			if err := p.taken.receive(wire, x.incoming(p.i, p.taken.started), n*x.elem, p.rank, giveTag+x.tags); err != nil {
-				return x.failedWith(p, err)
+	for {
+		for i := range x.peers {
+			if err := x.receive(&x.peers[i]); err != nil {
+				return x.failedWith(&x.peers[i], err)
 			}
 		}
-		if x.get != nil {
-			last := x.a.piecesOf(x.get[p.i])
-			if x.give != nil {
-				last = min(last, p.given.ended) // in place, a piece is sent before what replaces it is received
-			}
-			for p.gets.started < last && !p.gets.full() {
-				at, n := x.a.piece(x.get[p.i], p.gets.started)
-				if err := p.gets.receive(wire, at, n*elem, p.rank, getTag+x.tags); err != nil {
-					return x.failedWith(p, err)
-				}
+		for i := range x.peers {
+			if err := x.sendGiven(&x.peers[i]); err != nil {
+				return x.failedWith(&x.peers[i], err)
 			}
 		}
-	}
-	for i := range x.peers {
-		p := &x.peers[i]
-		for x.give != nil && p.given.started < x.a.piecesOf(x.give[p.i]) && !p.given.full() {
-			at, n := x.given(p.i, p.given.started)
-			if err := p.given.send(wire, at, n*x.elem, p.rank, giveTag+x.tags); err != nil {
-				return x.failedWith(p, err)
-			}
+		if x.summed == x.piecesOf(x.own) || !x.mayPass() {
+			return nil
 		}
-	}
-	for x.summed < mine && x.mayPass() {
 		if err := x.pass(); err != nil {
+			return err
+		}
+	}
+}
+
+// receive starts the receives from a peer: what it gives, and its sums.
+func (x *pieces) receive(p *peer) error {
+	wire, last := x.a.Wire, int64(0)
+	if x.give != nil {
+		last = min(x.piecesOf(x.own), x.summed+piecesAtOnce)
+	}
+	for p.taken.started < last {
+		_, n := x.piece(x.own, 0, p.taken.started)
+		if err := p.taken.receive(wire, x.incoming(p, p.taken.started), n*x.elem, p.rank, giveTag+x.tags); err != nil {
+			return err
+		}
+	}
+	if x.get == nil {
+		return nil
+	}
+	elem, last := x.a.elem(), x.piecesOf(x.get[p.i])
+	if x.give != nil {
+		last = min(last, p.given.ended) // in place, a piece is sent before what replaces it is received
+	}
+	for p.gets.started < last && !p.gets.full() {
+		at, n := x.piece(x.get[p.i], elem, p.gets.started)
+		if err := p.gets.receive(wire, at, n*elem, p.rank, getTag+x.tags); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// mayPass tells whether the next piece of own is there from all ranks, and may be sent.
+// sendGiven starts the messages of what this rank gives to a peer.
+func (x *pieces) sendGiven(p *peer) error {
+	for x.give != nil && p.given.started < x.piecesOf(x.give[p.i]) && !p.given.full() {
+		at, n := x.piece(x.give[p.i], x.elem, p.given.started)
+		if err := p.given.send(x.a.Wire, at, n*x.elem, p.rank, giveTag+x.tags); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// mayPass tells whether the next piece of own is there from all ranks, and may be written and sent: in place, what it
+// replaces was sent.
 func (x *pieces) mayPass() bool {
 	for i := range x.peers {
 		p := &x.peers[i]
-		if x.give != nil && p.taken.ended == x.summed || x.get != nil && p.sent.full() {
+		if x.get != nil && p.sent.full() || x.give != nil && p.taken.ended == x.summed {
+			return false
+		}
+		if x.give != nil && x.give[p.i].Data == x.own.Data && p.given.ended < min(x.summed+1, x.piecesOf(x.give[p.i])) {
 			return false
 		}
 	}
@@ -219,12 +242,12 @@ func (x *pieces) mayPass() bool {
 
 // pass sums up the next piece of own, and sends it.
 func (x *pieces) pass() error {
-	at, n := x.a.piece(x.own, x.summed)
+	at, n := x.piece(x.own, x.a.elem(), x.summed)
 	if x.give != nil {
-		for i := range x.srcs {
-			x.srcs[i] = x.incoming(i, x.summed)
+		for i := range x.peers {
+			x.srcs[x.peers[i].i] = x.incoming(&x.peers[i], x.summed)
 		}
-		x.srcs[x.me], _ = x.given(x.me, x.summed)
+		x.srcs[x.me], _ = x.piece(x.give[x.me], x.elem, x.summed)
 		x.fold.Run(at, x.srcs, n)
 	}
 	x.summed++
@@ -247,14 +270,14 @@ func (x *pieces) failedWith(p *peer, err error) error {
 }
 
 func (x *pieces) over() bool {
-	mine := x.a.piecesOf(x.own)
+	mine := x.piecesOf(x.own)
 	if x.summed < mine {
 		return false
 	}
 	for i := range x.peers {
 		p := &x.peers[i]
-		if x.give != nil && p.given.ended < x.a.piecesOf(x.give[p.i]) ||
-			x.get != nil && (p.sent.ended < mine || p.gets.ended < x.a.piecesOf(x.get[p.i])) {
+		if x.give != nil && p.given.ended < x.piecesOf(x.give[p.i]) ||
+			x.get != nil && (p.sent.ended < mine || p.gets.ended < x.piecesOf(x.get[p.i])) {
 			return false
 		}
 	}

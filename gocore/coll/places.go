@@ -11,7 +11,6 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/heap"
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/op"
-	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
 // The algorithm "mapped" needs to know where the tensors of all ranks are. Every rank tells it in its
@@ -60,7 +59,7 @@ func Place(a *Args, own *heap.Heap) (p Places, ok bool) {
 	if !shm.Serves(a.Code) || a.Size > shm.MaxRanks {
 		return p, false
 	}
-	in, out, ok := a.mappedSides()
+	in, out, ok := mappedSides(a)
 	if !ok {
 		return p, false
 	}
@@ -73,14 +72,14 @@ func Place(a *Args, own *heap.Heap) (p Places, ok bool) {
 		for i := range side {
 			at := heapRange{Count: side[i].Count}
 			if at.Count > 0 {
-				if at.Location, ok = own.Find(side[i].Data, at.Count*a.sideElem(shm.Side(k))); !ok {
+				if at.Location, ok = own.Find(side[i].Data, at.Count*sideElem(a, shm.Side(k))); !ok {
 					return Places{}, false
 				}
 			}
 			list = append(list, at)
 		}
 	}
-	if !a.separate() || !a.disjoint(out) {
+	if !separate(a) || !disjoint(a, out) {
 		return Places{}, false
 	}
 	p.bytes = headBytes + int64(len(list))*rangeBytes
@@ -142,22 +141,22 @@ func (p *Places) Free() {
 
 // mappedSides returns the memory of this rank that is read, and that is written. Each side has no
 // parts, one, or as many as the caller's. ok is false if the operation works in place among shares.
-func (a *Args) mappedSides() (in, out []Part, ok bool) {
+func mappedSides(a *Args) (in, out []Part, ok bool) {
 	if Gives(a) {
-		if a.inPlaceAmongShares() {
+		if inPlaceAmongShares(a) {
 			return nil, nil, false
 		}
-		in = a.ranges(Input(a))
+		in = ranges(a, Input(a))
 	}
 	if a.WritesRecv() {
-		out = a.ranges(a.Recv)
+		out = ranges(a, a.Recv)
 	}
 	return in, out, true
 }
 
 // ranges returns a side as one part if it is one range of memory, and as none if it is empty. In an
 // all_to_all one part stands for shares of one length.
-func (a *Args) ranges(parts []Part) []Part {
+func ranges(a *Args, parts []Part) []Part {
 	switch {
 	case totalCount(parts) == 0:
 		return nil
@@ -166,14 +165,14 @@ func (a *Args) ranges(parts []Part) []Part {
 	case a.Trait().Shares == op.Pairwise && slices.ContainsFunc(parts, func(p Part) bool { return p.Count != parts[0].Count }):
 		return parts
 	}
-	if whole, ok := a.joined(parts); ok {
+	if whole, ok := joined(a, parts); ok {
 		return []Part{whole}
 	}
 	return parts
 }
 
 // disjoint tells whether no two parts share memory.
-func (a *Args) disjoint(parts []Part) bool {
+func disjoint(a *Args, parts []Part) bool {
 	inOrder := func(parts []Part) bool {
 		end := uintptr(0)
 		for i := range parts {
@@ -222,8 +221,8 @@ func (a *Args) Bystander() (*shm.Op, error) {
 
 // sharedOp prepares the operation, once all ranks have arrived. If this rank cannot map a tensor of
 // another rank, it leaves the work to the others.
-func (a *Args) sharedOp() (*shm.Op, error) {
-	in, out, _ := a.mappedSides()
+func sharedOp(a *Args) (*shm.Op, error) {
+	in, out, _ := mappedSides(a)
 	parts, blind := len(in)+len(out), false
 	var room [8]told
 	all := room[:]
@@ -236,7 +235,7 @@ func (a *Args) sharedOp() (*shm.Op, error) {
 			continue
 		}
 		var ok bool
-		if all[r], ok = a.readPayload(r); !ok {
+		if all[r], ok = readPayload(a, r); !ok {
 			return nil, a.notAsAgreed(r)
 		}
 		parts += len(all[r].in) + len(all[r].out)
@@ -253,7 +252,7 @@ func (a *Args) sharedOp() (*shm.Op, error) {
 	case a.Agreed&Even != 0:
 	case a.Trait().Shares == op.Pairwise:
 		all[a.Rank] = told{in: counts(in), out: counts(out)}
-		if err := a.differingPairs(&c, all); err != nil {
+		if err := differingPairs(a, &c, all); err != nil {
 			return nil, err
 		}
 	default:
@@ -276,7 +275,7 @@ func (a *Args) sharedOp() (*shm.Op, error) {
 			}
 			continue
 		}
-		mapped, ok := a.addSides(&c, o, r, &all[r])
+		mapped, ok := addSides(a, &c, o, r, &all[r])
 		switch {
 		case ok:
 			blind = !mapped
@@ -295,7 +294,7 @@ func (a *Args) sharedOp() (*shm.Op, error) {
 
 // readPayload returns what another rank has told. ok is false if its slot cannot hold the tensors of such
 // a call.
-func (a *Args) readPayload(r int) (s told, ok bool) {
+func readPayload(a *Args, r int) (s told, ok bool) {
 	t := a.Trait()
 	payload, bytes := a.Node.Slots.Payload(a.Seq, r)
 	if bytes < headBytes {
@@ -308,7 +307,7 @@ func (a *Args) readPayload(r int) (s told, ok bool) {
 	if same {
 		head.in = 0
 	}
-	if !a.hasSide(int(head.in), gives, t.Send.PerRank()) || !a.hasSide(int(head.out), gets, t.Recv.PerRank()) {
+	if !hasSide(a, int(head.in), gives, t.Send.PerRank()) || !hasSide(a, int(head.out), gets, t.Recv.PerRank()) {
 		return s, false
 	}
 	n := int64(head.in) + int64(head.out)
@@ -335,7 +334,7 @@ func (a *Args) readPayload(r int) (s told, ok bool) {
 }
 
 // hasSide tells whether a side of another rank can have that many ranges.
-func (a *Args) hasSide(ranges int, has, perRank bool) bool {
+func hasSide(a *Args, ranges int, has, perRank bool) bool {
 	switch {
 	case ranges == 0 || has && ranges == 1:
 		return true
@@ -347,23 +346,23 @@ func (a *Args) hasSide(ranges int, has, perRank bool) bool {
 
 // addSides adds the tensors of another rank. ok is false if they do not have the length that the call
 // needs, mapped if this process cannot map one of them.
-func (a *Args) addSides(c *shm.Collective, o *shm.Op, r int, s *told) (mapped, ok bool) {
+func addSides(a *Args, c *shm.Collective, o *shm.Op, r int, s *told) (mapped, ok bool) {
 	t := a.Trait()
 	given, got := int64(0), int64(0)
 	if t.Gives.Includes(a.Root, r) {
-		given = a.sideCount(c, shm.In, t.Send.PerRank(), r)
+		given = sideCount(a, c, shm.In, t.Send.PerRank(), r)
 	}
 	if t.WritesRecv(a.Root, r) {
-		got = a.sideCount(c, shm.Out, t.Recv.PerRank(), r)
+		got = sideCount(a, c, shm.Out, t.Recv.PerRank(), r)
 	}
-	if mapped, ok = a.addSide(o, shm.In, r, s.in, given); !mapped || !ok {
+	if mapped, ok = addSide(a, o, shm.In, r, s.in, given); !mapped || !ok {
 		return mapped, ok
 	}
-	return a.addSide(o, shm.Out, r, s.out, got)
+	return addSide(a, o, shm.Out, r, s.out, got)
 }
 
 // sideCount returns how many elements a side of rank r has.
-func (a *Args) sideCount(c *shm.Collective, side shm.Side, perRank bool, r int) (count int64) {
+func sideCount(a *Args, c *shm.Collective, side shm.Side, perRank bool, r int) (count int64) {
 	switch {
 	case a.Trait().Shares == op.Pairwise && c.Shares != nil:
 		for other := range a.Size {
@@ -380,7 +379,7 @@ func (a *Args) sideCount(c *shm.Collective, side shm.Side, perRank bool, r int) 
 	return a.shareCount(r)
 }
 
-func (a *Args) addSide(o *shm.Op, side shm.Side, r int, ranges []heapRange, count int64) (mapped, ok bool) {
+func addSide(a *Args, o *shm.Op, side shm.Side, r int, ranges []heapRange, count int64) (mapped, ok bool) {
 	for i := range ranges {
 		at := ranges[i].once()
 		if at.Count < 0 || at.Count > count {
@@ -389,7 +388,7 @@ func (a *Args) addSide(o *shm.Op, side shm.Side, r int, ranges []heapRange, coun
 		if count -= at.Count; at.Count == 0 {
 			continue
 		}
-		data, err := a.Node.Heaps.Reach(r, at.Location, at.Count*a.sideElem(side))
+		data, err := a.Node.Heaps.Reach(r, at.Location, at.Count*sideElem(a, side))
 		if err != nil {
 			return false, true
 		}
@@ -399,40 +398,26 @@ func (a *Args) addSide(o *shm.Op, side shm.Side, r int, ranges []heapRange, coun
 }
 
 // sideElem returns the bytes of an element of a side.
-func (a *Args) sideElem(side shm.Side) int64 {
+func sideElem(a *Args, side shm.Side) int64 {
 	if a.Partial && side == shm.Out {
 		return partialBytes
 	}
 	return a.elem()
 }
 
-// mostBytes is more than any memory: no call moves so much between all its ranks.
-const mostBytes = 1 << 48
-
-// differingPairs tells the operation how long the shares of an all_to_all are. What one rank gives
-// another must be what that one expects; else all ranks find the same error.
-func (a *Args) differingPairs(c *shm.Collective, all []told) error {
+// differingPairs tells the operation how long the shares of an all_to_all are.
+func differingPairs(a *Args, c *shm.Collective, all []told) error {
 	c.Shares = make([]int64, a.Size*a.Size)
-	left := mostBytes / a.elem()
 	for from := range all {
 		for to := range all {
-			sent := a.shareIn(all[from].in, to)
-			if sent < 0 || sent > left {
-				return a.notAsAgreed(from)
-			}
-			left -= sent
-			c.Shares[c.ShareOf(from, to)] = sent
+			c.Shares[c.ShareOf(from, to)] = shareIn(a, all[from].in, to)
 		}
 	}
-	for from := a.Size - 1; from >= 0; from-- {
-		for to := a.Size - 1; to >= 0; to-- {
-			sent, expected := c.Shares[c.ShareOf(from, to)], a.shareIn(all[to].out, from)
-			if sent != expected {
-				return a.lengthsDiffer(from, to, sent, expected)
-			}
-		}
-	}
-	return nil
+	return compareLengths(a, func(from, to int) int64 {
+		return c.Shares[c.ShareOf(from, to)]
+	}, func(from, to int) int64 {
+		return shareIn(a, all[to].out, from)
+	})
 }
 
 // counts returns the lengths of this rank's parts.
@@ -446,7 +431,7 @@ func counts(parts []Part) []heapRange {
 
 // shareIn returns the length of a rank's share in a side of an all_to_all. One range has shares of one
 // length.
-func (a *Args) shareIn(side []heapRange, rank int) int64 {
+func shareIn(a *Args, side []heapRange, rank int) int64 {
 	switch len(side) {
 	case 0:
 		return 0
@@ -454,14 +439,4 @@ func (a *Args) shareIn(side []heapRange, rank int) int64 {
 		return atomic.LoadInt64(&side[0].Count) / int64(a.Size)
 	}
 	return atomic.LoadInt64(&side[rank].Count)
-}
-
-// lengthsDiffer is the error that a rank gives another one more or less than that one expects.
-func (a *Args) lengthsDiffer(from, to int, sent, expected int64) error {
-	if to == a.Rank {
-		return status.New(status.Mismatch, "all_to_all: rank %d of the group sends %d elements to rank %d, which expects %d; make output_split_sizes[%d] here match input_split_sizes[%d] there; nothing was sent",
-			from, sent, to, expected, from, to).WithRanks(from, to)
-	}
-	return status.New(status.Mismatch, "all_to_all: rank %d of the group sends rank %d another length than that rank expects; nothing was sent",
-		from, to).WithRanks(from, to)
 }

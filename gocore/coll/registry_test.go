@@ -139,9 +139,9 @@ func TestInnerChoicesKeepWhatWasAgreedOn(t *testing.T) {
 		build func(*Args, *Program) error
 		want  Sig
 	}{
-		"ipc": {op.AllReduce, (*Args).buildWithoutIPC, Sig{Agreed: Even | hint, Any: outer.Any}},
+		"ipc": {op.AllReduce, buildWithoutIPC, Sig{Agreed: Even | hint, Any: outer.Any}},
 		"staged": {op.AllReduceCoalesced, func(a *Args, _ *Program) error {
-			host := a.inHostMemory()
+			host := inHostMemory(a)
 			_, err := Choose(&host.Sig)
 			return err
 		}, Sig{Agreed: Even | hint, Any: Even | hint}},

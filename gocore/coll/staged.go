@@ -78,7 +78,7 @@ type stager struct {
 
 // inHostMemory returns the collective that the host carries out on blocks. It has no flags about where tensors are. The
 // caller fills in the buffers.
-func (a *Args) inHostMemory() Args {
+func inHostMemory(a *Args) Args {
 	host := *a
 	host.Sig, host.DeviceArgs = a.Sig.inHostMemory(), nil
 	return host
@@ -95,8 +95,8 @@ func (s *Sig) inHostMemory() Sig {
 	return host
 }
 
-// pieceBytes returns the bytes of a piece, which are the same on all ranks.
-func (a *Args) pieceBytes() int64 {
+// pieceBytesOf returns the bytes of a piece, which are the same on all ranks.
+func pieceBytesOf(a *Args) int64 {
 	if a.DeviceArgs != nil {
 		return a.DeviceArgs.PieceBytes
 	}
@@ -134,7 +134,7 @@ func stagedPolls(s *Sig) bool {
 
 // newStager describes the sides.
 func newStager(a *Args, p *Program) *stager {
-	s := &stager{args: a, p: p, host: a.inHostMemory()}
+	s := &stager{args: a, p: p, host: inHostMemory(a)}
 	if a.DeviceArgs != nil {
 		s.device = a.DeviceArgs.Device
 	}
@@ -142,7 +142,7 @@ func newStager(a *Args, p *Program) *stager {
 	if t.Recv == op.Many {
 		s.send.rows, s.recv.rows = oneRow(a.Send), oneRow(a.Recv)
 	} else {
-		s.send.rows, s.recv.rows = a.rows(a.Send, t.Send.PerRank()), a.rows(a.Recv, t.Recv.PerRank())
+		s.send.rows, s.recv.rows = rows(a, a.Send, t.Send.PerRank()), rows(a, a.Recv, t.Recv.PerRank())
 	}
 	for _, sd := range []*side{&s.send, &s.recv} {
 		sd.bare = s.device == nil && sd.isBare()
@@ -150,7 +150,7 @@ func newStager(a *Args, p *Program) *stager {
 			s.count = max(s.count, r.len())
 		}
 	}
-	s.piece = a.pieceOf(s.count, a.pieceBytes())
+	s.piece = a.pieceOf(s.count, pieceBytesOf(a))
 	return s
 }
 
@@ -165,13 +165,13 @@ func stagedScratch(a *Args) (most int64) {
 		pieces[i] = s.partsOf(&mem.Pinned{}, sd, 0, s.piece, unevenShares(&a.Sig))
 	}
 	host.Send, host.Recv = pieces[0], pieces[1]
-	most = a.int32sScratch(2)
+	most = int32sScratch(a, 2)
 	switch {
 	case !unevenShares(&a.Sig):
 		host.Count = s.piece
 		most = max(most, Scratch(host, host.Any))
 	case t.Shares == op.Pairwise:
-		most = a.lengthsScratch()
+		most = lengthsScratch(a)
 	default:
 		host.Count = 0
 		most = max(most, Scratch(host, host.Any&^Even))
@@ -247,11 +247,11 @@ func (s *stager) agreeOnLengths() error {
 	if !a.NoMPI {
 		return agreeOnLengths(a, s.p, s.send.lengths(), s.recv.lengths())
 	}
-	table, err := a.addPairs(s.p, s.send.lengths(), s.recv.lengths())
+	table, err := addPairs(a, s.p, s.send.lengths(), s.recv.lengths())
 	if err == nil {
 		s.p.Do(func() error {
 			s.count = table.longest()
-			s.piece = a.pieceOf(s.count, a.pieceBytes())
+			s.piece = a.pieceOf(s.count, pieceBytesOf(a))
 			return nil
 		})
 	}
@@ -383,10 +383,10 @@ func (s *stager) verdict() {
 		s.p.Do(func() error { return s.failed })
 		return
 	}
-	first := s.args.minOverRanks(s.p, s.words, s.failed == nil, int32(s.args.Rank))
+	first := minOverRanks(s.args, s.p, s.words, s.failed == nil, int32(s.args.Rank))
 	s.p.Do(func() error {
 		if s.failed == nil && int(*first) < s.args.Size {
-			return s.args.peerDeviceError(*first)
+			return peerDeviceError(s.args, *first)
 		}
 		return s.failed
 	})
@@ -440,7 +440,7 @@ func (s *stager) transfer(k int) {
 	s.p.Do(func() error {
 		var err error
 		if s.deviceReduces {
-			err = s.reduceOnDevice(s.partsOf(ln.send, &s.send, lo, hi, false), s.partsOf(ln.recv, &s.recv, lo, hi, false), hi-lo, ln.recv != nil && ln.recv.Locked)
+			err = s.reduceOnDevice(s.partsOf(ln.send, &s.send, lo, hi, false), s.partsOf(ln.recv, &s.recv, lo, hi, false), ln.recv != nil && ln.recv.Locked)
 		} else {
 			err = s.onHost(ln, lo, hi)
 		}

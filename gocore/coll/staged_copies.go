@@ -23,25 +23,18 @@ type row []extent
 func unevenShares(s *Sig) bool { return s.Trait().Shares != op.NoShares && !evenShares(s) }
 
 // rows describes a side. perRank says that the side has a share for every rank.
-func (a *Args) rows(parts []Part, perRank bool) []row {
-	switch {
-	case len(parts) == 0:
-		return nil
-	case !perRank:
-		return []row{{{&parts[0], 0, parts[0].Count}}}
-	case len(parts) == 1:
-		rows := make([]row, a.Size)
-		n := parts[0].Count / int64(a.Size)
-		for i := range rows {
-			rows[i] = row{{&parts[0], int64(i) * n, n}}
+func rows(a *Args, parts []Part, perRank bool) (list []row) {
+	shares := 1 // in a part
+	if perRank && len(parts) == 1 {
+		shares = a.Size
+	}
+	for i := range parts {
+		n := parts[i].Count / int64(shares)
+		for share := range shares {
+			list = append(list, row{{&parts[i], int64(share) * n, n}})
 		}
-		return rows
 	}
-	rows := make([]row, len(parts))
-	for i := range rows {
-		rows[i] = row{{&parts[i], 0, parts[i].Count}}
-	}
-	return rows
+	return list
 }
 
 func oneRow(parts []Part) []row {
@@ -144,22 +137,16 @@ func (s *stager) separate() bool {
 		return slices.ContainsFunc(parts, func(p Part) bool { return p.Layout != nil })
 	}
 	if !strided(a.Send) && !strided(a.Recv) {
-		return a.separate()
+		return separate(a)
 	}
-	sends, recvs := a.asBufs(a.Send, a.Trait().Send.PerRank()), a.asBufs(a.Recv, a.Trait().Recv.PerRank())
-	for i := range sends {
-		for j := range recvs {
-			sameRank := (i == a.Rank || len(sends) == 1) && (j == a.Rank || len(recvs) == 1)
-			if !mem.Apart(&sends[i], &recvs[j]) && !(sameRank && sameElements(&sends[i], &recvs[j])) {
-				return false
-			}
-		}
-	}
-	return true
+	sends, recvs := asBufs(a, a.Send, a.Trait().Send.PerRank()), asBufs(a, a.Recv, a.Trait().Recv.PerRank())
+	return separateSides(a, sends, recvs, func(x, y *op.Buf) (overlap, same bool) {
+		return !mem.Apart(x, y), sameElements(x, y)
+	})
 }
 
 // asBufs returns the parts of a side as tensors, one for each rank if perRank is set and the shares are rows of a tensor.
-func (a *Args) asBufs(parts []Part, perRank bool) (list []op.Buf) {
+func asBufs(a *Args, parts []Part, perRank bool) (list []op.Buf) {
 	for i := range parts {
 		b := op.Buf{Data: parts[i].Data, Count: parts[i].Count, DType: a.DType}
 		if parts[i].Layout != nil {

@@ -17,9 +17,11 @@ type ipcCall struct {
 	p *Program
 	// The other ranks read source, and write target, in this rank's memory. Both may be empty.
 	source, target Part
+	sends, results []Part  // this rank's parts
+	slices         []slice // of a tensor, by the rank that reduces them
 	// hasWork tells whether a rank queues kernels or copies. It gives the same answers on all
 	// ranks. queue queues the kernels or copies of this rank.
-	hasWork func(rank int) bool
+	hasWork func(m *ipcCall, rank int) bool
 	queue   func(m *ipcCall) error
 
 	mappings *ipc.Mappings
@@ -31,29 +33,26 @@ type ipcCall struct {
 	err              error // the reason why this rank cannot go on with ipc
 }
 
-// ipcAlgorithm returns the algorithm ipc of an operation. plan returns ipcCall.hasWork and ipcCall.queue.
-func ipcAlgorithm(enabled func(*Sig) bool, plan func(*Args) (hasWork func(rank int) bool, queue func(*ipcCall) error)) Algorithm {
+// ipcAlgorithm returns the algorithm ipc of an operation, with ipcCall.hasWork and ipcCall.queue.
+func ipcAlgorithm(enabled func(*Sig) bool, hasWork func(*ipcCall, int) bool, queue func(*ipcCall) error) Algorithm {
 	open := func(s *Sig) bool { return s.Local && s.Agreed&IPC != 0 && enabled(s) }
-	return Algorithm{Name: "ipc", Memory: deviceMemory, Enabled: open, polls: always, scratch: (*Args).ipcScratch, build: func(a *Args, p *Program) error {
+	return Algorithm{Name: "ipc", Memory: deviceMemory, Enabled: open, polls: always, scratch: ipcScratch, build: func(a *Args, p *Program) error {
 		if a.DeviceArgs.Peers.Refused() {
-			return a.buildWithoutIPC(p)
+			return buildWithoutIPC(a, p)
 		}
-		m := &ipcCall{a: a, p: p}
-		m.hasWork, m.queue = plan(a)
-		m.source, m.target, _ = a.exports()
+		m := &ipcCall{a: a, p: p, hasWork: hasWork, queue: queue, slices: slicesOnDevice(a, a.Count)}
+		m.sends, m.results = sides(a)
+		m.source, m.target, _ = exports(a)
 		return m.build()
 	}}
 }
 
 // ipcScratch returns the scratch memory of ipcCall.build and of the algorithm that may replace
 // ipc.
-func (a *Args) ipcScratch() int64 {
+func ipcScratch(a *Args) int64 {
 	other := *a
 	return pad(int64(a.Size)*ipc.Bytes) + pad(8) + Scratch(&other, a.Any&^IPC)
 }
-
-// kernelsReduce tells whether the kernels have this reduction, and over that many ranks.
-func kernelsReduce(s *Sig) bool { return s.Size <= cuda.MaxArrays && op.Defined(s.Reduce, s.DType) }
 
 func (m *ipcCall) build() error {
 	a, p := m.a, m.p
@@ -78,7 +77,7 @@ func (m *ipcCall) build() error {
 		return nil
 	})
 	if a.NoMPI {
-		a.gatherByBounce(p, ipc.Bytes, func(r int) (unsafe.Pointer, int64) { return unsafe.Pointer(&m.records[r]), ipc.Bytes })
+		gatherByBounce(a, p, inRows(block, a.Size, ipc.Bytes), 1)
 	} else {
 		c := p.Call()
 		c.Fn, c.Comm, c.InPlace = mpi.FnAllgather, a.Comm, true
@@ -144,18 +143,18 @@ func (m *ipcCall) agree() error {
 		if state == ipc.Never {
 			peers.Refuse(ipc.Why(m.err))
 		}
-		return m.a.buildWithoutIPC(m.p)
+		return buildWithoutIPC(m.a, m.p)
 	}
 	raw := unsafe.Slice((*byte)(unsafe.Pointer(&m.records[0])), int64(len(m.records))*ipc.Bytes)
 	if peers.Agreed(raw) {
 		return m.perform(m.reach())
 	}
 	m.err = m.reach()
-	all := m.a.minOverRanks(m.p, m.words, m.err == nil, 0)
+	all := minOverRanks(m.a, m.p, m.words, m.err == nil, 0)
 	m.p.Do(func() error {
 		if *all == 0 {
 			peers.Refuse(ipc.Why(m.err))
-			return m.a.buildWithoutIPC(m.p)
+			return buildWithoutIPC(m.a, m.p)
 		}
 		peers.Agree(raw)
 		return m.perform(nil)
@@ -176,7 +175,7 @@ func (m *ipcCall) reach() error {
 			continue
 		}
 		theirs := &m.records[r]
-		if source, target := m.a.exported(r); !theirs.Source.Holds(source*m.a.elem()) || !theirs.Target.Holds(target*m.a.elem()) {
+		if source, target := exported(m.a, r); !theirs.Source.Holds(source*m.a.elem()) || !theirs.Target.Holds(target*m.a.elem()) {
 			return m.a.notAsAgreed(r)
 		}
 		var err error
@@ -196,7 +195,7 @@ func (m *ipcCall) reach() error {
 }
 
 // exported returns how many elements of rank r's memory the other ranks read, and how many they write.
-func (a *Args) exported(r int) (source, target int64) {
+func exported(a *Args, r int) (source, target int64) {
 	t := a.Trait()
 	switch {
 	case !t.Gives.Includes(a.Root, r):
@@ -215,13 +214,13 @@ func (a *Args) exported(r int) (source, target int64) {
 // all ranks have queued theirs. A rank that has failed takes part in the MPI_Allreduce too, because
 // the other ranks wait there. The result tells them of the failure.
 func (m *ipcCall) perform(err error) error {
-	if err == nil && m.hasWork(m.a.Rank) {
+	if err == nil && m.hasWork(m, m.a.Rank) {
 		err = m.queueWork()
 	}
-	failed := m.a.minOverRanks(m.p, m.words, err == nil, int32(m.a.Rank))
+	failed := minOverRanks(m.a, m.p, m.words, err == nil, int32(m.a.Rank))
 	m.p.Do(func() error {
 		if err == nil && int(*failed) < m.a.Size {
-			err = m.a.peerDeviceError(*failed)
+			err = peerDeviceError(m.a, *failed)
 		}
 		if err == nil {
 			return m.finish()
@@ -267,7 +266,7 @@ func (m *ipcCall) queueWork() error {
 func (m *ipcCall) finish() error {
 	if m.source.Count > 0 || m.target.Count > 0 {
 		for r := range m.records {
-			if m.hasWork(r) {
+			if m.hasWork(m, r) {
 				if err := m.wait(r, &m.records[r].Done); err != nil {
 					return err
 				}
@@ -317,19 +316,8 @@ func (m *ipcCall) pull(to Part, rank int, from int64) error {
 	return d.Copy(to.Data, src, to.Count*m.a.elem(), d.Comm)
 }
 
-// inTurn calls f for every rank, beginning with this one, so that not all ranks read the same
-// rank's memory at once.
-func (m *ipcCall) inTurn(f func(rank int) error) error {
-	for i := range m.a.Size {
-		if err := f((m.a.Rank + i) % m.a.Size); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // buildWithoutIPC builds the collective with the first algorithm that serves it without ipc.
-func (a *Args) buildWithoutIPC(p *Program) error {
+func buildWithoutIPC(a *Args, p *Program) error {
 	other := *a
 	other.Agreed &^= IPC
 	alg, err := Choose(&other.Sig)

@@ -326,7 +326,7 @@ type spreadPart struct {
 // spread replaces the tensors of a call by some that are not contiguous, unless some of them share memory.
 func (s *rankCall) spread() (list []spreadPart) {
 	a := &s.args
-	if a.overlapAny(a.Send, a.Recv) {
+	if overlapAny(a, a.Send, a.Recv) {
 		return nil
 	}
 	for side, parts := range [2]*[]Part{&a.Send, &a.Recv} {

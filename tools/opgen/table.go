@@ -155,7 +155,7 @@ var operations = []operation{
 		Same:  "dtype, counts of the n parts",
 		Algorithms: []string{
 			"single", "inline", "mapped", "copiedByCMA", "bounced", "singleOnDevice", "allGatherIPC", "allGatherDirect", "staged",
-			"allGatherSlices", "allGatherLevels", "allGatherLevelsUneven", "allGatherMPI", "allGatherUnevenMPI",
+			"allGatherSlices", "allGatherLevels", "allGatherMPI", "allGatherUnevenMPI",
 		},
 	},
 	{
@@ -191,7 +191,7 @@ var operations = []operation{
 		Same:  "dtype, counts of the n parts, reduce op, scale",
 		Algorithms: []string{
 			"single", "inline", "mapped", "bounced", "singleOnDevice", "reduceScatterIPC", "staged",
-			"reduceScatterSlices", "reduceScatterLevels", "reduceScatterLevelsUneven",
+			"reduceScatterSlices", "reduceScatterLevels",
 			"reduceScatterSlices16", "reduceScatterMPI",
 		},
 	},
