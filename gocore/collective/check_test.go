@@ -7,14 +7,13 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"github.com/paddlempi/paddlempi/gocore/op"
-	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // A tensor that is not contiguous is packed on ranks that read it and unpacked on ranks that write
 // it, and on no other rank.
 func TestWhatIsStagedIsReadOrWritten(t *testing.T) {
 	for rank := range 2 {
-		g := &Group{Members: world.Members{Rank: rank, Size: 2, Ranks: []int{0, 1}}}
+		g := &Group{Place: Place{Rank: rank, Size: 2, Ranks: []int{0, 1}}}
 		shape, strides := []int64{2}, []int64{2}
 		wide, short := make([]float32, 4), make([]float32, 4)
 		of := func(n int64) []op.Buf {

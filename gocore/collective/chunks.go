@@ -104,7 +104,7 @@ func (c *collective) chunksError(o *shm.Op, state shm.State) error {
 		}
 		// A member that has given anything up has broken the group, so it was this operation.
 		closers, lost, late := map[int]status.Code{}, false, false
-		dead := g.Dead()
+		dead := g.Members().Dead()
 		for i := range g.Ranks {
 			if why := g.Node.Slots.Why(i); why != 0 && i != g.Rank {
 				closers[i] = why
@@ -159,8 +159,8 @@ func (c *collective) lostError(o *shm.Op) error {
 		o.FailPeer(worker)
 		return c.lost([]int{worker})
 	}
-	if (o.IsBlind() || !c.mayWork()) && g.AnyDied() {
-		return c.lost(g.Dead())
+	if (o.IsBlind() || !c.mayWork()) && g.Members().AnyDied() {
+		return c.lost(g.Members().Dead())
 	}
 	return nil
 }

@@ -235,7 +235,7 @@ func (c *collective) record(flags trace.Flags) {
 }
 
 // of describes the collective and its group.
-func (c *collective) of() string { return c.g.Of(health.Describe(c.sig)) }
+func (c *collective) of() string { return c.g.Members().Of(health.Describe(c.sig)) }
 
 // numbered describes the collective c of g with its number.
 func (c *collective) numbered() string {

@@ -19,7 +19,7 @@ func (c *collective) rubbishError() error { return c.rubbishIn(c.g.Node.Slots.Ru
 func (c *collective) rubbishIn(member int) error {
 	rank := c.g.Ranks[member]
 	return status.New(status.GroupBroken, "%s: the arrival slot of rank %d holds what no rank writes there: the process of that rank is damaged, or another one of this node writes into its memory; the group is broken",
-		c.g.Of(c.numbered()), rank).WithRanks(rank)
+		c.g.Members().Of(c.numbered()), rank).WithRanks(rank)
 }
 
 // contradiction is the error that the signatures of all members agree, and so the lengths of their shares, but
@@ -34,7 +34,7 @@ func (c *collective) contradiction() error {
 		}
 	}
 	return status.New(status.GroupBroken, "%s: what the ranks have announced of their shares cannot be: the process of one of them is damaged; the group is broken",
-		g.Of(c.numbered()))
+		g.Members().Of(c.numbered()))
 }
 
 // blamed returns the error of rubbishIn if one of the members that gave c up says that it has found
@@ -56,7 +56,7 @@ func (c *collective) blamed(closers []int) error {
 // All members write to all of them, so it cannot be said which one did.
 func (c *collective) damagedChunks() error {
 	return status.New(status.GroupBroken, "%s: the words of its chunks, in memory that all these ranks map, hold what no rank writes there: the process of one of them is damaged; its result is lost, and the group is broken",
-		c.g.Of(c.numbered()))
+		c.g.Members().Of(c.numbered()))
 }
 
 // readable returns a coll.NotAsAgreed or an arrive.Damaged as the error of a broken group that names the rank, and any
@@ -69,19 +69,19 @@ func (c *collective) readable(err error) error {
 	if errors.As(err, &sent) {
 		rank := c.g.Ranks[sent.Member]
 		return status.New(status.GroupBroken, "%s: the arrival of rank %d cannot be: %s; that process is damaged, and the group is broken",
-			c.g.Of(c.numbered()), rank, sent.Why).WithRanks(rank)
+			c.g.Members().Of(c.numbered()), rank, sent.Why).WithRanks(rank)
 	}
 	var block *coll.DamagedBlock
 	if errors.As(err, &block) {
 		rank := c.g.Ranks[block.Member]
 		return status.New(status.GroupBroken, "%s: the memory through which rank %d sends its tensors holds what no rank writes there: the process of that rank is damaged, or another one of this node writes into its memory; the result is lost, and the group is broken",
-			c.g.Of(c.numbered()), rank).WithRanks(rank)
+			c.g.Members().Of(c.numbered()), rank).WithRanks(rank)
 	}
 	var tensor *coll.UnreadableTensor
 	if errors.As(err, &tensor) {
 		rank := c.g.Ranks[tensor.Member]
 		return status.New(status.GroupBroken, "%s: this rank could read the memory of rank %d before, and cannot read its tensor there now (process_vm_readv: %v): does that process limit who reads it, or has it freed the tensor? PADDLEMPI_ALGO=%s:bounce does without; the result is lost, and the group is broken",
-			c.g.Of(c.numbered()), rank, tensor.Cause, c.args.Code).WithRanks(rank)
+			c.g.Members().Of(c.numbered()), rank, tensor.Cause, c.args.Code).WithRanks(rank)
 	}
 	var bad *coll.NotAsAgreed
 	if !errors.As(err, &bad) {
@@ -90,10 +90,10 @@ func (c *collective) readable(err error) error {
 	rank := c.g.Ranks[bad.Member]
 	if c.phase.Where != coll.NoPhase {
 		return status.New(status.GroupBroken, "%s%s: that rank has sent a message of another length than was agreed on: its process is damaged; the result is lost, and the group is broken",
-			c.g.Of(c.numbered()), c.inPhase()).WithRanks(rank)
+			c.g.Members().Of(c.numbered()), c.inPhase()).WithRanks(rank)
 	}
 	return status.New(status.GroupBroken, "%s: rank %d has announced one thing and told another: its process is damaged; nothing was done on this rank, and the group is broken",
-		c.g.Of(c.numbered()), rank).WithRanks(rank)
+		c.g.Members().Of(c.numbered()), rank).WithRanks(rank)
 }
 
 // breaks tells whether this member may be the only one with err, which kept it from working on a collective.

@@ -75,14 +75,14 @@ func (c *collective) awaitDevice() error {
 
 // awaitEvent waits, before c is announced, for what a device has to do first.
 func (c *collective) awaitEvent(device *cuda.Device, event cuda.Event) (err error) {
-	waitErr := c.g.Wait(func() bool {
+	waitErr := c.g.Members().Wait(func() bool {
 		var done bool
 		done, err = device.Query(event)
 		return done || err != nil
 	}, time.Now().Add(c.timeout))
 	if waitErr == work.ErrDeadline {
 		return status.New(status.Timeout, "%s timed out after %v: the stream of the tensors on CUDA device %d has not come to it; an operation queued there before has not ended",
-			c.g.Of(c.args.Code.String()), c.timeout, device.Index).WithRanks(c.g.Ranks[c.g.Rank])
+			c.g.Members().Of(c.args.Code.String()), c.timeout, device.Index).WithRanks(c.g.Ranks[c.g.Rank])
 	}
 	if waitErr != nil {
 		return waitErr

@@ -19,7 +19,7 @@ func (c *collective) timeoutError() error {
 	case !known:
 		missing = g.inquiry.ask()
 	}
-	ranks := g.World(missing)
+	ranks := g.Members().World(missing)
 	switch {
 	case len(ranks) > 0 && arrived:
 		who += fmt.Sprintf(", and rank(s) %s do not answer", status.Brief(ranks))
@@ -53,7 +53,7 @@ func (c *collective) closedBy(closers map[int]status.Code) error {
 			ended = append(ended, i)
 		}
 	}
-	by := g.World(who)
+	by := g.Members().World(who)
 	missing, known := g.Arrival.Missing()
 	late := slices.Contains(missing, g.Rank)
 	switch {
@@ -62,13 +62,13 @@ func (c *collective) closedBy(closers map[int]status.Code) error {
 			c.of(), c.timeout, status.Brief(by)).WithRanks(by...)
 	case reason == status.Timeout && known && !late:
 		return status.New(status.Timeout, "%s timed out after %v, on rank(s) %s first: rank(s) %s never came; the group is broken",
-			c.of(), c.timeout, status.Brief(by), status.Brief(g.World(missing))).WithRanks(g.World(missing)...)
+			c.of(), c.timeout, status.Brief(by), status.Brief(g.Members().World(missing))).WithRanks(g.Members().World(missing)...)
 	case reason == status.PeerLeft && !known:
 		return c.leftBefore(ended)
 	case reason == status.PeerLeft || reason == status.PeerDied:
 		// The closers may know of a death for longer than this member, so it looks at once.
-		if dead := g.Dead(); reason == status.PeerDied && len(dead) > 0 {
-			return g.DiedError(c.numbered(), dead, "the group is broken")
+		if dead := g.Members().Dead(); reason == status.PeerDied && len(dead) > 0 {
+			return g.Members().DiedError(c.numbered(), dead, "the group is broken")
 		}
 		if err := c.leftError(); err != nil {
 			return err
@@ -122,14 +122,14 @@ func (c *collective) leftError() error {
 	if len(left) == 0 {
 		return nil
 	}
-	if dead := g.Dead(); len(dead) > 0 {
-		return g.DiedError(c.numbered(), dead, "the group is broken")
+	if dead := g.Members().Dead(); len(dead) > 0 {
+		return g.Members().DiedError(c.numbered(), dead, "the group is broken")
 	}
 	return c.leftBefore(left)
 }
 
 func (c *collective) leftBefore(members []int) error {
-	left := c.g.World(members)
+	left := c.g.Members().World(members)
 	return status.New(status.PeerLeft, "%s: rank(s) %s have ended and will not come; the group is broken",
 		c.of(), status.Brief(left)).WithRanks(left...)
 }

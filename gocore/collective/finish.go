@@ -13,7 +13,7 @@ import (
 func (c *collective) end(err error) wants {
 	if err != nil {
 		c.haveRead()
-		if c.news.Waits(&c.g.Members, err) {
+		if c.news.Waits(c.g.Members(), err) {
 			return members
 		}
 		err = c.breakIfFailed(c.readable(err))
@@ -70,12 +70,12 @@ func (c *collective) breakIfFailed(err error) error {
 	case errors.As(err, &alike):
 		return alike.error
 	case errors.As(err, &e) && e.Code == status.Mismatch:
-		return status.New(e.Code, "%s and the group is usable", e.Msg).WithRanks(g.World(e.Ranks)...)
+		return status.New(e.Code, "%s and the group is usable", e.Msg).WithRanks(g.Members().World(e.Ranks)...)
 	default:
 		if errors.As(err, &e) && e.Code == status.Cuda {
-			e.Ranks = g.World(e.Ranks)
+			e.Ranks = g.Members().World(e.Ranks)
 		}
-		err = c.failedInPhase(g.Named(c.numbered()+c.inPhase(), err))
+		err = c.failedInPhase(g.Members().Named(c.numbered()+c.inPhase(), err))
 		if c.form != coll.InChunks {
 			g.resign(c.args.Seq, err)
 		}

@@ -21,7 +21,7 @@ import (
 // their order. All methods are safe for concurrent use.
 // Collectives from several threads run in the order of the calls.
 type Group struct {
-	world.Members
+	Place
 
 	// What the group is made of. It is set before Init.
 	ID       int64
@@ -47,7 +47,7 @@ type Group struct {
 	spin     int                 // pauses for which a synchronous call looks whether the others have come
 	ring     *trace.Ring         // the flight recorder's
 	calls    checkedCalls        // short calls that may be repeated
-	patterns neighbours.Patterns // of the exchanges with neighbours
+	Patterns neighbours.Patterns // of the exchanges with neighbours
 	inquiry  inquiry             // which members have come to the current collective; used with a wire
 	timeout  atomic.Int64        // of an operation that has no timeout of its own, in nanoseconds
 
@@ -76,6 +76,12 @@ type Group struct {
 	mapped  uint64     // newest collective that was done in mapped memory
 	peers   *ipc.Peers // device memory of the other members; nil before its first use
 }
+
+// Place has the fields of world.Members, whose methods are those of Group.Members.
+type Place world.Members
+
+// Members returns the members of the group.
+func (g *Group) Members() *world.Members { return (*world.Members)(&g.Place) }
 
 // Init makes a group ready whose members and means are set.
 func (g *Group) Init(timeout time.Duration) {

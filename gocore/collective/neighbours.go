@@ -3,24 +3,15 @@ package collective
 import (
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/cuda"
-	"github.com/paddlempi/paddlempi/gocore/grid"
 	"github.com/paddlempi/paddlempi/gocore/neighbours"
 	"github.com/paddlempi/paddlempi/gocore/op"
 )
-
-// NewHalo returns the number of the pattern for a halo on a grid of all members.
-func (g *Group) NewHalo(h *grid.Halo) (int32, error) { return g.patterns.NewHalo(g.Size, h) }
-
-// NewGraph returns the number of the pattern of a graph: this member gives to some members, and gets from some.
-func (g *Group) NewGraph(to, from []int) (int32, error) {
-	return g.patterns.NewGraph(g.Size, g.Rank, to, from)
-}
 
 // checkNeighbours is check for an exchange with neighbours.
 func (c *collective) checkNeighbours(d *op.Desc, sends, recvs []op.Buf) error {
 	g, a := c.g, &c.args
 	call := neighbours.Call{Code: d.Code, Rank: g.Rank}
-	err := call.Check(&g.patterns, d.Peer, sends, recvs)
+	err := call.Check(&g.Patterns, d.Peer, sends, recvs)
 	a.DType, a.Send, a.Recv, a.Neighbours = call.DType, call.Send, call.Recv, call.Neighbours
 	c.sig, c.shadow, c.stream = call.Signature, call.Shadow, cuda.Stream(d.Stream)
 	if err == nil && c.shadow != nil {

@@ -57,9 +57,9 @@ func (g *Group) onThisNode(err error) error {
 
 // End ends every wait of the group because of why.
 func (g *Group) End(why *status.Error) {
-	g.Members.End(why)
+	g.Members().End(why)
 	if g.Here != nil {
-		g.Here.Members.End(why)
+		g.Here.Members().End(why)
 	}
 }
 
@@ -69,5 +69,5 @@ func (g *Group) failHere(err error) {
 		return
 	}
 	g.Here.Fail(err)
-	g.Here.Members.End(status.New(status.CodeOf(err), "the group is broken: %v", err))
+	g.Here.Members().End(status.New(status.CodeOf(err), "the group is broken: %v", err))
 }

@@ -14,7 +14,7 @@ import (
 
 // reportCollective reports a wait in collective seq of g.
 func (g *Group) reportCollective(s *health.Slowness, what string, seq uint64, moving bool, worker int, still func() bool) {
-	w := health.Wait{What: g.Of(fmt.Sprintf("%s, number %d", what, seq)), How: "has not come", Nobody: "all members have come to it, and none of those that could be asked is stalled",
+	w := health.Wait{What: g.Members().Of(fmt.Sprintf("%s, number %d", what, seq)), How: "has not come", Nobody: "all members have come to it, and none of those that could be asked is stalled",
 		Since: s.Since, ID: health.WaitID("collective", g.Key, seq), Past: true, Key: g.Key, Seq: seq, Moving: moving, Still: still}
 	switch {
 	case moving && worker >= 0 && worker != g.Rank:
@@ -24,7 +24,7 @@ func (g *Group) reportCollective(s *health.Slowness, what string, seq uint64, mo
 		w.Ranks = slices.Clone(g.Ranks)
 	default:
 		missing, known := g.Arrival.Missing()
-		if w.Ranks = g.World(missing); !known {
+		if w.Ranks = g.Members().World(missing); !known {
 			w.Ranks = g.inquiry.notHere(seq)
 		}
 	}
@@ -41,7 +41,7 @@ func (g *Group) ReportWait(what string, member int, since time.Time, still func(
 	}
 	if member != g.Rank {
 		rank := g.Ranks[member]
-		o.Report(&health.Wait{What: g.Of(what), How: "is awaited", Since: since, ID: health.WaitID("window", g.Key, uint64(rank)), Key: g.Key, Ranks: []int{rank}, Still: still})
+		o.Report(&health.Wait{What: g.Members().Of(what), How: "is awaited", Since: since, ID: health.WaitID("window", g.Key, uint64(rank)), Key: g.Key, Ranks: []int{rank}, Still: still})
 	}
 	return true
 }

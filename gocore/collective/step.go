@@ -300,7 +300,7 @@ func (c *collective) takeArrival(state arrive.State, res arrive.Result, err erro
 		} else if err = c.mustStop(); err == nil {
 			return members
 		}
-		if c.refused && g.Local && g.Ending() != nil {
+		if c.refused && g.Local && g.Members().Ending() != nil {
 			return c.isOver(nil) // the announcement stays in the control slots: a member that comes later sees the refusal
 		}
 		if !g.Arrival.GiveUp(g.turn, status.CodeOf(err)) {

@@ -19,15 +19,15 @@ const lookEvery = 32
 func (c *collective) mustStop() error {
 	g := c.g
 	switch {
-	case c.handle == nil && c.asked != nil && g.Ending() == nil:
+	case c.handle == nil && c.asked != nil && g.Members().Ending() == nil:
 		err := c.asked
 		c.asked = nil
 		return err
 	case c.handle != nil && !c.refused && c.handle.Done():
 		_, err := c.handle.Result() // the caller was interrupted
 		return err
-	case g.Ending() != nil:
-		return g.EndingError(health.Describe(c.sig))
+	case g.Members().Ending() != nil:
+		return g.Members().EndingError(health.Describe(c.sig))
 	}
 	if c.looks++; c.looks%lookEvery != 0 {
 		return nil
@@ -67,7 +67,7 @@ func (c *collective) lossError(now time.Time) error {
 	case c.stage == running && c.form == coll.InRounds && c.handle == nil:
 		return c.outOfRounds()
 	case c.stage == running || g.Wire != nil: // a wire is an operation of MPI
-		if dead := c.Over(&g.Members, now); dead != nil {
+		if dead := c.Over(g.Members(), now); dead != nil {
 			return c.lost(dead)
 		}
 	}
@@ -82,7 +82,7 @@ func (c *collective) lossError(now time.Time) error {
 
 // lost is the error that members died in c, or before they did their part of it.
 func (c *collective) lost(members []int) error {
-	return c.g.DiedError(c.numbered()+c.inPhase(), members, "its result is lost, and the group is broken")
+	return c.g.Members().DiedError(c.numbered()+c.inPhase(), members, "its result is lost, and the group is broken")
 }
 
 // stop gives c, which runs, up because of err.

@@ -30,8 +30,8 @@ func (g *Group) Stuck(now time.Time) *health.Stuck {
 	if s.slow.Due(&g.Env.Reports, now, time.Time{}) {
 		g.reportCollective(&s.slow, g.recordedAs(seq), seq, true, -1, func() bool { return g.blocking.Load() == seq })
 	}
-	if dead := s.Over(&g.Members, now); dead != nil {
-		return &health.Stuck{Seq: seq, Ranks: g.Ranks, Dead: g.World(dead)}
+	if dead := s.Over(g.Members(), now); dead != nil {
+		return &health.Stuck{Seq: seq, Ranks: g.Ranks, Dead: g.Members().World(dead)}
 	}
 	return nil
 }

@@ -51,8 +51,8 @@ func (g *Group) usableLocked(code op.Code) error {
 	}
 	if g.Wire != nil && g.Env.Topo.Joined {
 		// MPICH crashes in a send to a process of another job that has died (measured).
-		if dead := g.Dead(); len(dead) > 0 {
-			return g.DiedError(code.String(), dead, "over several nodes the group takes no more calls")
+		if dead := g.Members().Dead(); len(dead) > 0 {
+			return g.Members().DiedError(code.String(), dead, "over several nodes the group takes no more calls")
 		}
 	}
 	return nil
@@ -68,7 +68,7 @@ func (g *Group) enqueue(c *collective) error {
 	if g.busy && c.nested {
 		g.mu.Unlock()
 		return status.New(status.Reentrant, "%s: called by a signal handler that interrupted a collective of the same group, which cannot end before the handler does. "+
-			"Let the handler set a flag, and all_reduce the flag at each step: signals land at different places on each rank", g.Of(c.args.Code.String()))
+			"Let the handler set a flag, and all_reduce the flag at each step: signals land at different places on each rank", g.Members().Of(c.args.Code.String()))
 	}
 	if c.async && !c.refused {
 		c.counted = true
@@ -91,7 +91,7 @@ func (g *Group) enqueue(c *collective) error {
 // release ends a collective. It starts the next one of the queue, unless the group is ending.
 func (g *Group) release() {
 	g.mu.Lock()
-	if len(g.queue) > 0 && g.Ending() == nil {
+	if len(g.queue) > 0 && g.Members().Ending() == nil {
 		next := g.queue[0]
 		g.queue = g.queue[1:]
 		g.takeTurn(next)
@@ -113,7 +113,7 @@ func (g *Group) release() {
 		g.tellOthers()
 	}
 	if len(left) > 0 {
-		drop(left, g.Ending())
+		drop(left, g.Members().Ending())
 	}
 }
 

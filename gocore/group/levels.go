@@ -8,7 +8,6 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/collective"
 	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/work"
-	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // A group over nodes may work in levels (coll.Levels). Its members on this node are a group of their own then, which
@@ -53,9 +52,9 @@ func (g *Group) makeLevels(comm transport.Comm) (*arrive.Board, error) {
 	if slots == nil {
 		return nil, nil
 	}
-	h := &collective.Group{Members: world.Members{Env: g.Env, Rank: l.LocalRank, Size: len(here), Ranks: g.World(here)}, ID: g.ID, Key: g.Key, MPI: coll.On(g.Env.Base, nil),
+	h := &collective.Group{Place: collective.Place{Env: g.Env, Rank: l.LocalRank, Size: len(here), Ranks: g.Members().World(here)}, ID: g.ID, Key: g.Key, MPI: coll.On(g.Env.Base, nil),
 		Local: true, Arrival: slots, Payloads: slots, Silent: true}
-	h.Node = &coll.Node{Slots: slots, Heaps: &h.Members}
+	h.Node = &coll.Node{Slots: slots, Heaps: h.Members()}
 	h.Init(work.Longest) // the collective of the whole group has the deadline
 	g.Here = h
 	l.Phases = g.Phases()
