@@ -16,9 +16,12 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
+// checker finds out about a call what a request says.
+type checker struct{ *request }
+
 // check finds wrong arguments before anything is sent, and fills c. Its errors name the side of a
 // buffer: "send" is what this rank gives, "recv" what it gets.
-func (c *collective) check(d *op.Desc, t *op.Trait) error {
+func (c checker) check(d *op.Desc, t *op.Trait) error {
 	g := c.g
 	a := &c.args
 	a.MPI, a.Rank, a.Size = g.MPI, g.Rank, g.Size
@@ -83,7 +86,7 @@ func (c *collective) check(d *op.Desc, t *op.Trait) error {
 		c.flags |= coll.ForLevels
 	}
 	if g.Payloads != nil && !c.inPieces {
-		if c.flags, err = c.offer.Make(a, c.flags, len(c.staged) > 0); err != nil {
+		if c.flags, err = c.offer.Make(a, c.flags, len(c.copies.staged) > 0); err != nil {
 			return err
 		}
 	}
@@ -94,7 +97,7 @@ func (c *collective) check(d *op.Desc, t *op.Trait) error {
 }
 
 // takeBlock takes what this member needs for bounce, if c may be carried out by that.
-func (c *collective) takeBlock() error {
+func (c checker) takeBlock() error {
 	a := &c.args
 	if !coll.WantsBounce(a, c.flags) {
 		return nil
@@ -114,7 +117,7 @@ func (c *collective) takeBlock() error {
 
 // wrongNumber is the error for n tensors on one side. It is a TypeError if the side has none but
 // needs one: the caller passed Python's None, which is an object of a wrong type.
-func (c *collective) wrongNumber(side string, n int, takes op.Arity) error {
+func (c checker) wrongNumber(side string, n int, takes op.Arity) error {
 	a := &c.args
 	if n == 0 {
 		return status.New(status.Type, "%s: got no %s tensor (None, which is no tensor) on rank %d of a group of %d; it takes %s", a.Code, side, a.Rank, a.Size, takes)
@@ -134,7 +137,7 @@ func stridedBytes(bufs []op.Buf) (n int64) {
 
 // parts describes buffers as contiguous memory. A buffer that is not contiguous gets a staging, unless c is done in
 // pieces.
-func (c *collective) parts(side string, bufs []op.Buf, room []coll.Part) ([]coll.Part, error) {
+func (c checker) parts(side string, bufs []op.Buf, room []coll.Part) ([]coll.Part, error) {
 	for i := range bufs {
 		b := &bufs[i]
 		if err := buffer.Check(c.args.Code, side, i, b); err != nil {
@@ -176,7 +179,7 @@ func (c *collective) parts(side string, bufs []op.Buf, room []coll.Part) ([]coll
 			if err != nil {
 				return nil, err
 			}
-			c.staged = append(c.staged, s)
+			c.copies.staged = append(c.copies.staged, s)
 			part.Data = s.Block
 		}
 		room = append(room, part)
@@ -184,7 +187,7 @@ func (c *collective) parts(side string, bufs []op.Buf, room []coll.Part) ([]coll
 	return room, nil
 }
 
-func (c *collective) checkReduce(t *op.Trait) error {
+func (c checker) checkReduce(t *op.Trait) error {
 	a := &c.args
 	if !t.Reduces {
 		a.Reduce = 0
@@ -200,7 +203,7 @@ func (c *collective) checkReduce(t *op.Trait) error {
 }
 
 // checkCounts checks that the lengths of the buffers fit together, and makes the signature.
-func (c *collective) checkCounts(t *op.Trait) error {
+func (c checker) checkCounts(t *op.Trait) error {
 	a := &c.args
 	alike, detail := true, uint64(0)
 	// shares is the side with a share for every rank. single is the other side, which has this
@@ -257,7 +260,7 @@ func (c *collective) checkCounts(t *op.Trait) error {
 
 // checkPairs checks both sides of a collective with a share for every pair of ranks. It returns how
 // many elements this rank sends to itself.
-func (c *collective) checkPairs() (int64, error) {
+func (c checker) checkPairs() (int64, error) {
 	a := &c.args
 	for i, parts := range [2][]coll.Part{a.Send, a.Recv} {
 		if len(parts) == 1 && parts[0].Count%int64(a.Size) != 0 {
@@ -273,7 +276,7 @@ func (c *collective) checkPairs() (int64, error) {
 
 // checkParts checks one buffer of Size parts, or Size buffers. This rank's part must have count
 // elements.
-func (c *collective) checkParts(side string, parts []coll.Part, count int64) error {
+func (c checker) checkParts(side string, parts []coll.Part, count int64) error {
 	a := &c.args
 	if len(parts) == 1 {
 		if want := count * int64(a.Size); parts[0].Count != want {
@@ -288,7 +291,7 @@ func (c *collective) checkParts(side string, parts []coll.Part, count int64) err
 }
 
 // checkAlike checks the root's buffers, each of which must have count elements.
-func (c *collective) checkAlike(side string, parts []coll.Part, count int64) error {
+func (c checker) checkAlike(side string, parts []coll.Part, count int64) error {
 	if len(parts) == 1 && c.args.Size > 1 {
 		return c.checkParts(side, parts, count)
 	}
@@ -305,7 +308,7 @@ func unequalError(code op.Code, side string, n int64, other string, m int64) err
 }
 
 // countForSelf returns the number of elements in this rank's own part.
-func (c *collective) countForSelf(parts []coll.Part) int64 {
+func (c checker) countForSelf(parts []coll.Part) int64 {
 	if len(parts) == 1 {
 		return parts[0].Count / int64(c.args.Size)
 	}

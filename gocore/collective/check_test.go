@@ -39,8 +39,8 @@ func TestWhatIsStagedIsReadOrWritten(t *testing.T) {
 			}
 			got := &collective{request: request{g: g}}
 			trait := c.code.Trait()
-			if assert.NoError(t, got.check(d, trait), c.code) && assert.Len(t, got.staged, 1, c.code) {
-				s := got.staged[0]
+			if assert.NoError(t, (checker{&got.request}).check(d, trait), c.code) && assert.Len(t, got.copies.staged, 1, c.code) {
+				s := got.copies.staged[0]
 				assert.Equal(t, c.in[g.Rank], s.In, "%s is packed on rank %d", c.code, g.Rank)
 				assert.Equal(t, c.out[g.Rank], s.Out, "%s is unpacked on rank %d", c.code, g.Rank)
 			}

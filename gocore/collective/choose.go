@@ -13,11 +13,11 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// agreed tells whether a collective at which all members have arrived may run. The answer is the
+// agree tells whether a collective at which all members have arrived may run. The answer is the
 // same on every member.
-func (c *collective) agreed(state arrive.State, res arrive.Result) bool {
+func agree(a *coll.Args, state arrive.State, res arrive.Result) bool {
 	diff := res.Diff
-	if c.args.Trait().Shares == op.Pairwise && res.All&coll.Even == 0 {
+	if a.Trait().Shares == op.Pairwise && res.All&coll.Even == 0 {
 		diff &^= 1 << 1 // uneven parts: the lengths are exchanged later
 	}
 	return (state == arrive.Agreed || state == arrive.Differ && diff == 0) && res.Any&arrive.Refused == 0
@@ -25,8 +25,8 @@ func (c *collective) agreed(state arrive.State, res arrive.Result) bool {
 
 // disagreement is the error that the members do not agree. It names the members that refused, or the calls of all
 // members.
-func (c *collective) disagreement(res arrive.Result) error {
-	g := c.g
+func (f failure) disagreement(res arrive.Result) error {
+	g := f.g
 	entries := g.Arrival.Entries()
 	if res.Any&arrive.Refused != 0 {
 		var who []int
@@ -36,13 +36,13 @@ func (c *collective) disagreement(res arrive.Result) error {
 			}
 		}
 		return status.New(status.Refused, "%s: rank(s) %s refused their part (their own error says why); nothing was sent and the group is usable",
-			c.args.Code, status.Brief(who)).WithRanks(who...)
+			f.args.Code, status.Brief(who)).WithRanks(who...)
 	}
-	return c.mismatch(entries)
+	return f.mismatch(entries)
 }
 
 // mismatch is the error that says which ranks called what.
-func (c *collective) mismatch(entries []arrive.Entry) error {
+func (f failure) mismatch(entries []arrive.Entry) error {
 	type party struct {
 		what  string
 		ranks []int
@@ -56,7 +56,7 @@ func (c *collective) mismatch(entries []arrive.Entry) error {
 			sigs[e.Signature] = at
 			parties = append(parties, party{what: health.Describe(e.Signature)})
 		}
-		parties[at].ranks = append(parties[at].ranks, c.g.Ranks[i])
+		parties[at].ranks = append(parties[at].ranks, f.g.Ranks[i])
 	}
 	// The error names the ranks outside the largest party.
 	sort.SliceStable(parties, func(a, b int) bool { return len(parties[a].ranks) > len(parties[b].ranks) })
@@ -75,7 +75,7 @@ func (c *collective) mismatch(entries []arrive.Entry) error {
 		slices.Sort(odd)
 	}
 	return status.New(status.Mismatch, "%s: the ranks do not call the same thing: %s; nothing was sent and the group is usable",
-		c.args.Code, strings.Join(text, "; ")).WithRanks(odd...)
+		f.args.Code, strings.Join(text, "; ")).WithRanks(odd...)
 }
 
 // harmless is an error that all members get alike, because it follows from what they have announced, and before anything
@@ -84,16 +84,16 @@ type harmless struct{ error }
 
 // choose returns the algorithm that serves what all members have agreed on, or the error that they have not.
 func (c *collective) choose(state arrive.State, res arrive.Result) (*coll.Algorithm, error) {
-	if !c.agreed(state, res) {
-		return nil, harmless{c.disagreement(res)}
+	if !agree(&c.args, state, res) {
+		return nil, harmless{c.failure().disagreement(res)}
 	}
 	// What this member has not announced cannot be agreed on, whatever its slot says now.
 	c.args.Agreed, c.args.Any = res.All&(c.flags|(arrive.Others-1)), res.Any|c.flags
 	if (c.args.Agreed^c.flags)&coll.Even != 0 && c.args.Trait().Shares != op.Pairwise {
-		return nil, c.contradiction()
+		return nil, c.failure().contradiction()
 	}
 	if c.args.Any&coll.Device != 0 {
-		c.agreeOnDevice()
+		agreeOnDevice(&c.request)
 	}
 	alg, err := c.g.choices.Choose(&c.args.Sig)
 	if err != nil {

@@ -47,7 +47,7 @@ func (q *inquiry) look(now time.Time) {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.begin(g.turn, now)
+	q.begin(g.turns.turn, now)
 	if now.Sub(q.since) < health.AskAfter || now.Sub(q.last) < health.AskEvery {
 		return
 	}
@@ -82,7 +82,7 @@ func (q *inquiry) askAgain() (silent []int) {
 // is known that one does not.
 func (q *inquiry) whoWasFirst() {
 	q.forget()
-	q.askUntil(func() bool { return len(q.g.Arrival.Closers(q.g.turn)) > 0 })
+	q.askUntil(func() bool { return len(q.g.Arrival.Closers(q.g.turns.turn)) > 0 })
 }
 
 // forget forgets which members have answered that they are there.
@@ -97,7 +97,7 @@ func (q *inquiry) askUntil(enough func() bool) (missing []int) {
 	g := q.g
 	q.mu.Lock()
 	now := time.Now()
-	q.begin(g.turn, now)
+	q.begin(g.turns.turn, now)
 	for _, i := range q.elsewhere() {
 		q.question(i, now)
 	}
@@ -142,12 +142,12 @@ func (q *inquiry) notHere(seq uint64) (ranks []int) {
 }
 
 // Standing tells how far this member has come. Only groups that span nodes are asked.
-func (g *Group) Standing() arrive.Standing { return g.Wire.Standing() }
+func (q *inquiry) Standing() arrive.Standing { return q.g.Wire.Standing() }
 
 // Learn takes in the answer of another rank to a question about collective seq: whether it has announced it, and who
 // gave it up first; nil if nobody did.
-func (g *Group) Learn(from int, seq uint64, here bool, gaveUp *arrive.Withdrawal) {
-	member := slices.Index(g.Ranks, from)
+func (q *inquiry) Learn(from int, seq uint64, here bool, gaveUp *arrive.Withdrawal) {
+	g, member := q.g, slices.Index(q.g.Ranks, from)
 	if member < 0 {
 		return
 	}
@@ -157,7 +157,6 @@ func (g *Group) Learn(from int, seq uint64, here bool, gaveUp *arrive.Withdrawal
 		}
 		g.Wire.Learn(*gaveUp)
 	}
-	q := &g.inquiry
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.seq == seq {

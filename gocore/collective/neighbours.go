@@ -8,13 +8,13 @@ import (
 )
 
 // checkNeighbours is check for an exchange with neighbours.
-func (c *collective) checkNeighbours(d *op.Desc, sends, recvs []op.Buf) error {
+func (c checker) checkNeighbours(d *op.Desc, sends, recvs []op.Buf) error {
 	g, a := c.g, &c.args
 	call := neighbours.Call{Code: d.Code, Rank: g.Rank}
 	err := call.Check(&g.Patterns, d.Peer, sends, recvs)
 	a.DType, a.Send, a.Recv, a.Neighbours = call.DType, call.Send, call.Recv, call.Neighbours
-	c.sig, c.shadow, c.stream = call.Signature, call.Shadow, cuda.Stream(d.Stream)
-	if err == nil && c.shadow != nil {
+	c.sig, c.copies.shadow, c.stream = call.Signature, call.Shadow, cuda.Stream(d.Stream)
+	if err == nil && c.copies.shadow != nil {
 		err = c.readShadow()
 	}
 	if err != nil {
@@ -29,12 +29,12 @@ func (c *collective) checkNeighbours(d *op.Desc, sends, recvs []op.Buf) error {
 }
 
 // readShadow copies what the rank gives out of device memory. It waits for what the producing stream has queued by now.
-func (c *collective) readShadow() error {
-	device := c.shadow.Device
-	copied, err := c.shadow.Read(c.args.Code, c.stream)
+func (c checker) readShadow() error {
+	device := c.copies.shadow.Device
+	copied, err := c.copies.shadow.Read(c.args.Code, c.stream)
 	if err != nil {
 		return err
 	}
 	defer device.PutEvent(copied)
-	return c.awaitEvent(device, copied)
+	return awaitEvent(c.request, device, copied)
 }

@@ -25,7 +25,7 @@ func (g *Group) reportCollective(s *health.Slowness, what string, seq uint64, mo
 	default:
 		missing, known := g.Arrival.Missing()
 		if w.Ranks = g.Members().World(missing); !known {
-			w.Ranks = g.inquiry.notHere(seq)
+			w.Ranks = g.Inquiry.notHere(seq)
 		}
 	}
 	w.Ranks = slices.DeleteFunc(w.Ranks, func(r int) bool { return r == g.Env.Topo.Rank })
@@ -65,7 +65,7 @@ func (c *collective) reportIfSlow(now time.Time) {
 	}
 	var since time.Time
 	if c.handle != nil {
-		if since = c.awaited(); since.IsZero() {
+		if since = c.g.turns.awaited(c); since.IsZero() {
 			return
 		}
 	}
@@ -75,24 +75,11 @@ func (c *collective) reportIfSlow(now time.Time) {
 	worker := -1
 	switch {
 	case c.stage != running:
-	case c.shared != nil:
-		worker = c.shared.Worker()
+	case c.chunks.op != nil:
+		worker = c.chunks.op.Worker()
 	case c.form == coll.InRounds && c.handle == nil:
-		worker = c.g.late()
+		worker = late(c.g)
 	}
 	mark := c.trace
 	c.g.reportCollective(&c.slow, health.Describe(c.sig), c.args.Seq, c.stage != announced, worker, func() bool { return e.Recorder.UnderWay(mark) })
-}
-
-// awaited returns since when a caller waits for c, or for a collective of the queue, whose turn comes
-// after c. The zero time: none does.
-func (c *collective) awaited() (since time.Time) {
-	c.g.mu.Lock()
-	defer c.g.mu.Unlock()
-	for _, u := range append([]*collective{c}, c.g.queue...) {
-		if at := u.handle.Awaited(); !at.IsZero() && (since.IsZero() || at.Before(since)) {
-			since = at
-		}
-	}
-	return since
 }

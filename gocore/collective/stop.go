@@ -1,7 +1,6 @@
 package collective
 
 import (
-	"slices"
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/coll"
@@ -39,7 +38,7 @@ func (c *collective) mustStop() error {
 	if now.After(c.deadline) {
 		return c.lateError()
 	}
-	g.inquiry.look(now)
+	g.Inquiry.look(now)
 	c.reportIfSlow(now)
 	return c.lossError(now)
 }
@@ -48,49 +47,49 @@ func (c *collective) mustStop() error {
 func (c *collective) lateError() error {
 	switch {
 	case c.stage == announced:
-	case c.shared != nil:
-		return c.chunksTimeout(c.shared)
+	case c.chunks.op != nil:
+		return c.failure().chunksTimeout(c.chunks.op)
 	case c.lends():
-		return c.unreadError()
+		return c.failure().unreadError()
 	case c.form == coll.InRounds:
-		return c.roundsTimeout()
+		return c.failure().roundsTimeout()
 	}
-	return c.timeoutError()
+	return c.failure().timeoutError()
 }
 
 // lossError returns an error if a member that c needs has died, has left, or has given c up.
 func (c *collective) lossError(now time.Time) error {
 	g := c.g
 	switch {
-	case c.stage == running && c.shared != nil:
-		return c.lostError(c.shared)
+	case c.stage == running && c.chunks.op != nil:
+		return c.failure().lostError(c.chunks.op)
 	case c.stage == running && c.form == coll.InRounds && c.handle == nil:
-		return c.outOfRounds()
+		return c.failure().outOfRounds()
 	case c.stage == running || g.Wire != nil: // a wire is an operation of MPI
-		if dead := c.Over(g.Members(), now); dead != nil {
-			return c.lost(dead)
+		if dead := c.mourning.Over(g.Members(), now); dead != nil {
+			return c.failure().lost(dead)
 		}
 	}
 	if c.stage == announced {
-		return c.absentError()
+		return c.failure().absentError()
 	}
 	if !c.prog.Settles() && len(g.Arrival.Closers(c.args.Seq)) > 0 {
-		return c.closedError()
+		return c.failure().closedError()
 	}
 	return nil
 }
 
 // lost is the error that members died in c, or before they did their part of it.
-func (c *collective) lost(members []int) error {
-	return c.g.Members().DiedError(c.numbered()+c.inPhase(), members, "its result is lost, and the group is broken")
+func (f failure) lost(members []int) error {
+	return f.g.Members().DiedError(f.numbered()+f.inPhase(), members, "its result is lost, and the group is broken")
 }
 
 // stop gives c, which runs, up because of err.
 func (c *collective) stop(err error) wants {
 	switch {
-	case c.handle == nil && c.shared != nil:
+	case c.handle == nil && c.chunks.op != nil:
 		c.g.Node.Slots.Explain(status.CodeOf(err))
-		c.stopping, c.stopBy = err, time.Now().Add(claimedLimit)
+		c.chunks.stopping, c.chunks.stopBy = err, time.Now().Add(claimedLimit)
 	case c.handle == nil && c.form == coll.InRounds:
 		return c.end(err) // nobody works in the tensors of another member
 	default:
@@ -107,9 +106,9 @@ func (c *collective) abandon(err error) wants {
 	if c.handle == nil {
 		c.takeHandle()
 	}
-	if c.shared != nil {
+	if c.chunks.op != nil {
 		g.Node.Slots.Explain(g.cause(err))
-		c.shared.Leave()
+		c.chunks.op.Leave()
 	} else {
 		g.resign(c.args.Seq, err)
 		c.prog.Leave()
@@ -120,37 +119,17 @@ func (c *collective) abandon(err error) wants {
 	return requests
 }
 
-// refuse makes c one that only takes part in the arrival. c has not begun, and the caller holds Group.mu.
-func (c *collective) refuse() {
-	c.refused = true
-	c.discard()
-	c.g.Env.Engine.StartProgress()
-}
-
 // refuseInstead ends c for its caller because of err, before it is announced, and makes it a refusal: the group stays usable.
 // It is the turn of c.
 func (c *collective) refuseInstead(err error) {
 	if c.handle == nil {
 		c.takeHandle()
 	}
-	c.g.mu.Lock()
-	c.refuse()
-	c.g.mu.Unlock()
+	c.g.turns.mu.Lock()
+	c.g.turns.refuse(c)
+	c.g.turns.mu.Unlock()
 	c.report(err)
 	c.deadline = time.Now().Add(c.g.Timeout())
-}
-
-// refuseQueued makes c a refusal if it is still in the queue and was not announced. c is not removed, because the other members
-// announce a collective in its place.
-func (c *collective) refuseQueued() bool {
-	g := c.g
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if !slices.Contains(g.queue, c) || c.refused || c.ahead {
-		return false
-	}
-	c.refuse()
-	return true
 }
 
 // await waits for a synchronous operation that the engine takes further. An interrupt makes the caller give up; the deadline is
@@ -160,7 +139,7 @@ func (c *collective) await() (lingering *work.Handle, r work.Result, err error) 
 	h, stream := c.handle, uint64(c.stream)
 	r, err = h.Wait(-1, c.g.Env.Interrupt)
 	if !h.Done() {
-		if c.refuseQueued() {
+		if c.g.turns.refuseQueued(c) {
 			c.report(err)
 		} else if h.GiveUp(err) {
 			c.g.Fail(err)

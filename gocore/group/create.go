@@ -81,30 +81,30 @@ func New(e *world.Env, id int64, ranks []int, timeout time.Duration) (*Group, er
 // assemble makes everything of a group but its first communicator.
 func assemble(e *world.Env, id int64, key uint64, ranks []int, comm transport.Comm, forced coll.Forced, timeout time.Duration) (*Group, error) {
 	g := &Group{collComm: comm, Group: collective.Group{Place: collective.Place{Env: e, Rank: slices.Index(ranks, e.Topo.Rank), Size: len(ranks), Ranks: ranks}, ID: id, Key: key, MPI: coll.On(e.Base, comm), Forced: forced}}
-	g.Init(timeout)
 	remaining.free()
-	if err := g.join(comm); err != nil {
+	if err := join(&g.Group, comm); err != nil {
 		return nil, err
 	}
+	g.Init(timeout)
 	var asked health.Respondent
 	if g.Wire != nil {
-		asked = g
+		asked = &g.Inquiry
 	}
 	e.Remember(g, trace.Group{ID: id, Key: key, Rank: g.Rank, Ranks: ranks}, asked)
 	return g, nil
 }
 
 // join makes the group's arrival, and what carries its messages. It is collective over comm.
-func (g *Group) join(comm transport.Comm) error {
+func join(g *collective.Group, comm transport.Comm) error {
 	if g.Size == 1 {
 		g.Local, g.Arrival = true, new(arrive.Alone)
 		g.Messages = messages.New(g.Members(), g.ID, g.Key, nil, g) // the first message makes what carries it
 		return nil
 	}
-	if err := g.arriveOver(comm); err != nil {
+	if err := arriveOver(g, comm); err != nil {
 		return err
 	}
-	own, err := g.carrier(comm)
+	own, err := carrier(g, comm)
 	if err == nil {
 		g.Messages = messages.New(g.Members(), g.ID, g.Key, own, g)
 	}
@@ -112,7 +112,7 @@ func (g *Group) join(comm transport.Comm) error {
 }
 
 // carrier returns what carries messages: what the node has, if all members are on it.
-func (g *Group) carrier(comm transport.Comm) (transport.Comm, error) {
+func carrier(g *collective.Group, comm transport.Comm) (transport.Comm, error) {
 	if g.Local {
 		if own, err := g.Env.Node.Connect(g.Ranks, g.Key); own != nil || err != nil {
 			return own, err
@@ -122,7 +122,7 @@ func (g *Group) carrier(comm transport.Comm) (transport.Comm, error) {
 }
 
 // arriveOver makes the arrival. It is collective over comm.
-func (g *Group) arriveOver(comm transport.Comm) error {
+func arriveOver(g *collective.Group, comm transport.Comm) error {
 	if g.Env.Topo.OneNode(g.Ranks) {
 		slots, _, err := g.Env.Node.MakeControlSlots(comm, transport.EveryRank(g.Size), coll.BounceWords(g.Size))
 		if err != nil {
@@ -140,7 +140,7 @@ func (g *Group) arriveOver(comm transport.Comm) error {
 			return nil
 		}
 	}
-	board, err := g.makeLevels(comm)
+	board, err := makeLevels(g, comm)
 	if err != nil {
 		return err
 	}

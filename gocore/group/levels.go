@@ -15,7 +15,7 @@ import (
 
 // makeLevels makes what the members on this node share, if the members of every node can share memory. The board is nil
 // for a member that is alone on its node. It is collective over comm.
-func (g *Group) makeLevels(comm transport.Comm) (*arrive.Board, error) {
+func makeLevels(g *collective.Group, comm transport.Comm) (*arrive.Board, error) {
 	nodes := g.Env.Topo.ByNode(g.Ranks)
 	if g.Nodes = len(nodes); g.Nodes == 1 || g.Nodes == g.Size {
 		return nil, nil
@@ -57,16 +57,5 @@ func (g *Group) makeLevels(comm transport.Comm) (*arrive.Board, error) {
 	h.Node = &coll.Node{Slots: slots, Heaps: h.Members()}
 	h.Init(work.Longest) // the collective of the whole group has the deadline
 	g.Here = h
-	l.Phases = g.Phases()
 	return arrive.NewBoard(slots.Behind(), here, g.Rank, g.Size), nil
-}
-
-// freeHere gives back what the members on this node share. No collective of theirs is under way.
-func (g *Group) freeHere() {
-	if g.Here != nil {
-		_ = g.Here.Arrival.Close()
-	}
-	if g.Levels != nil {
-		g.Levels.Free()
-	}
 }

@@ -29,19 +29,26 @@ func (g *Group) Destroy() error {
 // this one are told reason.
 func (g *Group) Free(reason status.Code) error {
 	broken := g.Broken() != nil
-	if settled, again := g.Release(reason); !settled || again {
+	if !g.Release(reason) {
 		return nil
 	}
 	g.Env.Forget(g)
 	g.Messages.CloseQuick()
-	if err := g.freeArrival(); err != nil {
+	if g.Node != nil { // the others may still read this one's memory, which reads nothing of theirs any more
+		g.Node.Slots.Go()
+		remaining.add(&remains{g.Node.Slots, g.Blocks, g.Bounce})
+	} else if err := g.Arrival.Close(); err != nil {
 		return status.New(status.MPI, "destroy_process_group: %v", err)
 	}
-	g.freeHere()
+	if g.Here != nil {
+		_ = g.Here.Arrival.Close() // no collective of the members on this node is under way
+	}
+	if g.Levels != nil {
+		g.Levels.Free()
+	}
 	if broken {
 		return nil // the communicators are in an unknown state: MPI may still use them
 	}
-	g.UnmapPeers()
 	for _, comm := range [...]transport.Comm{g.Messages.Comm(), g.collComm} {
 		if comm == nil {
 			continue

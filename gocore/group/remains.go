@@ -37,10 +37,12 @@ type remainders struct {
 	list []*remains
 }
 
+// add keeps remains until nobody reads them any more.
 func (s *remainders) add(r *remains) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.list = append(s.list, r)
+	s.mu.Unlock()
+	s.free()
 }
 
 // free gives back what nobody reads any more.
@@ -48,15 +50,4 @@ func (s *remainders) free() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.list = slices.DeleteFunc(s.list, (*remains).free)
-}
-
-// freeArrival gives back what the members arrive by, and the memory that they read. This one reads nothing of the others any more.
-func (g *Group) freeArrival() error {
-	if g.Node == nil {
-		return g.Arrival.Close()
-	}
-	g.Node.Slots.Go()
-	remaining.add(&remains{g.Node.Slots, g.Blocks, g.Bounce})
-	remaining.free()
-	return nil
 }
