@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"hash/fnv"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
@@ -11,6 +12,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/cuda"
 	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/neighbours"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
@@ -150,27 +152,19 @@ func (c checker) parts(side string, bufs []op.Buf, room []coll.Part) ([]coll.Par
 		} else if b.DType != c.args.DType {
 			return nil, status.New(status.Type, "%s: %s tensor %d is %s, another is %s; all tensors of a call have one dtype", c.args.Code, side, i, b.DType, c.args.DType)
 		}
-		part := coll.Part{Data: b.Data, Count: b.Count}
-		if !b.OnHost() {
-			var err error
-			if part, err = c.devicePart(side, i, b); err != nil {
+		part := coll.Part{Data: b.Data, Count: b.Count, OnDevice: !b.OnHost()}
+		if part.OnDevice {
+			if err := c.onDevice(side, i, b); err != nil {
 				return nil, err
 			}
-			if part.Layout != nil && side == "recv" && mem.Overlaps(b) {
-				return nil, buffer.OverlapError(c.args.Code, i)
-			}
-			room = append(room, part)
-			continue
 		}
-		if !b.Contiguous() && b.Count > 0 {
-			if side == "recv" && mem.Overlaps(b) {
-				return nil, buffer.OverlapError(c.args.Code, i)
-			}
-			if c.inPieces {
-				part.Layout = buffer.Layout(b)
-				room = append(room, part)
-				continue
-			}
+		strided := !b.Contiguous() && b.Count > 0
+		if strided && side == "recv" && mem.Overlaps(b) {
+			return nil, buffer.OverlapError(c.args.Code, i)
+		}
+		if strided && (part.OnDevice || c.inPieces) {
+			part.Layout = buffer.Layout(b)
+		} else if strided {
 			in, out := true, false
 			if side == "recv" {
 				in, out = c.args.ReadsRecv(), c.args.WritesRecv()
@@ -215,7 +209,7 @@ func (c checker) checkCounts(t *op.Trait) error {
 	switch t.Shares {
 	case op.NoShares:
 		if len(a.Send) > 0 && len(a.Recv) > 0 && a.Send[0].Count != a.Recv[0].Count {
-			return unequalError(a.Code, "send", a.Send[0].Count, "recv", a.Recv[0].Count)
+			return status.New(status.Argument, "%s: the send tensor has %d elements, the recv tensor %d; they must be equal", a.Code, a.Send[0].Count, a.Recv[0].Count)
 		}
 		switch {
 		case t.Recv == op.Many:
@@ -303,10 +297,6 @@ func (c checker) checkAlike(side string, parts []coll.Part, count int64) error {
 	return nil
 }
 
-func unequalError(code op.Code, side string, n int64, other string, m int64) error {
-	return status.New(status.Argument, "%s: the %s tensor has %d elements, the %s tensor %d; they must be equal", code, side, n, other, m)
-}
-
 // countForSelf returns the number of elements in this rank's own part.
 func (c checker) countForSelf(parts []coll.Part) int64 {
 	if len(parts) == 1 {
@@ -316,12 +306,7 @@ func (c checker) countForSelf(parts []coll.Part) int64 {
 }
 
 func even(parts []coll.Part) bool {
-	for i := range parts {
-		if parts[i].Count != parts[0].Count {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(parts, func(p coll.Part) bool { return p.Count != parts[0].Count })
 }
 
 func total(parts []coll.Part) (n int64) {
@@ -340,4 +325,36 @@ func fingerprint(parts []coll.Part) uint64 {
 		h.Write(b[:])
 	}
 	return h.Sum64() | 1
+}
+
+// checkNeighbours is check for an exchange with neighbours.
+func (c checker) checkNeighbours(d *op.Desc, sends, recvs []op.Buf) error {
+	g, a := c.g, &c.args
+	call := neighbours.Call{Code: d.Code, Rank: g.Rank}
+	err := call.Check(&g.Patterns, d.Peer, sends, recvs)
+	a.DType, a.Send, a.Recv, a.Neighbours = call.DType, call.Send, call.Recv, call.Neighbours
+	c.sig, c.copies.shadow, c.stream = call.Signature, call.Shadow, cuda.Stream(d.Stream)
+	if err == nil && c.copies.shadow != nil {
+		err = c.readShadow()
+	}
+	if err != nil {
+		return err
+	}
+	c.flags |= coll.Even
+	if g.Payloads == nil {
+		return nil
+	}
+	c.flags, err = c.offer.MakeBlock(a, c.flags, g.Blocks, g.Lends && !c.async)
+	return err
+}
+
+// readShadow copies what the rank gives out of device memory. It waits for what the producing stream has queued by now.
+func (c checker) readShadow() error {
+	device := c.copies.shadow.Device
+	copied, err := c.copies.shadow.Read(c.args.Code, c.stream)
+	if err != nil {
+		return err
+	}
+	defer device.PutEvent(copied)
+	return awaitEvent(c.request, device, copied)
 }

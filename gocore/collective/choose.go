@@ -3,7 +3,6 @@ package collective
 import (
 	"fmt"
 	"slices"
-	"sort"
 	"strings"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
@@ -26,13 +25,12 @@ func agree(a *coll.Args, state arrive.State, res arrive.Result) bool {
 // disagreement is the error that the members do not agree. It names the members that refused, or the calls of all
 // members.
 func (f failure) disagreement(res arrive.Result) error {
-	g := f.g
-	entries := g.Arrival.Entries()
+	entries := f.g.Arrival.Entries()
 	if res.Any&arrive.Refused != 0 {
 		var who []int
 		for i, e := range entries {
 			if e.Flags&arrive.Refused != 0 {
-				who = append(who, g.Ranks[i])
+				who = append(who, f.g.Ranks[i])
 			}
 		}
 		return status.New(status.Refused, "%s: rank(s) %s refused their part (their own error says why); nothing was sent and the group is usable",
@@ -44,22 +42,20 @@ func (f failure) disagreement(res arrive.Result) error {
 // mismatch is the error that says which ranks called what.
 func (f failure) mismatch(entries []arrive.Entry) error {
 	type party struct {
-		what  string
+		sig   arrive.Signature
 		ranks []int
 	}
 	var parties []party
-	sigs := map[arrive.Signature]int{}
 	for i, e := range entries {
-		at, ok := sigs[e.Signature]
-		if !ok {
+		at := slices.IndexFunc(parties, func(p party) bool { return p.sig == e.Signature })
+		if at < 0 {
 			at = len(parties)
-			sigs[e.Signature] = at
-			parties = append(parties, party{what: health.Describe(e.Signature)})
+			parties = append(parties, party{sig: e.Signature})
 		}
 		parties[at].ranks = append(parties[at].ranks, f.g.Ranks[i])
 	}
 	// The error names the ranks outside the largest party.
-	sort.SliceStable(parties, func(a, b int) bool { return len(parties[a].ranks) > len(parties[b].ranks) })
+	slices.SortStableFunc(parties, func(a, b party) int { return len(b.ranks) - len(a.ranks) })
 	var odd []int
 	var text []string
 	for i, p := range parties {
@@ -67,11 +63,11 @@ func (f failure) mismatch(entries []arrive.Entry) error {
 			odd = append(odd, p.ranks...)
 		}
 		if i < 8 {
-			text = append(text, fmt.Sprintf("rank(s) %s: %s", status.Brief(p.ranks), p.what))
+			text = append(text, fmt.Sprintf("rank(s) %s: %s", status.Brief(p.ranks), health.Describe(p.sig)))
 		}
 	}
 	if len(parties) == 2 && len(parties[0].ranks) == len(parties[1].ranks) {
-		odd = append(append([]int(nil), parties[0].ranks...), odd...)
+		odd = append(odd, parties[0].ranks...)
 		slices.Sort(odd)
 	}
 	return status.New(status.Mismatch, "%s: the ranks do not call the same thing: %s; nothing was sent and the group is usable",

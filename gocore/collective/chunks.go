@@ -126,7 +126,7 @@ func (f failure) chunksError(o *shm.Op, state shm.State) error {
 			return f.lost(dead)
 		}
 		if late && state == shm.Closing {
-			return f.chunksTimeout(o)
+			return f.late(o.Worker())
 		}
 		return f.closedBy(closers)
 	case shm.Blind:
@@ -134,24 +134,6 @@ func (f failure) chunksError(o *shm.Op, state shm.State) error {
 			f.of())}
 	}
 	return nil
-}
-
-// chunksTimeout is timeoutError for a call whose chunks are not done. It names a member that works on
-// a chunk.
-func (f failure) chunksTimeout(o *shm.Op) error {
-	g := f.g
-	worker := o.Worker()
-	if worker < 0 || worker == g.Rank {
-		return f.timeoutError()
-	}
-	return f.notDoneBy(worker)
-}
-
-// notDoneBy is timeoutError for a call that waits for the part of a member.
-func (f failure) notDoneBy(member int) error {
-	slow := f.g.Ranks[member]
-	return status.New(status.Timeout, "%s timed out after %v: all members had come, the transfer did not end: rank %d has not done its part (is it stopped?); the group is broken",
-		f.of(), f.timeout, slow).WithRanks(slow)
 }
 
 // lostError returns an error if a member that works on a chunk is dead. Its chunk was changed in part,

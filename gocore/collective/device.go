@@ -12,26 +12,22 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// devicePart describes a tensor of a collective that is in device memory.
-func (c checker) devicePart(side string, i int, b *op.Buf) (coll.Part, error) {
+// onDevice finds the device of a tensor that is in device memory, which is that of all others.
+func (c checker) onDevice(side string, i int, b *op.Buf) error {
 	var on *cuda.Device
 	if c.args.DeviceArgs != nil {
 		on = c.args.DeviceArgs.Device
 	}
 	dev, at, err := buffer.Beside(c.args.Code, side, i, b, on, "call")
 	if err != nil {
-		return coll.Part{}, err
+		return err
 	}
 	if on == nil {
 		c.args.DeviceArgs = &coll.DeviceArgs{Device: dev}
 		c.mappable = true
 	}
 	c.mappable = c.mappable && (at.IPC || b.Count == 0)
-	part := coll.Part{Data: b.Data, Count: b.Count, OnDevice: true}
-	if !b.Contiguous() && b.Count > 0 {
-		part.Layout = buffer.Layout(b)
-	}
-	return part, nil
+	return nil
 }
 
 // checkDevice ends the check of a call with tensors in device memory. It records what the producing
@@ -66,11 +62,10 @@ func (c checker) checkDevice() error {
 // deadline nor Ctrl-C can end the blocking MPI calls that follow. It does not wait if the ranks may
 // map each other's memory: then the devices wait, not the host.
 func awaitDevice(r *request) error {
-	pl := r.args.DeviceArgs
-	if pl == nil || r.flags&coll.IPC != 0 {
+	if r.flags&coll.IPC != 0 {
 		return nil
 	}
-	return awaitEvent(r, pl.Device, pl.Ready)
+	return awaitEvent(r, r.args.DeviceArgs.Device, r.args.DeviceArgs.Ready)
 }
 
 // awaitEvent waits, before r is announced, for what a device has to do first.

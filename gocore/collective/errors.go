@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/health"
 	"github.com/paddlempi/paddlempi/gocore/status"
@@ -23,12 +24,12 @@ func (c *collective) failure() failure { return failure{&c.request, c.phase} }
 // of describes the collective and its group.
 func (f failure) of() string { return f.g.Members().Of(health.Describe(f.sig)) }
 
-// numbered describes the collective c of g with its number.
+// numbered describes the collective with its number.
 func (f failure) numbered() string {
 	return fmt.Sprintf("%s, number %d", health.Describe(f.sig), f.args.Seq)
 }
 
-// inPhase says in which phase c is, or has failed, as the end of a description of c; "" if c has none.
+// inPhase says in which phase it is, or has failed, as the end of a description; "" if it has none.
 func (f failure) inPhase() string {
 	if f.phase.Where == coll.NoPhase {
 		return ""
@@ -61,11 +62,8 @@ func (f failure) timeoutError() error {
 	g := f.g
 	who, arrived := "all members had come, the transfer did not end"+f.inPhase(), g.turns.arrived == f.args.Seq
 	missing, known := g.Arrival.Missing()
-	switch {
-	case !known && arrived:
-		missing = g.Inquiry.askAgain()
-	case !known:
-		missing = g.Inquiry.ask()
+	if !known {
+		missing = g.Inquiry.ask(arrived, func() bool { return false })
 	}
 	ranks := g.Members().World(missing)
 	switch {
@@ -78,10 +76,28 @@ func (f failure) timeoutError() error {
 		f.of(), f.timeout, who).WithRanks(ranks...)
 }
 
-// closedError says which members gave c up before all had arrived, and why. A member that was
-// waiting for c gets the same error as the member that gave up. A member that comes late learns
-// that c was given up.
+// late is timeoutError of a call that waits for the part of a member: -1 if it is not known of which.
+func (f failure) late(member int) error {
+	if member < 0 || member == f.g.Rank {
+		return f.timeoutError()
+	}
+	slow := f.g.Ranks[member]
+	return status.New(status.Timeout, "%s timed out after %v: all members had come, the transfer did not end: rank %d has not done its part (is it stopped?); the group is broken",
+		f.of(), f.timeout, slow).WithRanks(slow)
+}
+
+// closedError says which members gave the collective up before all had arrived, and why. A member that was
+// waiting for it gets the same error as the member that gave up. A member that comes late learns
+// that it was given up.
 func (f failure) closedError() error { return f.closedBy(f.g.Arrival.Closers(f.args.Seq)) }
+
+// givenUp is closedError if a member has given the collective up; else nil.
+func (f failure) givenUp() error {
+	if closers := f.g.Arrival.Closers(f.args.Seq); len(closers) > 0 {
+		return f.closedBy(closers)
+	}
+	return nil
+}
 
 // closedBy is closedError for the given closers and their reasons.
 func (f failure) closedBy(closers map[int]status.Code) error {
@@ -142,19 +158,12 @@ func (f failure) closedBy(closers map[int]status.Code) error {
 		f.of(), status.Brief(by), why).WithRanks(by...)
 }
 
-// absentError returns an error if a member will not come to f.
-func (f failure) absentError() error {
-	g := f.g
-	if err := f.leftError(); err != nil {
-		return err
-	}
-	if g.Node != nil && len(g.Arrival.Closers(f.args.Seq)) > 0 {
-		return f.closedError()
-	}
-	return nil
+// lost is the error that members died in the collective, or before they did their part of it.
+func (f failure) lost(members []int) error {
+	return f.g.Members().DiedError(f.numbered()+f.inPhase(), members, "its result is lost, and the group is broken")
 }
 
-// leftError names the members that left without coming to c; nil if shared memory shows none.
+// leftError names the members that left without coming to it; nil if shared memory shows none.
 func (f failure) leftError() error {
 	g := f.g
 	missing, known := g.Arrival.Missing()
@@ -180,4 +189,84 @@ func (f failure) leftBefore(members []int) error {
 	left := f.g.Members().World(members)
 	return status.New(status.PeerLeft, "%s: rank(s) %s have ended and will not come; the group is broken",
 		f.of(), status.Brief(left)).WithRanks(left...)
+}
+
+// What the members of a group read in each other's memory may be wrong: the process of a member may be
+// damaged, and every member can write to the memory that they share. The errors that
+// follow (docs/security.md says what is checked where).
+
+// damaged is the error that a member has written what no rank writes. The text says so of its rank, which comes before more.
+func (f failure) damaged(member int, text string, more ...any) error {
+	rank := f.g.Ranks[member]
+	told := fmt.Sprintf(text, append([]any{rank}, more...)...)
+	return status.New(status.GroupBroken, "%s: %s", f.g.Members().Of(f.numbered()), told).WithRanks(rank)
+}
+
+// rubbishError is the error that an arrival has found rubbish in the slot of a member.
+func (f failure) rubbishError() error { return f.rubbishIn(f.g.Node.Slots.Rubbish()) }
+
+func (f failure) rubbishIn(member int) error {
+	return f.damaged(member, "the arrival slot of rank %d holds what no rank writes there: the process of that rank is damaged, or another one of this node writes into its memory; the group is broken")
+}
+
+// contradiction is the error that the signatures of all members agree, and so the lengths of their shares, but
+// not the flags that say whether these are all the same (coll.Even). The process of a member is damaged then.
+func (f failure) contradiction() error {
+	g := f.g
+	if g.Node != nil && f.args.Seq == g.turns.turn {
+		for i, e := range g.Arrival.Entries() {
+			if i != g.Rank && (e.Flags^f.flags)&coll.Even != 0 {
+				return f.rubbishIn(i)
+			}
+		}
+	}
+	return status.New(status.GroupBroken, "%s: what the ranks have announced of their shares cannot be: the process of one of them is damaged; the group is broken",
+		g.Members().Of(f.numbered()))
+}
+
+// blamed returns the error of rubbishIn if one of the members that gave f up says that it has found
+// rubbish; nil if none does.
+func (f failure) blamed(closers []int) error {
+	for _, i := range closers {
+		if f.g.Node == nil {
+			break
+		}
+		if member, ok := f.g.Node.Slots.Blamed(i); ok {
+			return f.rubbishIn(member)
+		}
+	}
+	return nil
+}
+
+// damagedChunks is the error that the words with which the members share out the work hold rubbish.
+// All members write to all of them, so it cannot be said which one did.
+func (f failure) damagedChunks() error {
+	return status.New(status.GroupBroken, "%s: the words of its chunks, in memory that all these ranks map, hold what no rank writes there: the process of one of them is damaged; its result is lost, and the group is broken",
+		f.g.Members().Of(f.numbered()))
+}
+
+// readable returns an error that names a member as the error of a broken group that names the rank, and any
+// other err as it is.
+func (f failure) readable(err error) error {
+	var (
+		sent   *arrive.Damaged
+		block  *coll.DamagedBlock
+		tensor *coll.UnreadableTensor
+		told   *coll.NotAsAgreed
+	)
+	switch {
+	case errors.As(err, &sent):
+		return f.damaged(sent.Member, "the arrival of rank %d cannot be: %s; that process is damaged, and the group is broken", sent.Why)
+	case errors.As(err, &block):
+		return f.damaged(block.Member, "the memory through which rank %d sends its tensors holds what no rank writes there: the process of that rank is damaged, or another one of this node writes into its memory; the result is lost, and the group is broken")
+	case errors.As(err, &tensor):
+		return f.damaged(tensor.Member, "this rank could read the memory of rank %d before, and cannot read its tensor there now (process_vm_readv: %v): does that process limit who reads it, or has it freed the tensor? PADDLEMPI_ALGO=%s:bounce does without; the result is lost, and the group is broken",
+			tensor.Cause, f.args.Code)
+	case !errors.As(err, &told):
+		return err
+	case f.phase.Where == coll.NoPhase:
+		return f.damaged(told.Member, "rank %d has announced one thing and told another: its process is damaged; nothing was done on this rank, and the group is broken")
+	}
+	return status.New(status.GroupBroken, "%s%s: that rank has sent a message of another length than was agreed on: its process is damaged; the result is lost, and the group is broken",
+		f.g.Members().Of(f.numbered()), f.inPhase()).WithRanks(f.g.Ranks[told.Member])
 }

@@ -57,14 +57,11 @@ func (c *collective) isOver(err error) wants {
 	return nothing
 }
 
-// breakIfFailed breaks the group if collective c failed half way with err, and returns the error for the
+// breakIfFailed breaks the group if the collective failed half way with err, and returns the error for the
 // caller. Two kinds of errors do not break it, because no data was moved: harmless ones, and a mismatch that
 // the algorithm found. Algorithms name ranks of the group; the returned error names world ranks.
 func (f failure) breakIfFailed(err error, form coll.Form) error {
 	g := f.g
-	if err == nil { // return before e and alike, whose addresses errors.As takes, are allocated
-		return nil
-	}
 	var e *status.Error
 	var alike harmless
 	switch {
@@ -72,16 +69,14 @@ func (f failure) breakIfFailed(err error, form coll.Form) error {
 		return alike.error
 	case errors.As(err, &e) && e.Code == status.Mismatch:
 		return status.New(e.Code, "%s and the group is usable", e.Msg).WithRanks(g.Members().World(e.Ranks)...)
-	default:
-		if errors.As(err, &e) && e.Code == status.Cuda {
-			e.Ranks = g.Members().World(e.Ranks)
-		}
-		err = f.failedInPhase(g.Members().Named(f.numbered()+f.inPhase(), err))
-		if form != coll.InChunks {
-			g.resign(f.args.Seq, err)
-		}
-		g.Fail(err)
+	case e != nil && e.Code == status.Cuda:
+		e.Ranks = g.Members().World(e.Ranks)
 	}
+	err = f.failedInPhase(g.Members().Named(f.numbered()+f.inPhase(), err))
+	if form != coll.InChunks {
+		g.resign(f.args.Seq, err)
+	}
+	g.Fail(err)
 	return err
 }
 

@@ -67,37 +67,17 @@ func (q *inquiry) question(member int, now time.Time) {
 	q.g.Env.Roster.Questions.Ask(q.g.Ranks[member], q.g.Key, q.seq)
 }
 
-// ask asks all members about the current collective. It returns those that have not answered within
-// askWait that they have announced it. A member answers if it waits in the core, for this
-// collective or anything else.
-func (q *inquiry) ask() (missing []int) { return q.askUntil(func() bool { return false }) }
-
-// askAgain is ask, and asks those, too, that have answered before: one of them may have stopped since.
-func (q *inquiry) askAgain() (silent []int) {
-	q.forget()
-	return q.ask()
-}
-
-// whoWasFirst asks all members again whether they take part in the current collective, and waits up to askWait until it
-// is known that one does not.
-func (q *inquiry) whoWasFirst() {
-	q.forget()
-	q.askUntil(func() bool { return len(q.g.Arrival.Closers(q.g.turns.turn)) > 0 })
-}
-
-// forget forgets which members have answered that they are there.
-func (q *inquiry) forget() {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.here = map[int]bool{}
-}
-
-// askUntil is ask, and ends when enough is known.
-func (q *inquiry) askUntil(enough func() bool) (missing []int) {
+// ask asks all members about the current collective; with again also those that have answered before: one of them may have
+// stopped since, or given it up. It waits up to askWait, or until enough is known, and returns those that have not answered
+// that they have announced it. A member answers if it waits in the core, for this collective or anything else.
+func (q *inquiry) ask(again bool, enough func() bool) (missing []int) {
 	g := q.g
 	q.mu.Lock()
 	now := time.Now()
 	q.begin(g.turns.turn, now)
+	if again {
+		clear(q.here)
+	}
 	for _, i := range q.elsewhere() {
 		q.question(i, now)
 	}

@@ -12,7 +12,7 @@ const readLooks = 1000
 // carry it, nobody reads what was lent.
 func (c *collective) lends() bool { return c.form == coll.AtOnce && c.offer.Lent() }
 
-// isRead tells whether no other member reads the tensor of c any more, which it has lent. It looks up to spin times.
+// isRead tells whether no other member reads the tensor of r any more, which it has lent. It looks up to spin times.
 func isRead(r *request, spin int) bool {
 	for range min(spin, readLooks) {
 		if r.g.Node.Slots.Finished(r.args.Seq) {
@@ -33,7 +33,7 @@ func reads(r *request, i int) bool {
 	return i != g.Rank && !g.Node.Slots.HasFinished(i, r.args.Seq) && !g.Node.Slots.Left(i) && !g.Env.Roster.Died(g.Ranks[i])
 }
 
-// haveRead says that this member reads nothing any more that others have lent for c, or will not begin. It is the turn of r.
+// haveRead says that this member reads nothing any more that others have lent for r, or will not begin. It is the turn of r.
 func haveRead(r *request) {
 	if g := r.g; r.args.Neighbours != nil && g.Node != nil && r.args.Seq != 0 && r.args.Seq == g.turns.turn {
 		g.Node.Slots.Finish(r.args.Seq)

@@ -26,11 +26,11 @@ func (p phases) Start(d *op.Desc) (over func() (bool, error), err error) {
 		}
 		// A member has left the work, and perhaps the job, because the whole group is broken: all had come to the collective.
 		// Who was the first comes by message.
-		if len(g.Arrival.Closers(g.turns.turn)) == 0 {
-			g.Inquiry.whoWasFirst()
+		if known := func() bool { return len(g.Arrival.Closers(g.turns.turn)) > 0 }; !known() {
+			g.Inquiry.ask(true, known)
 		}
-		if len(g.Arrival.Closers(g.turns.turn)) > 0 {
-			return true, g.turns.current.failure().closedError()
+		if err := g.turns.current.failure().givenUp(); err != nil {
+			return true, err
 		}
 		return true, onThisNode(err)
 	}, nil

@@ -33,7 +33,7 @@ func stepRounds(a *coll.Args, spin int) (done bool, want wants, err error) {
 	return false, aStep, nil
 }
 
-// outOfRounds returns an error if a member for which this one waits has died, or a member has given c up. Two members may wait
+// outOfRounds returns an error if a member for which this one waits has died, or a member has given the collective up. Two members may wait
 // for each other, and one of them for the dead one, too.
 func (f failure) outOfRounds() error {
 	g := f.g
@@ -42,15 +42,12 @@ func (f failure) outOfRounds() error {
 			return f.lost([]int{who})
 		}
 	}
-	if len(g.Arrival.Closers(f.args.Seq)) > 0 {
-		return f.closedError()
-	}
-	return nil
+	return f.givenUp()
 }
 
-// late returns the member for which the rounds under way wait, -1 if there is none: one that is stalled, if one is and has not
+// awaited returns the member for which the rounds under way wait, -1 if there is none: one that is stalled, if one is and has not
 // ended its part. Two members may wait for each other, and one of them for the stalled one, too.
-func late(g *Group) int {
+func awaited(g *Group) int {
 	who := g.Bounce.Awaited()
 	if who < 0 {
 		return who
@@ -62,14 +59,4 @@ func late(g *Group) int {
 		}
 	}
 	return who
-}
-
-// roundsTimeout is timeoutError for a call whose rounds are not over. It names the member for which all wait.
-func (f failure) roundsTimeout() error {
-	g := f.g
-	who := late(g)
-	if who < 0 {
-		return f.timeoutError()
-	}
-	return f.notDoneBy(who)
 }

@@ -36,25 +36,26 @@ func (c *collective) mustStop() error {
 		c.deadline = now.Add(c.timeout)
 	}
 	if now.After(c.deadline) {
-		return c.lateError()
+		if c.stage == running && c.lends() {
+			return c.failure().unreadError()
+		}
+		return c.failure().late(c.worker())
 	}
 	g.Inquiry.look(now)
 	c.reportIfSlow(now)
 	return c.lossError(now)
 }
 
-// lateError is the error of a deadline that has passed.
-func (c *collective) lateError() error {
+// worker returns the member for whose part of c this one waits, which may be this one; -1 if there is none.
+func (c *collective) worker() int {
 	switch {
-	case c.stage == announced:
+	case c.stage != running:
 	case c.chunks.op != nil:
-		return c.failure().chunksTimeout(c.chunks.op)
-	case c.lends():
-		return c.failure().unreadError()
+		return c.chunks.op.Worker()
 	case c.form == coll.InRounds:
-		return c.failure().roundsTimeout()
+		return awaited(c.g)
 	}
-	return c.failure().timeoutError()
+	return -1
 }
 
 // lossError returns an error if a member that c needs has died, has left, or has given c up.
@@ -70,18 +71,16 @@ func (c *collective) lossError(now time.Time) error {
 			return c.failure().lost(dead)
 		}
 	}
-	if c.stage == announced {
-		return c.failure().absentError()
+	if c.stage != announced {
+		if c.prog.Settles() {
+			return nil
+		}
+		return c.failure().givenUp()
 	}
-	if !c.prog.Settles() && len(g.Arrival.Closers(c.args.Seq)) > 0 {
-		return c.failure().closedError()
+	if err := c.failure().leftError(); err != nil || g.Node == nil {
+		return err
 	}
-	return nil
-}
-
-// lost is the error that members died in c, or before they did their part of it.
-func (f failure) lost(members []int) error {
-	return f.g.Members().DiedError(f.numbered()+f.inPhase(), members, "its result is lost, and the group is broken")
+	return c.failure().givenUp()
 }
 
 // stop gives c, which runs, up because of err.
