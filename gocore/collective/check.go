@@ -5,7 +5,6 @@ import (
 	"hash/fnv"
 	"math"
 	"slices"
-	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/buffer"
@@ -15,7 +14,6 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/neighbours"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
-	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
 // checker finds out about a call what a request says.
@@ -31,10 +29,7 @@ func (c checker) check(d *op.Desc, t *op.Trait) error {
 	a.Local, a.Node, a.Payloads, a.Forced = g.Local, g.Node, g.Payloads, g.Forced
 	a.Nodes, a.Rails, a.Levels, a.Bounce = g.Nodes, g.Rails, g.Levels, g.Bounce
 	a.NoMPI = g.Size > 1 && g.MPI.Lib == nil
-	c.timeout = d.Timeout(g.Timeout(), work.Longest)
-	if d.Flags&op.FlagAsync != 0 {
-		c.deadline = time.Now().Add(c.timeout)
-	}
+	beginsAs(c.request, d)
 	if !t.Rooted {
 		a.Root = -1 // the caller's value is ignored: it may differ between members
 	} else if a.Root < 0 || a.Root >= g.Size {
@@ -213,7 +208,10 @@ func (c checker) checkCounts(t *op.Trait) error {
 		}
 		switch {
 		case t.Recv == op.Many:
-			a.Count, detail = total(a.Recv), fingerprint(a.Recv)
+			for i := range a.Recv {
+				a.Count += a.Recv[i].Count
+			}
+			detail = fingerprint(a.Recv)
 		case len(a.Send)+len(a.Recv) > 0:
 			a.Count = a.Part().Count
 		}
@@ -307,13 +305,6 @@ func (c checker) countForSelf(parts []coll.Part) int64 {
 
 func even(parts []coll.Part) bool {
 	return !slices.ContainsFunc(parts, func(p coll.Part) bool { return p.Count != parts[0].Count })
-}
-
-func total(parts []coll.Part) (n int64) {
-	for i := range parts {
-		n += parts[i].Count
-	}
-	return n
 }
 
 // fingerprint is a hash of the lengths; never 0.

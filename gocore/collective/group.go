@@ -70,7 +70,10 @@ func (g *Group) Members() *world.Members { return (*world.Members)(&g.Place) }
 
 // Init makes a group ready whose members and means are set.
 func (g *Group) Init(timeout time.Duration) {
-	g.Inquiry.g, g.turns.g, g.spin, g.ring = g, g, spinOf(g.Env), g.Env.Recorder.Ring()
+	g.Inquiry.g, g.turns.g, g.spin, g.ring = g, g, arrivalSpin, g.Env.Recorder.Ring()
+	if g.Env.Node.Crowded() {
+		g.spin = crowdedSpin
+	}
 	g.timeout.Store(int64(timeout))
 	if g.Here != nil {
 		g.Levels.Phases = phases{g}

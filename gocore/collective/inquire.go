@@ -113,12 +113,10 @@ func (q *inquiry) elsewhere() (members []int) {
 func (q *inquiry) notHere(seq uint64) (ranks []int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for i, r := range q.g.Ranks {
-		if q.seq != seq || !q.here[i] {
-			ranks = append(ranks, r)
-		}
+	if q.seq != seq {
+		return slices.Clone(q.g.Ranks)
 	}
-	return ranks
+	return q.g.Members().World(q.elsewhere())
 }
 
 // Standing tells how far this member has come. Only groups that span nodes are asked.

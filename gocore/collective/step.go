@@ -8,7 +8,6 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
-	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // A collective is a state machine. step takes it as far as it goes without waiting, and says what it waits for. The thread of
@@ -52,14 +51,6 @@ const (
 	wireSpins   = 24
 	bytesOfLook = 512
 )
-
-// spinOf returns the pauses of a synchronous call in the ranks of a world.
-func spinOf(e *world.Env) int {
-	if e.Node.Crowded() {
-		return crowdedSpin
-	}
-	return arrivalSpin
-}
 
 // carryOut takes c to its end on the thread of its caller. The group is busy with c. What waits for requests, or by wire for
 // longer, is handed to the engine. If others may use the memory after an error, left is the handle that comes with it.

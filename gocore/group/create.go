@@ -96,29 +96,23 @@ func assemble(e *world.Env, id int64, key uint64, ranks []int, comm transport.Co
 
 // join makes the group's arrival, and what carries its messages. It is collective over comm.
 func join(g *collective.Group, comm transport.Comm) error {
+	var own transport.Comm // carries messages; of a group of one, the first message makes it
 	if g.Size == 1 {
 		g.Local, g.Arrival = true, new(arrive.Alone)
-		g.Messages = messages.New(g.Members(), g.ID, g.Key, nil, g) // the first message makes what carries it
-		return nil
-	}
-	if err := arriveOver(g, comm); err != nil {
-		return err
-	}
-	own, err := carrier(g, comm)
-	if err == nil {
-		g.Messages = messages.New(g.Members(), g.ID, g.Key, own, g)
-	}
-	return err
-}
-
-// carrier returns what carries messages: what the node has, if all members are on it.
-func carrier(g *collective.Group, comm transport.Comm) (transport.Comm, error) {
-	if g.Local {
-		if own, err := g.Env.Node.Connect(g.Ranks, g.Key); own != nil || err != nil {
-			return own, err
+	} else {
+		err := arriveOver(g, comm)
+		if err == nil && g.Local {
+			own, err = g.Env.Node.Connect(g.Ranks, g.Key)
+		}
+		if err == nil && own == nil {
+			own, err = comm.Dup(nil)
+		}
+		if err != nil {
+			return err
 		}
 	}
-	return comm.Dup(nil)
+	g.Messages = messages.New(g.Members(), g.ID, g.Key, own, g)
+	return nil
 }
 
 // arriveOver makes the arrival. It is collective over comm.
