@@ -1,6 +1,8 @@
 package collective
 
 import (
+	"slices"
+
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/buffer"
 	"github.com/paddlempi/paddlempi/gocore/coll"
@@ -12,51 +14,43 @@ import (
 // finished with all before it.
 
 // announceAhead announces queued collectives, in order, as far as it may. The caller holds mu.
-func (g *Group) announceAhead() {
-	if g.Node == nil || g.current == nil || g.broken != nil {
+func (t *turns) announceAhead() {
+	if t.g.Node == nil || t.current == nil || t.broken != nil {
 		return
 	}
-	for i, c := range g.queue {
+	for i, c := range t.queue {
 		if c.ahead {
 			continue
 		}
-		if !c.mayBeAhead(g.queue[:i]) || !g.Node.Slots.MayAnnounce(g.seq+1) {
+		if !mayBeAhead(c, t.current) || !mayBeAhead(c, t.queue[:i]...) || !t.g.Node.Slots.MayAnnounce(t.seq+1) {
 			return
 		}
 		payload, err := c.payload()
 		if err != nil {
 			return // it fails in its turn
 		}
-		g.seq++
-		c.args.Seq, c.ahead = g.seq, true
-		c.trace.Begun(g.seq)
-		g.Node.Slots.AnnounceAhead(g.seq, &c.sig, c.announces(), payload)
+		t.seq++
+		c.args.Seq, c.ahead = t.seq, true
+		c.trace.Begun(t.seq)
+		t.g.Node.Slots.AnnounceAhead(t.seq, &c.sig, c.announces(), payload)
 	}
 }
 
-// mayBeAhead tells whether c may be announced before the turns of current and of before. A
+// mayBeAhead tells whether c may be announced before the turns of others. A
 // synchronous call may still be refused: then its group stays usable. An input that travels in the
 // announcement must not be the result of a collective before it.
-func (c *collective) mayBeAhead(before []*collective) bool {
+func mayBeAhead(c *collective, others ...*collective) bool {
 	if c.refused || !c.async {
 		return c.refused
 	}
 	if !c.offer.CarriesInput() {
 		return true // no input travels
 	}
-	if c.copied || c.args.Neighbours != nil || !c.isAfter(c.g.current) {
-		return false
-	}
-	for _, u := range before {
-		if !c.isAfter(u) {
-			return false
-		}
-	}
-	return true
+	return !c.copied && c.args.Neighbours == nil && !slices.ContainsFunc(others, func(u *collective) bool { return !isAfter(c, u) })
 }
 
 // isAfter tells whether the input of c cannot lie in the result of u.
-func (c *collective) isAfter(u *collective) bool {
+func isAfter(c, u *collective) bool {
 	switch {
 	case u.refused || !u.args.WritesRecv():
 		return true
@@ -76,11 +70,11 @@ func (c *collective) isAfter(u *collective) bool {
 }
 
 // mayWork tells whether this member may work in the tensors of all members. If a member has announced
-// c ahead, its tensors may still be those of a collective before c. That one is over for all members
+// r ahead, its tensors may still be those of a collective before it. That one is over for all members
 // if it was done in mapped memory too, or if all members have finished with it.
-func (c *collective) mayWork() bool {
-	before := c.args.Seq - 1
-	return c.args.Any&arrive.Ahead == 0 || c.g.mapped == before || c.g.Node.Slots.Finished(before)
+func mayWork(r *request) bool {
+	before := r.args.Seq - 1
+	return r.args.Any&arrive.Ahead == 0 || r.g.mapped == before || r.g.Node.Slots.Finished(before)
 }
 
 // withdraw ends c, whose turn does not come, with err. If c was announced ahead, this member tells the
@@ -106,14 +100,14 @@ func (c *collective) withdraw(err error) {
 func (c *collective) leaveShared(err error) bool {
 	g := c.g
 	state, res := g.Node.Slots.Look(c.args.Seq)
-	if c.refused || !c.agreed(state, res) { // choose would look at the arrival, which another thread may own
+	if c.refused || !agree(&c.args, state, res) { // choose would look at the arrival, which another thread may own
 		return false
 	}
 	alg, failed := c.choose(state, res)
 	if failed != nil || c.form != coll.InChunks {
 		return false
 	}
-	if _ = c.shareOut(alg); c.shared == nil {
+	if _ = c.chunks.shareOut(c.failure(), alg); c.chunks.op == nil {
 		return false
 	}
 	c.abandon(err)

@@ -4,21 +4,24 @@ import (
 	"encoding/binary"
 	"hash/fnv"
 	"math"
-	"time"
+	"slices"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/buffer"
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/cuda"
 	"github.com/paddlempi/paddlempi/gocore/mem"
+	"github.com/paddlempi/paddlempi/gocore/neighbours"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
-	"github.com/paddlempi/paddlempi/gocore/work"
 )
+
+// checker finds out about a call what a request says.
+type checker struct{ *request }
 
 // check finds wrong arguments before anything is sent, and fills c. Its errors name the side of a
 // buffer: "send" is what this rank gives, "recv" what it gets.
-func (c *collective) check(d *op.Desc, t *op.Trait) error {
+func (c checker) check(d *op.Desc, t *op.Trait) error {
 	g := c.g
 	a := &c.args
 	a.MPI, a.Rank, a.Size = g.MPI, g.Rank, g.Size
@@ -26,10 +29,7 @@ func (c *collective) check(d *op.Desc, t *op.Trait) error {
 	a.Local, a.Node, a.Payloads, a.Forced = g.Local, g.Node, g.Payloads, g.Forced
 	a.Nodes, a.Rails, a.Levels, a.Bounce = g.Nodes, g.Rails, g.Levels, g.Bounce
 	a.NoMPI = g.Size > 1 && g.MPI.Lib == nil
-	c.timeout = d.Timeout(g.Timeout(), work.Longest)
-	if d.Flags&op.FlagAsync != 0 {
-		c.deadline = time.Now().Add(c.timeout)
-	}
+	beginsAs(c.request, d)
 	if !t.Rooted {
 		a.Root = -1 // the caller's value is ignored: it may differ between members
 	} else if a.Root < 0 || a.Root >= g.Size {
@@ -83,7 +83,7 @@ func (c *collective) check(d *op.Desc, t *op.Trait) error {
 		c.flags |= coll.ForLevels
 	}
 	if g.Payloads != nil && !c.inPieces {
-		if c.flags, err = c.offer.Make(a, c.flags, len(c.staged) > 0); err != nil {
+		if c.flags, err = c.offer.Make(a, c.flags, len(c.copies.staged) > 0); err != nil {
 			return err
 		}
 	}
@@ -94,7 +94,7 @@ func (c *collective) check(d *op.Desc, t *op.Trait) error {
 }
 
 // takeBlock takes what this member needs for bounce, if c may be carried out by that.
-func (c *collective) takeBlock() error {
+func (c checker) takeBlock() error {
 	a := &c.args
 	if !coll.WantsBounce(a, c.flags) {
 		return nil
@@ -114,7 +114,7 @@ func (c *collective) takeBlock() error {
 
 // wrongNumber is the error for n tensors on one side. It is a TypeError if the side has none but
 // needs one: the caller passed Python's None, which is an object of a wrong type.
-func (c *collective) wrongNumber(side string, n int, takes op.Arity) error {
+func (c checker) wrongNumber(side string, n int, takes op.Arity) error {
 	a := &c.args
 	if n == 0 {
 		return status.New(status.Type, "%s: got no %s tensor (None, which is no tensor) on rank %d of a group of %d; it takes %s", a.Code, side, a.Rank, a.Size, takes)
@@ -134,7 +134,7 @@ func stridedBytes(bufs []op.Buf) (n int64) {
 
 // parts describes buffers as contiguous memory. A buffer that is not contiguous gets a staging, unless c is done in
 // pieces.
-func (c *collective) parts(side string, bufs []op.Buf, room []coll.Part) ([]coll.Part, error) {
+func (c checker) parts(side string, bufs []op.Buf, room []coll.Part) ([]coll.Part, error) {
 	for i := range bufs {
 		b := &bufs[i]
 		if err := buffer.Check(c.args.Code, side, i, b); err != nil {
@@ -147,27 +147,19 @@ func (c *collective) parts(side string, bufs []op.Buf, room []coll.Part) ([]coll
 		} else if b.DType != c.args.DType {
 			return nil, status.New(status.Type, "%s: %s tensor %d is %s, another is %s; all tensors of a call have one dtype", c.args.Code, side, i, b.DType, c.args.DType)
 		}
-		part := coll.Part{Data: b.Data, Count: b.Count}
-		if !b.OnHost() {
-			var err error
-			if part, err = c.devicePart(side, i, b); err != nil {
+		part := coll.Part{Data: b.Data, Count: b.Count, OnDevice: !b.OnHost()}
+		if part.OnDevice {
+			if err := c.onDevice(side, i, b); err != nil {
 				return nil, err
 			}
-			if part.Layout != nil && side == "recv" && mem.Overlaps(b) {
-				return nil, buffer.OverlapError(c.args.Code, i)
-			}
-			room = append(room, part)
-			continue
 		}
-		if !b.Contiguous() && b.Count > 0 {
-			if side == "recv" && mem.Overlaps(b) {
-				return nil, buffer.OverlapError(c.args.Code, i)
-			}
-			if c.inPieces {
-				part.Layout = buffer.Layout(b)
-				room = append(room, part)
-				continue
-			}
+		strided := !b.Contiguous() && b.Count > 0
+		if strided && side == "recv" && mem.Overlaps(b) {
+			return nil, buffer.OverlapError(c.args.Code, i)
+		}
+		if strided && (part.OnDevice || c.inPieces) {
+			part.Layout = buffer.Layout(b)
+		} else if strided {
 			in, out := true, false
 			if side == "recv" {
 				in, out = c.args.ReadsRecv(), c.args.WritesRecv()
@@ -176,7 +168,7 @@ func (c *collective) parts(side string, bufs []op.Buf, room []coll.Part) ([]coll
 			if err != nil {
 				return nil, err
 			}
-			c.staged = append(c.staged, s)
+			c.copies.staged = append(c.copies.staged, s)
 			part.Data = s.Block
 		}
 		room = append(room, part)
@@ -184,7 +176,7 @@ func (c *collective) parts(side string, bufs []op.Buf, room []coll.Part) ([]coll
 	return room, nil
 }
 
-func (c *collective) checkReduce(t *op.Trait) error {
+func (c checker) checkReduce(t *op.Trait) error {
 	a := &c.args
 	if !t.Reduces {
 		a.Reduce = 0
@@ -200,7 +192,7 @@ func (c *collective) checkReduce(t *op.Trait) error {
 }
 
 // checkCounts checks that the lengths of the buffers fit together, and makes the signature.
-func (c *collective) checkCounts(t *op.Trait) error {
+func (c checker) checkCounts(t *op.Trait) error {
 	a := &c.args
 	alike, detail := true, uint64(0)
 	// shares is the side with a share for every rank. single is the other side, which has this
@@ -212,11 +204,14 @@ func (c *collective) checkCounts(t *op.Trait) error {
 	switch t.Shares {
 	case op.NoShares:
 		if len(a.Send) > 0 && len(a.Recv) > 0 && a.Send[0].Count != a.Recv[0].Count {
-			return unequalError(a.Code, "send", a.Send[0].Count, "recv", a.Recv[0].Count)
+			return status.New(status.Argument, "%s: the send tensor has %d elements, the recv tensor %d; they must be equal", a.Code, a.Send[0].Count, a.Recv[0].Count)
 		}
 		switch {
 		case t.Recv == op.Many:
-			a.Count, detail = total(a.Recv), fingerprint(a.Recv)
+			for i := range a.Recv {
+				a.Count += a.Recv[i].Count
+			}
+			detail = fingerprint(a.Recv)
 		case len(a.Send)+len(a.Recv) > 0:
 			a.Count = a.Part().Count
 		}
@@ -257,7 +252,7 @@ func (c *collective) checkCounts(t *op.Trait) error {
 
 // checkPairs checks both sides of a collective with a share for every pair of ranks. It returns how
 // many elements this rank sends to itself.
-func (c *collective) checkPairs() (int64, error) {
+func (c checker) checkPairs() (int64, error) {
 	a := &c.args
 	for i, parts := range [2][]coll.Part{a.Send, a.Recv} {
 		if len(parts) == 1 && parts[0].Count%int64(a.Size) != 0 {
@@ -273,7 +268,7 @@ func (c *collective) checkPairs() (int64, error) {
 
 // checkParts checks one buffer of Size parts, or Size buffers. This rank's part must have count
 // elements.
-func (c *collective) checkParts(side string, parts []coll.Part, count int64) error {
+func (c checker) checkParts(side string, parts []coll.Part, count int64) error {
 	a := &c.args
 	if len(parts) == 1 {
 		if want := count * int64(a.Size); parts[0].Count != want {
@@ -288,7 +283,7 @@ func (c *collective) checkParts(side string, parts []coll.Part, count int64) err
 }
 
 // checkAlike checks the root's buffers, each of which must have count elements.
-func (c *collective) checkAlike(side string, parts []coll.Part, count int64) error {
+func (c checker) checkAlike(side string, parts []coll.Part, count int64) error {
 	if len(parts) == 1 && c.args.Size > 1 {
 		return c.checkParts(side, parts, count)
 	}
@@ -300,12 +295,8 @@ func (c *collective) checkAlike(side string, parts []coll.Part, count int64) err
 	return nil
 }
 
-func unequalError(code op.Code, side string, n int64, other string, m int64) error {
-	return status.New(status.Argument, "%s: the %s tensor has %d elements, the %s tensor %d; they must be equal", code, side, n, other, m)
-}
-
 // countForSelf returns the number of elements in this rank's own part.
-func (c *collective) countForSelf(parts []coll.Part) int64 {
+func (c checker) countForSelf(parts []coll.Part) int64 {
 	if len(parts) == 1 {
 		return parts[0].Count / int64(c.args.Size)
 	}
@@ -313,19 +304,7 @@ func (c *collective) countForSelf(parts []coll.Part) int64 {
 }
 
 func even(parts []coll.Part) bool {
-	for i := range parts {
-		if parts[i].Count != parts[0].Count {
-			return false
-		}
-	}
-	return true
-}
-
-func total(parts []coll.Part) (n int64) {
-	for i := range parts {
-		n += parts[i].Count
-	}
-	return n
+	return !slices.ContainsFunc(parts, func(p coll.Part) bool { return p.Count != parts[0].Count })
 }
 
 // fingerprint is a hash of the lengths; never 0.
@@ -337,4 +316,36 @@ func fingerprint(parts []coll.Part) uint64 {
 		h.Write(b[:])
 	}
 	return h.Sum64() | 1
+}
+
+// checkNeighbours is check for an exchange with neighbours.
+func (c checker) checkNeighbours(d *op.Desc, sends, recvs []op.Buf) error {
+	g, a := c.g, &c.args
+	call := neighbours.Call{Code: d.Code, Rank: g.Rank}
+	err := call.Check(&g.Patterns, d.Peer, sends, recvs)
+	a.DType, a.Send, a.Recv, a.Neighbours = call.DType, call.Send, call.Recv, call.Neighbours
+	c.sig, c.copies.shadow, c.stream = call.Signature, call.Shadow, cuda.Stream(d.Stream)
+	if err == nil && c.copies.shadow != nil {
+		err = c.readShadow()
+	}
+	if err != nil {
+		return err
+	}
+	c.flags |= coll.Even
+	if g.Payloads == nil {
+		return nil
+	}
+	c.flags, err = c.offer.MakeBlock(a, c.flags, g.Blocks, g.Lends && !c.async)
+	return err
+}
+
+// readShadow copies what the rank gives out of device memory. It waits for what the producing stream has queued by now.
+func (c checker) readShadow() error {
+	device := c.copies.shadow.Device
+	copied, err := c.copies.shadow.Read(c.args.Code, c.stream)
+	if err != nil {
+		return err
+	}
+	defer device.PutEvent(copied)
+	return awaitEvent(c.request, device, copied)
 }

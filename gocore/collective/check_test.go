@@ -7,14 +7,13 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"github.com/paddlempi/paddlempi/gocore/op"
-	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // A tensor that is not contiguous is packed on ranks that read it and unpacked on ranks that write
 // it, and on no other rank.
 func TestWhatIsStagedIsReadOrWritten(t *testing.T) {
 	for rank := range 2 {
-		g := &Group{Members: world.Members{Rank: rank, Size: 2, Ranks: []int{0, 1}}}
+		g := &Group{Place: Place{Rank: rank, Size: 2, Ranks: []int{0, 1}}}
 		shape, strides := []int64{2}, []int64{2}
 		wide, short := make([]float32, 4), make([]float32, 4)
 		of := func(n int64) []op.Buf {
@@ -40,8 +39,8 @@ func TestWhatIsStagedIsReadOrWritten(t *testing.T) {
 			}
 			got := &collective{request: request{g: g}}
 			trait := c.code.Trait()
-			if assert.NoError(t, got.check(d, trait), c.code) && assert.Len(t, got.staged, 1, c.code) {
-				s := got.staged[0]
+			if assert.NoError(t, (checker{&got.request}).check(d, trait), c.code) && assert.Len(t, got.copies.staged, 1, c.code) {
+				s := got.copies.staged[0]
 				assert.Equal(t, c.in[g.Rank], s.In, "%s is packed on rank %d", c.code, g.Rank)
 				assert.Equal(t, c.out[g.Rank], s.Out, "%s is unpacked on rank %d", c.code, g.Rank)
 			}

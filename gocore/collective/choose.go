@@ -1,99 +1,33 @@
 package collective
 
 import (
-	"fmt"
-	"slices"
-	"sort"
-	"strings"
-
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/coll"
-	"github.com/paddlempi/paddlempi/gocore/health"
 	"github.com/paddlempi/paddlempi/gocore/op"
-	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// agreed tells whether a collective at which all members have arrived may run. The answer is the
+// agree tells whether a collective at which all members have arrived may run. The answer is the
 // same on every member.
-func (c *collective) agreed(state arrive.State, res arrive.Result) bool {
+func agree(a *coll.Args, state arrive.State, res arrive.Result) bool {
 	diff := res.Diff
-	if c.args.Trait().Shares == op.Pairwise && res.All&coll.Even == 0 {
+	if a.Trait().Shares == op.Pairwise && res.All&coll.Even == 0 {
 		diff &^= 1 << 1 // uneven parts: the lengths are exchanged later
 	}
 	return (state == arrive.Agreed || state == arrive.Differ && diff == 0) && res.Any&arrive.Refused == 0
 }
 
-// disagreement is the error that the members do not agree. It names the members that refused, or the calls of all
-// members.
-func (c *collective) disagreement(res arrive.Result) error {
-	g := c.g
-	entries := g.Arrival.Entries()
-	if res.Any&arrive.Refused != 0 {
-		var who []int
-		for i, e := range entries {
-			if e.Flags&arrive.Refused != 0 {
-				who = append(who, g.Ranks[i])
-			}
-		}
-		return status.New(status.Refused, "%s: rank(s) %s refused their part (their own error says why); nothing was sent and the group is usable",
-			c.args.Code, status.Brief(who)).WithRanks(who...)
-	}
-	return c.mismatch(entries)
-}
-
-// mismatch is the error that says which ranks called what.
-func (c *collective) mismatch(entries []arrive.Entry) error {
-	type party struct {
-		what  string
-		ranks []int
-	}
-	var parties []party
-	sigs := map[arrive.Signature]int{}
-	for i, e := range entries {
-		at, ok := sigs[e.Signature]
-		if !ok {
-			at = len(parties)
-			sigs[e.Signature] = at
-			parties = append(parties, party{what: health.Describe(e.Signature)})
-		}
-		parties[at].ranks = append(parties[at].ranks, c.g.Ranks[i])
-	}
-	// The error names the ranks outside the largest party.
-	sort.SliceStable(parties, func(a, b int) bool { return len(parties[a].ranks) > len(parties[b].ranks) })
-	var odd []int
-	var text []string
-	for i, p := range parties {
-		if i > 0 {
-			odd = append(odd, p.ranks...)
-		}
-		if i < 8 {
-			text = append(text, fmt.Sprintf("rank(s) %s: %s", status.Brief(p.ranks), p.what))
-		}
-	}
-	if len(parties) == 2 && len(parties[0].ranks) == len(parties[1].ranks) {
-		odd = append(append([]int(nil), parties[0].ranks...), odd...)
-		slices.Sort(odd)
-	}
-	return status.New(status.Mismatch, "%s: the ranks do not call the same thing: %s; nothing was sent and the group is usable",
-		c.args.Code, strings.Join(text, "; ")).WithRanks(odd...)
-}
-
-// harmless is an error that all members get alike, because it follows from what they have announced, and before anything
-// was sent. The group stays usable.
-type harmless struct{ error }
-
 // choose returns the algorithm that serves what all members have agreed on, or the error that they have not.
 func (c *collective) choose(state arrive.State, res arrive.Result) (*coll.Algorithm, error) {
-	if !c.agreed(state, res) {
-		return nil, harmless{c.disagreement(res)}
+	if !agree(&c.args, state, res) {
+		return nil, harmless{c.failure().disagreement(res)}
 	}
 	// What this member has not announced cannot be agreed on, whatever its slot says now.
 	c.args.Agreed, c.args.Any = res.All&(c.flags|(arrive.Others-1)), res.Any|c.flags
 	if (c.args.Agreed^c.flags)&coll.Even != 0 && c.args.Trait().Shares != op.Pairwise {
-		return nil, c.contradiction()
+		return nil, c.failure().contradiction()
 	}
 	if c.args.Any&coll.Device != 0 {
-		c.agreeOnDevice()
+		agreeOnDevice(&c.request)
 	}
 	alg, err := c.g.choices.Choose(&c.args.Sig)
 	if err != nil {

@@ -18,71 +18,79 @@ import (
 // work on. Afterwards its tensors are kept until the others are done.
 const claimedLimit = 100 * time.Millisecond
 
-// share begins the work of c in chunks. After an error c may linger, because other members work in its tensors.
-func (c *collective) share(alg *coll.Algorithm) wants {
-	switch err := c.shareOut(alg); {
-	case c.shared == nil:
-		return c.end(err)
-	case err != nil:
-		return c.abandon(err)
-	}
-	return aStep
+// chunks is the work of a collective that the members share out.
+type chunks struct {
+	op       *shm.Op   // nil: there is none
+	stopping error     // why this member waits no longer than until stopBy for chunks that others work on
+	stopBy   time.Time // see stopping
 }
 
-// shareOut makes the work of c. After an error it may be work that others are at already.
-func (c *collective) shareOut(alg *coll.Algorithm) (err error) {
-	if c.shared, err = alg.Share(&c.args); breaks(err) {
-		err = c.readable(err)
-		c.shared = c.standAside(err)
+// shareOut makes the work. After an error it may be work that others are at already: err may then be that of this member alone,
+// unless it is a mismatch, and none of the others may write into this member's tensors after its caller has the error. So the
+// chunks that no member has claimed are closed, and the work is over when those are done that are claimed.
+func (k *chunks) shareOut(f failure, alg *coll.Algorithm) (err error) {
+	if k.op, err = alg.Share(&f.args); err == nil || status.CodeOf(err) == status.Mismatch {
+		return err
+	}
+	k.op, err = nil, f.readable(err)
+	f.g.Node.Slots.Explain(status.CodeOf(err))
+	o, failed := f.args.Bystander()
+	if failed != nil {
+		return err
+	}
+	if state := o.Leave(); state == shm.Closing || state == shm.Pending {
+		k.op = o
+	} else {
+		o.Free()
 	}
 	return err
 }
 
 // stepChunks does what this member can of the work of c, and looks whether all of it is done.
 func (c *collective) stepChunks(spin int) (done bool, err error) {
-	o := c.shared
+	o := c.chunks.op
 	var state shm.State
-	if c.stage == lingering || c.stopping != nil {
+	if c.stage == lingering || c.chunks.stopping != nil {
 		state = o.Close()
 	} else {
-		c.workOn(o)
+		workOn(o, &c.request, c.handle != nil)
 		if state = o.State(spin); state == shm.Closing {
-			c.stop(c.chunksError(o, state))
+			c.stop(c.failure().chunksError(o, state))
 		}
 	}
 	switch {
 	case state == shm.Pending || state == shm.Closing:
-		if c.stopping != nil && time.Now().After(c.stopBy) {
-			err = c.stopping
-			c.stopping = nil
+		if c.chunks.stopping != nil && time.Now().After(c.chunks.stopBy) {
+			err = c.chunks.stopping
+			c.chunks.stopping = nil
 			c.abandon(err)
 		} else if c.stage == lingering {
 			c.looks++
 			if c.looks%lookEvery == 0 {
-				_ = c.lostError(o) // closes what the dead had claimed
+				_ = c.failure().lostError(o) // closes what the dead had claimed
 			}
 		}
 		return false, nil
 	case state == shm.Done && !c.gone:
 		c.g.mapped = c.args.Seq
 	}
-	if c.stopping == nil {
-		return true, c.chunksError(o, state)
+	if c.chunks.stopping == nil {
+		return true, c.failure().chunksError(o, state)
 	}
 	if state == shm.Done { // all chunks were claimed, so nothing could be given up
 		return true, nil
 	}
-	return true, c.stopping
+	return true, c.chunks.stopping
 }
 
-// workOn claims and does chunks of o, the work of c, if this member may. The progress thread does them one by one, so that a
+// workOn claims and does chunks of o, the work of r, if this member may. The progress thread does them one by one, so that a
 // caller that comes to wait can go on.
-func (c *collective) workOn(o *shm.Op) {
-	e, most := c.g.Env.Engine, shm.All
+func workOn(o *shm.Op, r *request, byEngine bool) {
+	e, most := r.g.Env.Engine, shm.All
 	switch {
-	case !c.mayWork():
+	case !mayWork(r):
 		return
-	case c.handle == nil:
+	case !byEngine:
 		o.Work(most)
 		return
 	case e.Looking():
@@ -95,16 +103,16 @@ func (c *collective) workOn(o *shm.Op) {
 }
 
 // chunksError returns why an operation in its final state has failed; nil if it has not.
-func (c *collective) chunksError(o *shm.Op, state shm.State) error {
-	g := c.g
+func (f failure) chunksError(o *shm.Op, state shm.State) error {
+	g := f.g
 	switch state {
 	case shm.Closed, shm.Closing:
 		if o.Damaged() {
-			return c.damagedChunks()
+			return f.damagedChunks()
 		}
 		// A member that has given anything up has broken the group, so it was this operation.
 		closers, lost, late := map[int]status.Code{}, false, false
-		dead := g.Dead()
+		dead := g.Members().Dead()
 		for i := range g.Ranks {
 			if why := g.Node.Slots.Why(i); why != 0 && i != g.Rank {
 				closers[i] = why
@@ -115,52 +123,34 @@ func (c *collective) chunksError(o *shm.Op, state shm.State) error {
 			lost = lost || slices.Contains(dead, i)
 		}
 		if lost && len(dead) > 0 {
-			return c.lost(dead)
+			return f.lost(dead)
 		}
 		if late && state == shm.Closing {
-			return c.chunksTimeout(o)
+			return f.late(o.Worker())
 		}
-		return c.closedBy(closers)
+		return f.closedBy(closers)
 	case shm.Blind:
 		return harmless{status.New(status.NoMemory, "%s: no rank could map the tensors of all others (ulimit -v?); nothing was done and the group is usable",
-			c.of())}
+			f.of())}
 	}
 	return nil
-}
-
-// chunksTimeout is timeoutError for a call whose chunks are not done. It names a member that works on
-// a chunk.
-func (c *collective) chunksTimeout(o *shm.Op) error {
-	g := c.g
-	worker := o.Worker()
-	if worker < 0 || worker == g.Rank {
-		return c.timeoutError()
-	}
-	return c.notDoneBy(worker)
-}
-
-// notDoneBy is timeoutError for a call that waits for the part of a member.
-func (c *collective) notDoneBy(member int) error {
-	slow := c.g.Ranks[member]
-	return status.New(status.Timeout, "%s timed out after %v: all members had come, the transfer did not end: rank %d has not done its part (is it stopped?); the group is broken",
-		c.of(), c.timeout, slow).WithRanks(slow)
 }
 
 // lostError returns an error if a member that works on a chunk is dead. Its chunk was changed in part,
 // so the operation fails on all members. It also returns an error if this member cannot work, nobody
 // else does, and a member is dead: that one may be the only one that could, or it has not finished
 // with the collective before and never will.
-func (c *collective) lostError(o *shm.Op) error {
-	g := c.g
+func (f failure) lostError(o *shm.Op) error {
+	g := f.g
 	if worker := o.Worker(); worker >= 0 {
 		if worker == g.Rank || !g.Env.Roster.Died(g.Ranks[worker]) {
 			return nil
 		}
 		o.FailPeer(worker)
-		return c.lost([]int{worker})
+		return f.lost([]int{worker})
 	}
-	if (o.IsBlind() || !c.mayWork()) && g.AnyDied() {
-		return c.lost(g.Dead())
+	if (o.IsBlind() || !mayWork(f.request)) && g.Members().AnyDied() {
+		return f.lost(g.Members().Dead())
 	}
 	return nil
 }

@@ -1,17 +1,13 @@
 package collective
 
 import (
-	"fmt"
 	"sync"
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
-	"github.com/paddlempi/paddlempi/gocore/buffer"
 	"github.com/paddlempi/paddlempi/gocore/coll"
-	"github.com/paddlempi/paddlempi/gocore/coll/shm"
 	"github.com/paddlempi/paddlempi/gocore/cuda"
 	"github.com/paddlempi/paddlempi/gocore/health"
-	"github.com/paddlempi/paddlempi/gocore/neighbours"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/trace"
@@ -35,17 +31,16 @@ type request struct {
 	sig       arrive.Signature
 	flags     arrive.Flags
 	timeout   time.Duration
-	deadline  time.Time          // of the present stage; zero: it counts from the first look at the clock
-	async     bool               // the caller does not wait
-	nested    bool               // the call comes from a handler that interrupted a wait of its own thread
-	staged    []buffer.Staging   // contiguous copies of host tensors that are not
-	shadow    *neighbours.Shadow // in place of tensors in device memory that are exchanged with neighbours
-	inPieces  bool               // host tensors that are not contiguous are copied in pieces instead
-	stream    cuda.Stream        // the stream on which tensors in device memory are produced and used
-	mappable  bool               // other processes can map all tensors in device memory
-	offer     coll.Offer         // what the call tells in its payload
-	scratch   int64              // bytes that reserve takes
-	atArrival *coll.AtArrival    // of a prepared call: what is done at once if all have come; or nil
+	deadline  time.Time       // of the present stage; zero: it counts from the first look at the clock
+	async     bool            // the caller does not wait
+	nested    bool            // the call comes from a handler that interrupted a wait of its own thread
+	copies    copies          // in place of tensors
+	inPieces  bool            // host tensors that are not contiguous are copied in pieces instead
+	stream    cuda.Stream     // the stream on which tensors in device memory are produced and used
+	mappable  bool            // other processes can map all tensors in device memory
+	offer     coll.Offer      // what the call tells in its payload
+	scratch   int64           // bytes that reserve takes
+	atArrival *coll.AtArrival // of a prepared call: what is done at once if all have come; or nil
 	// Room for one buffer on each side, the usual number, so that no slice is allocated.
 	one [2]coll.Part
 }
@@ -65,23 +60,21 @@ type progress struct {
 	bare    bool // nothing was allocated for it
 	copied  bool // some tensor is copied to contiguous memory, and results from there; known once there is a handle
 
-	shared   *shm.Op // its work, if the members share it out in chunks
-	computed error   // what the algorithm has returned, while others read the tensor that this member lends
-	err      error   // for a caller whose thread has taken it to its end
+	chunks   chunks // its work, if the members share it out
+	computed error  // what the algorithm has returned, while others read the tensor that this member lends
+	err      error  // for a caller whose thread has taken it to its end
 
 	asked error // why the caller does not want to wait any more
 	// interrupted is an interrupt, which the caller gets as an error also if it comes too late to give the collective up: once it
 	// is over.
 	interrupted error
-	stopping    error     // why this member waits no longer than until stopBy for chunks that others work on
-	stopBy      time.Time // see stopping
 
-	trace trace.Mark // its entry in the flight recorder
-	phase coll.Phase // in which it is, as was last recorded
-	looks int        // calls of mustStop
-	slow  health.Slowness
-	news  world.News // MPI has told of a death in this collective
-	world.Mourning
+	trace    trace.Mark // its entry in the flight recorder
+	phase    coll.Phase // in which it is, as was last recorded
+	looks    int        // calls of mustStop
+	slow     health.Slowness
+	news     world.News // MPI has told of a death in this collective
+	mourning world.Mourning
 }
 
 // collectives are reused, so that the synchronous path allocates nothing.
@@ -118,6 +111,7 @@ func (g *Group) Submit(d *op.Desc, nested bool) (*work.Handle, work.Result, erro
 // submit is Submit of an operation that was prepared, unless p is nil.
 func (g *Group) submit(d *op.Desc, p *Prepared, nested bool) (*work.Handle, work.Result, error) {
 	var c *collective
+	var err error
 	if p != nil && p.knows(d) {
 		c = p.take(d)
 	} else if call, tensor := g.calls.find(d); call != nil {
@@ -134,28 +128,26 @@ func (g *Group) submit(d *op.Desc, p *Prepared, nested bool) (*work.Handle, work
 		}
 		c = collectives.Get().(*collective)
 		c.g = g
-		if err := c.check(d, &trait); err != nil {
-			err = c.decline(err)
-			c.giveBack()
-			return nil, work.Result{}, err
+		if err = (checker{&c.request}).check(d, &trait); err == nil {
+			c.scratch = g.choices.Scratch(&c.args, c.flags)
+			g.calls.keep(d, c)
 		}
-		c.scratch = g.choices.Scratch(&c.args, c.flags)
-		g.calls.keep(d, c)
 	}
 	defer c.giveBack()
 	c.nested, c.async = nested, d.Flags&op.FlagAsync != 0
-	if c.scratch > 0 { // later the other members would wait in MPI for this rank
-		if err := c.prog.Reserve(c.scratch); err != nil {
-			return nil, work.Result{}, c.decline(err)
-		}
+	if err == nil && c.scratch > 0 { // later the other members would wait in MPI for this rank
+		err = c.prog.Reserve(c.scratch)
+	}
+	if err == nil && !c.async && c.args.DeviceArgs != nil {
+		err = awaitDevice(&c.request)
+	}
+	if err != nil {
+		c.drop()
+		g.refuse(c.args.Code)
+		return nil, work.Result{}, err
 	}
 	if !c.async {
-		if c.args.DeviceArgs != nil {
-			if err := c.awaitDevice(); err != nil {
-				return nil, work.Result{}, c.decline(err)
-			}
-		}
-		idle, err := g.begin(d.Code)
+		idle, err := g.turns.begin(d.Code)
 		switch {
 		case err != nil:
 			c.drop()
@@ -177,7 +169,7 @@ func (c *collective) queue(d *op.Desc) (*work.Handle, work.Result, error) {
 		c.handle.Notify()
 	}
 	e := c.g.Env
-	if err := c.g.enqueue(c); err != nil {
+	if err := c.g.turns.enqueue(c); err != nil {
 		e.Recorder.End(c.trace, err)
 		c.discard()
 		return nil, work.Result{}, err
@@ -189,14 +181,6 @@ func (c *collective) queue(d *op.Desc) (*work.Handle, work.Result, error) {
 	e.Engine.Look()
 	e.Engine.StartProgress()
 	return h, work.Result{}, nil
-}
-
-// decline frees a call that was not announced, refuses it towards the other members, and returns
-// err.
-func (c *collective) decline(err error) error {
-	c.drop()
-	c.g.refuse(c.args.Code)
-	return err
 }
 
 // Refuse tells the other members that this rank found its own call of code wrong before it reached
@@ -215,7 +199,7 @@ func (g *Group) refuse(code op.Code) {
 	c.args.Code, c.sig[0] = code, uint64(code)
 	c.record(trace.Refusing)
 	c.takeHandle()
-	if err := g.enqueue(c); err != nil {
+	if err := g.turns.enqueue(c); err != nil {
 		g.Env.Recorder.End(c.trace, err)
 		return
 	}
@@ -232,12 +216,4 @@ func (c *collective) record(flags trace.Flags) {
 		flags |= trace.Async
 	}
 	c.trace = c.g.ring.Begin(c.g.ID, c.args.Seq, (*[3]uint64)(&c.sig), flags)
-}
-
-// of describes the collective and its group.
-func (c *collective) of() string { return c.g.Of(health.Describe(c.sig)) }
-
-// numbered describes the collective c of g with its number.
-func (c *collective) numbered() string {
-	return fmt.Sprintf("%s, number %d", health.Describe(c.sig), c.args.Seq)
 }

@@ -12,32 +12,28 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// devicePart describes a tensor of a collective that is in device memory.
-func (c *collective) devicePart(side string, i int, b *op.Buf) (coll.Part, error) {
+// onDevice finds the device of a tensor that is in device memory, which is that of all others.
+func (c checker) onDevice(side string, i int, b *op.Buf) error {
 	var on *cuda.Device
 	if c.args.DeviceArgs != nil {
 		on = c.args.DeviceArgs.Device
 	}
 	dev, at, err := buffer.Beside(c.args.Code, side, i, b, on, "call")
 	if err != nil {
-		return coll.Part{}, err
+		return err
 	}
 	if on == nil {
 		c.args.DeviceArgs = &coll.DeviceArgs{Device: dev}
 		c.mappable = true
 	}
 	c.mappable = c.mappable && (at.IPC || b.Count == 0)
-	part := coll.Part{Data: b.Data, Count: b.Count, OnDevice: true}
-	if !b.Contiguous() && b.Count > 0 {
-		part.Layout = buffer.Layout(b)
-	}
-	return part, nil
+	return nil
 }
 
 // checkDevice ends the check of a call with tensors in device memory. It records what the producing
 // stream has queued by now, because that comes before the collective. Its flags say which paths
 // this rank can take.
-func (c *collective) checkDevice() error {
+func (c checker) checkDevice() error {
 	g := c.g
 	pl, s := c.args.DeviceArgs, &g.Env.Device
 	var err error
@@ -65,24 +61,23 @@ func (c *collective) checkDevice() error {
 // call. It waits before the call is announced, because the wait can be long, and neither the
 // deadline nor Ctrl-C can end the blocking MPI calls that follow. It does not wait if the ranks may
 // map each other's memory: then the devices wait, not the host.
-func (c *collective) awaitDevice() error {
-	pl := c.args.DeviceArgs
-	if pl == nil || c.flags&coll.IPC != 0 {
+func awaitDevice(r *request) error {
+	if r.flags&coll.IPC != 0 {
 		return nil
 	}
-	return c.awaitEvent(pl.Device, pl.Ready)
+	return awaitEvent(r, r.args.DeviceArgs.Device, r.args.DeviceArgs.Ready)
 }
 
-// awaitEvent waits, before c is announced, for what a device has to do first.
-func (c *collective) awaitEvent(device *cuda.Device, event cuda.Event) (err error) {
-	waitErr := c.g.Wait(func() bool {
+// awaitEvent waits, before r is announced, for what a device has to do first.
+func awaitEvent(r *request, device *cuda.Device, event cuda.Event) (err error) {
+	waitErr := r.g.Members().Wait(func() bool {
 		var done bool
 		done, err = device.Query(event)
 		return done || err != nil
-	}, time.Now().Add(c.timeout))
+	}, time.Now().Add(r.timeout))
 	if waitErr == work.ErrDeadline {
 		return status.New(status.Timeout, "%s timed out after %v: the stream of the tensors on CUDA device %d has not come to it; an operation queued there before has not ended",
-			c.g.Of(c.args.Code.String()), c.timeout, device.Index).WithRanks(c.g.Ranks[c.g.Rank])
+			r.g.Members().Of(r.args.Code.String()), r.timeout, device.Index).WithRanks(r.g.Ranks[r.g.Rank])
 	}
 	if waitErr != nil {
 		return waitErr
@@ -92,23 +87,22 @@ func (c *collective) awaitEvent(device *cuda.Device, event cuda.Event) (err erro
 
 // agreeOnDevice completes the DeviceArgs of a call when all members have arrived. A call whose own
 // tensors are on the host gets one too, because another member's tensors are in device memory.
-func (c *collective) agreeOnDevice() {
-	g := c.g
-	if c.args.DeviceArgs == nil {
-		c.args.DeviceArgs = &coll.DeviceArgs{PieceBytes: g.Env.Device.Chunk}
+func agreeOnDevice(r *request) {
+	g := r.g
+	if r.args.DeviceArgs == nil {
+		r.args.DeviceArgs = &coll.DeviceArgs{PieceBytes: g.Env.Device.Chunk}
 	}
-	if g.Local && c.args.Agreed&coll.IPC != 0 {
+	if g.Local && r.args.Agreed&coll.IPC != 0 {
 		if g.peers == nil {
 			g.peers = ipc.New(g.Rank, g.Size)
 		}
-		c.args.DeviceArgs.Peers = g.peers
+		r.args.DeviceArgs.Peers = g.peers
 	}
 }
 
 // releaseDevice gives back what the call holds on its device, once its program has ended. It
 // returns the event that ends what is still queued there, nil if nothing is.
-func (c *collective) releaseDevice() *buffer.Tail {
-	pl := c.args.DeviceArgs
+func releaseDevice(pl *coll.DeviceArgs) *buffer.Tail {
 	if pl == nil || pl.Device == nil {
 		return nil
 	}

@@ -12,14 +12,15 @@ import (
 // end ends c, whose work has ended with err. If MPI tells of a death, it waits until it is known whose.
 func (c *collective) end(err error) wants {
 	if err != nil {
-		c.haveRead()
-		if c.news.Waits(&c.g.Members, err) {
+		haveRead(&c.request)
+		if c.news.Waits(c.g.Members(), err) {
 			return members
 		}
-		err = c.breakIfFailed(c.readable(err))
+		f := c.failure()
+		err = f.breakIfFailed(f.readable(err), c.form)
 	}
-	if c.staged != nil || c.shadow != nil {
-		err = c.unstage(err)
+	if c.copies.staged != nil || c.copies.shadow != nil {
+		err = c.copies.unpack(err)
 	}
 	return c.isOver(err)
 }
@@ -31,7 +32,7 @@ func (c *collective) isOver(err error) wants {
 	c.stage = over
 	var left *buffer.Tail
 	if c.args.DeviceArgs != nil {
-		if left = c.releaseDevice(); left != nil && (err != nil || c.handle == nil) {
+		if left = releaseDevice(c.args.DeviceArgs); left != nil && (err != nil || c.handle == nil) {
 			left.Release()
 			left = nil
 		}
@@ -51,76 +52,51 @@ func (c *collective) isOver(err error) wants {
 		c.discard()
 	}
 	if !c.gone {
-		g.release()
+		g.turns.release()
 	}
 	return nothing
 }
 
-// breakIfFailed breaks the group if collective c failed half way with err, and returns the error for the
+// breakIfFailed breaks the group if the collective failed half way with err, and returns the error for the
 // caller. Two kinds of errors do not break it, because no data was moved: harmless ones, and a mismatch that
 // the algorithm found. Algorithms name ranks of the group; the returned error names world ranks.
-func (c *collective) breakIfFailed(err error) error {
-	g := c.g
-	if err == nil { // return before e and alike, whose addresses errors.As takes, are allocated
-		return nil
-	}
+func (f failure) breakIfFailed(err error, form coll.Form) error {
+	g := f.g
 	var e *status.Error
 	var alike harmless
 	switch {
 	case errors.As(err, &alike):
 		return alike.error
 	case errors.As(err, &e) && e.Code == status.Mismatch:
-		return status.New(e.Code, "%s and the group is usable", e.Msg).WithRanks(g.World(e.Ranks)...)
-	default:
-		if errors.As(err, &e) && e.Code == status.Cuda {
-			e.Ranks = g.World(e.Ranks)
-		}
-		err = c.failedInPhase(g.Named(c.numbered()+c.inPhase(), err))
-		if c.form != coll.InChunks {
-			g.resign(c.args.Seq, err)
-		}
-		g.Fail(err)
+		return status.New(e.Code, "%s and the group is usable", e.Msg).WithRanks(g.Members().World(e.Ranks)...)
+	case e != nil && e.Code == status.Cuda:
+		e.Ranks = g.Members().World(e.Ranks)
 	}
-	return err
-}
-
-// unstage writes results back, unless the operation failed.
-func (c *collective) unstage(err error) error {
-	for i := range c.staged {
-		if err == nil {
-			err = c.staged[i].Unpack()
-		}
+	err = f.failedInPhase(g.Members().Named(f.numbered()+f.inPhase(), err))
+	if form != coll.InChunks {
+		g.resign(f.args.Seq, err)
 	}
-	if err == nil && c.shadow != nil {
-		err = c.shadow.Write()
-	}
+	g.Fail(err)
 	return err
 }
 
 // drop gives back what a call holds.
 func (c *collective) drop() {
-	for i := range c.staged {
-		c.staged[i].Free()
-	}
-	c.staged = nil
-	if c.shadow != nil {
-		c.shadow.Free()
-		c.shadow = nil
-	}
+	c.copies.free()
 	c.offer.Free(c.args.Seq)
 	c.prog.Close()
-	if c.shared != nil {
-		c.shared.Free()
-		c.shared = nil
+	if c.chunks.op != nil {
+		c.chunks.op.Free()
+		c.chunks.op = nil
 	}
-	if t := c.releaseDevice(); t != nil {
+	if t := releaseDevice(c.args.DeviceArgs); t != nil {
 		t.Release()
 	}
 }
 
 // discard frees what c holds. MPI has no request of c.
 func (c *collective) discard() {
-	c.haveRead()
+	haveRead(&c.request)
 	c.drop()
 }
 

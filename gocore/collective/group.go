@@ -2,7 +2,6 @@ package collective
 
 import (
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -21,7 +20,7 @@ import (
 // their order. All methods are safe for concurrent use.
 // Collectives from several threads run in the order of the calls.
 type Group struct {
-	world.Members
+	Place
 
 	// What the group is made of. It is set before Init.
 	ID       int64
@@ -47,16 +46,10 @@ type Group struct {
 	spin     int                 // pauses for which a synchronous call looks whether the others have come
 	ring     *trace.Ring         // the flight recorder's
 	calls    checkedCalls        // short calls that may be repeated
-	patterns neighbours.Patterns // of the exchanges with neighbours
-	inquiry  inquiry             // which members have come to the current collective; used with a wire
+	Patterns neighbours.Patterns // of the exchanges with neighbours
+	Inquiry  inquiry             // which members have come to the current collective; used with a wire
 	timeout  atomic.Int64        // of an operation that has no timeout of its own, in nanoseconds
-
-	mu        sync.Mutex
-	busy      bool // a collective is under way, inline or as a task; the queue waits for it
-	queue     []*collective
-	broken    error // why the group is unusable
-	destroyed bool  // the group takes no more calls
-	freed     bool  // its communicators and shared memory are freed: see Free
+	turns    turns
 
 	async     atomic.Int32                   // asynchronous collectives whose end was not reported yet
 	algorithm atomic.Pointer[coll.Algorithm] // of the last collective; nil before the first
@@ -64,23 +57,27 @@ type Group struct {
 	blocking  atomic.Uint64                  // the collective for which a thread is inside blocking MPI calls; 0: none
 	stuck     stuck                          // what the watcher, which alone uses it, knows of that collective
 
-	// current is the collective whose turn it is. It is nil while no collective is under way, and while its
-	// caller's thread carries it out. mu guards it.
-	current *collective
-
-	// These fields belong to the collective that is under way, and to the holder of mu while busy is false.
-	// While current is set, seq too belongs to the holder of mu.
-	seq     uint64     // newest collective that this member announced
-	turn    uint64     // the collective whose turn it is, or the last one that had it; those from here to seq were announced ahead
-	arrived uint64     // newest collective that this member has seen all members announce; turn or turn-1
-	mapped  uint64     // newest collective that was done in mapped memory
-	peers   *ipc.Peers // device memory of the other members; nil before its first use
+	// These fields belong to the collective that is under way, and to the holder of turns.mu while turns.busy is false.
+	mapped uint64     // newest collective that was done in mapped memory
+	peers  *ipc.Peers // device memory of the other members; nil before its first use
 }
+
+// Place has the fields of world.Members, whose methods are those of Group.Members.
+type Place world.Members
+
+// Members returns the members of the group.
+func (g *Group) Members() *world.Members { return (*world.Members)(&g.Place) }
 
 // Init makes a group ready whose members and means are set.
 func (g *Group) Init(timeout time.Duration) {
-	g.inquiry.g, g.spin, g.ring = g, spinOf(g.Env), g.Env.Recorder.Ring()
+	g.Inquiry.g, g.turns.g, g.spin, g.ring = g, g, arrivalSpin, g.Env.Recorder.Ring()
+	if g.Env.Node.Crowded() {
+		g.spin = crowdedSpin
+	}
 	g.timeout.Store(int64(timeout))
+	if g.Here != nil {
+		g.Levels.Phases = phases{g}
+	}
 }
 
 // SetTimeout sets the timeout of operations that have none of their own.
@@ -107,9 +104,9 @@ func (g *Group) Served() []coll.Served {
 
 // Usable returns why the group cannot carry out an operation, nil if it can. The error names the operation.
 func (g *Group) Usable(code op.Code) error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.usableLocked(code)
+	g.turns.mu.Lock()
+	defer g.turns.mu.Unlock()
+	return g.turns.usable(code)
 }
 
 // noteBroken ends messages without Go, and lets the departure know that the group broke, and how long its calls wait. The deadline of a silent group is
@@ -124,16 +121,16 @@ func (g *Group) noteBroken() {
 // Fail breaks the group because of err. The queued collectives fail as well.
 func (g *Group) Fail(err error) {
 	g.noteBroken()
-	g.mu.Lock()
-	if g.broken == nil {
-		g.broken = err
+	g.turns.mu.Lock()
+	if g.turns.broken == nil {
+		g.turns.broken = err
 	}
-	if !g.busy {
-		g.closeNext(status.CodeOf(g.broken))
+	if !g.turns.busy {
+		g.turns.closeNext(status.CodeOf(g.turns.broken))
 	}
-	queue := g.queue
-	g.queue = nil
-	g.mu.Unlock()
+	queue := g.turns.queue
+	g.turns.queue = nil
+	g.turns.mu.Unlock()
 	g.failHere(err)
 	g.tellOthers()
 	drop(queue, status.New(status.GroupBroken, "an operation before it failed: %v", err))
@@ -141,9 +138,9 @@ func (g *Group) Fail(err error) {
 
 // Broken returns why the group is broken, nil if it is not.
 func (g *Group) Broken() error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.broken
+	g.turns.mu.Lock()
+	defer g.turns.mu.Unlock()
+	return g.turns.broken
 }
 
 func (g *Group) String() string { return fmt.Sprintf("group of ranks %s", status.Brief(g.Ranks)) }

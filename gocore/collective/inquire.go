@@ -47,7 +47,7 @@ func (q *inquiry) look(now time.Time) {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.begin(g.turn, now)
+	q.begin(g.turns.turn, now)
 	if now.Sub(q.since) < health.AskAfter || now.Sub(q.last) < health.AskEvery {
 		return
 	}
@@ -67,37 +67,17 @@ func (q *inquiry) question(member int, now time.Time) {
 	q.g.Env.Roster.Questions.Ask(q.g.Ranks[member], q.g.Key, q.seq)
 }
 
-// ask asks all members about the current collective. It returns those that have not answered within
-// askWait that they have announced it. A member answers if it waits in the core, for this
-// collective or anything else.
-func (q *inquiry) ask() (missing []int) { return q.askUntil(func() bool { return false }) }
-
-// askAgain is ask, and asks those, too, that have answered before: one of them may have stopped since.
-func (q *inquiry) askAgain() (silent []int) {
-	q.forget()
-	return q.ask()
-}
-
-// whoWasFirst asks all members again whether they take part in the current collective, and waits up to askWait until it
-// is known that one does not.
-func (q *inquiry) whoWasFirst() {
-	q.forget()
-	q.askUntil(func() bool { return len(q.g.Arrival.Closers(q.g.turn)) > 0 })
-}
-
-// forget forgets which members have answered that they are there.
-func (q *inquiry) forget() {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.here = map[int]bool{}
-}
-
-// askUntil is ask, and ends when enough is known.
-func (q *inquiry) askUntil(enough func() bool) (missing []int) {
+// ask asks all members about the current collective; with again also those that have answered before: one of them may have
+// stopped since, or given it up. It waits up to askWait, or until enough is known, and returns those that have not answered
+// that they have announced it. A member answers if it waits in the core, for this collective or anything else.
+func (q *inquiry) ask(again bool, enough func() bool) (missing []int) {
 	g := q.g
 	q.mu.Lock()
 	now := time.Now()
-	q.begin(g.turn, now)
+	q.begin(g.turns.turn, now)
+	if again {
+		clear(q.here)
+	}
 	for _, i := range q.elsewhere() {
 		q.question(i, now)
 	}
@@ -133,21 +113,19 @@ func (q *inquiry) elsewhere() (members []int) {
 func (q *inquiry) notHere(seq uint64) (ranks []int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for i, r := range q.g.Ranks {
-		if q.seq != seq || !q.here[i] {
-			ranks = append(ranks, r)
-		}
+	if q.seq != seq {
+		return slices.Clone(q.g.Ranks)
 	}
-	return ranks
+	return q.g.Members().World(q.elsewhere())
 }
 
 // Standing tells how far this member has come. Only groups that span nodes are asked.
-func (g *Group) Standing() arrive.Standing { return g.Wire.Standing() }
+func (q *inquiry) Standing() arrive.Standing { return q.g.Wire.Standing() }
 
 // Learn takes in the answer of another rank to a question about collective seq: whether it has announced it, and who
 // gave it up first; nil if nobody did.
-func (g *Group) Learn(from int, seq uint64, here bool, gaveUp *arrive.Withdrawal) {
-	member := slices.Index(g.Ranks, from)
+func (q *inquiry) Learn(from int, seq uint64, here bool, gaveUp *arrive.Withdrawal) {
+	g, member := q.g, slices.Index(q.g.Ranks, from)
 	if member < 0 {
 		return
 	}
@@ -157,7 +135,6 @@ func (g *Group) Learn(from int, seq uint64, here bool, gaveUp *arrive.Withdrawal
 		}
 		g.Wire.Learn(*gaveUp)
 	}
-	q := &g.inquiry
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.seq == seq {

@@ -12,42 +12,42 @@ const readLooks = 1000
 // carry it, nobody reads what was lent.
 func (c *collective) lends() bool { return c.form == coll.AtOnce && c.offer.Lent() }
 
-// isRead tells whether no other member reads the tensor of c any more, which it has lent. It looks up to spin times.
-func (c *collective) isRead(spin int) bool {
+// isRead tells whether no other member reads the tensor of r any more, which it has lent. It looks up to spin times.
+func isRead(r *request, spin int) bool {
 	for range min(spin, readLooks) {
-		if c.g.Node.Slots.Finished(c.args.Seq) {
+		if r.g.Node.Slots.Finished(r.args.Seq) {
 			return true
 		}
 	}
-	for i := range c.g.Ranks {
-		if c.reads(i) {
+	for i := range r.g.Ranks {
+		if reads(r, i) {
 			return false
 		}
 	}
 	return true
 }
 
-// reads tells whether a member may still read the tensor of c.
-func (c *collective) reads(i int) bool {
-	g := c.g
-	return i != g.Rank && !g.Node.Slots.HasFinished(i, c.args.Seq) && !g.Node.Slots.Left(i) && !g.Env.Roster.Died(g.Ranks[i])
+// reads tells whether a member may still read the tensor of r.
+func reads(r *request, i int) bool {
+	g := r.g
+	return i != g.Rank && !g.Node.Slots.HasFinished(i, r.args.Seq) && !g.Node.Slots.Left(i) && !g.Env.Roster.Died(g.Ranks[i])
 }
 
-// haveRead says that this member reads nothing any more that others have lent for c, or will not begin. It is the turn of c.
-func (c *collective) haveRead() {
-	if g := c.g; c.args.Neighbours != nil && g.Node != nil && c.args.Seq != 0 && c.args.Seq == g.turn {
-		g.Node.Slots.Finish(c.args.Seq)
+// haveRead says that this member reads nothing any more that others have lent for r, or will not begin. It is the turn of r.
+func haveRead(r *request) {
+	if g := r.g; r.args.Neighbours != nil && g.Node != nil && r.args.Seq != 0 && r.args.Seq == g.turns.turn {
+		g.Node.Slots.Finish(r.args.Seq)
 	}
 }
 
 // unreadError is timeoutError of a call that waits for those that read its tensor.
-func (c *collective) unreadError() error {
+func (f failure) unreadError() error {
 	var slow []int
-	for i, r := range c.g.Ranks {
-		if c.reads(i) {
+	for i, r := range f.g.Ranks {
+		if reads(f.request, i) {
 			slow = append(slow, r)
 		}
 	}
 	return status.New(status.Timeout, "%s timed out after %v: all members had come, and rank(s) %s have not read this rank's tensor (are they stopped?); the group is broken",
-		c.of(), c.timeout, status.Brief(slow)).WithRanks(slow...)
+		f.of(), f.timeout, status.Brief(slow)).WithRanks(slow...)
 }

@@ -1,23 +1,19 @@
 package collective
 
 import (
-	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// phases implements coll.Phases.
+// phases implements coll.Phases: it carries out the phases on this node of the collectives of g.
 type phases struct{ g *Group }
-
-// Phases returns what carries out the phases on this node of the collectives of g.
-func (g *Group) Phases() coll.Phases { return phases{g} }
 
 // Start implements coll.Phases. What it begins is over when nobody on this node works on it any more.
 func (p phases) Start(d *op.Desc) (over func() (bool, error), err error) {
 	g := p.g
 	h, _, err := g.Here.Submit(d, false)
 	if err != nil {
-		return nil, g.onThisNode(err)
+		return nil, onThisNode(err)
 	}
 	return func() (bool, error) {
 		if !h.Settled() {
@@ -26,17 +22,17 @@ func (p phases) Start(d *op.Desc) (over func() (bool, error), err error) {
 		_, err := h.Result()
 		code := status.CodeOf(err)
 		if code != status.GroupBroken && code != status.Timeout && code != status.PeerLeft { // its own deadline does not pass
-			return true, g.onThisNode(err)
+			return true, onThisNode(err)
 		}
 		// A member has left the work, and perhaps the job, because the whole group is broken: all had come to the collective.
 		// Who was the first comes by message.
-		if len(g.Arrival.Closers(g.turn)) == 0 {
-			g.inquiry.whoWasFirst()
+		if known := func() bool { return len(g.Arrival.Closers(g.turns.turn)) > 0 }; !known() {
+			g.Inquiry.ask(true, known)
 		}
-		if len(g.Arrival.Closers(g.turn)) > 0 {
-			return true, g.current.closedError()
+		if err := g.turns.current.failure().givenUp(); err != nil {
+			return true, err
 		}
-		return true, g.onThisNode(err)
+		return true, onThisNode(err)
 	}, nil
 }
 
@@ -44,7 +40,7 @@ func (p phases) Start(d *op.Desc) (over func() (bool, error), err error) {
 func (p phases) Fail(err error) { p.g.failHere(err) }
 
 // onThisNode returns the error of a collective of the members on this node.
-func (g *Group) onThisNode(err error) error {
+func onThisNode(err error) error {
 	if err == nil {
 		return nil
 	}
@@ -57,9 +53,9 @@ func (g *Group) onThisNode(err error) error {
 
 // End ends every wait of the group because of why.
 func (g *Group) End(why *status.Error) {
-	g.Members.End(why)
+	g.Members().End(why)
 	if g.Here != nil {
-		g.Here.Members.End(why)
+		g.Here.Members().End(why)
 	}
 }
 
@@ -69,5 +65,5 @@ func (g *Group) failHere(err error) {
 		return
 	}
 	g.Here.Fail(err)
-	g.Here.Members.End(status.New(status.CodeOf(err), "the group is broken: %v", err))
+	g.Here.Members().End(status.New(status.CodeOf(err), "the group is broken: %v", err))
 }

@@ -37,8 +37,8 @@ func (g *Group) Prepare(d *op.Desc) (*Prepared, error) {
 	}
 	c := &p.found
 	c.g = g
-	err := c.check(d, &trait)
-	if err == nil && c.mayBeKept() {
+	err := checker{&c.request}.check(d, &trait)
+	if err == nil && mayBeKept(&c.request) {
 		p.known = true
 		p.sends, p.recvs = append(p.sends, d.Sends()...), append(p.recvs, d.Recvs()...)
 		c.scratch = g.choices.Scratch(&c.args, c.flags)
@@ -57,11 +57,11 @@ func (g *Group) Prepare(d *op.Desc) (*Prepared, error) {
 
 // mayBeKept tells whether what check has found holds for later calls, too: nothing was allocated for this one, and what
 // it announces follows from its arguments alone. A long tensor outside the heap may get there later.
-func (c *collective) mayBeKept() bool {
-	if len(c.staged) > 0 || c.shadow != nil || c.args.DeviceArgs != nil || c.g.Wire != nil {
+func mayBeKept(r *request) bool {
+	if len(r.copies.staged) > 0 || r.copies.shadow != nil || r.args.DeviceArgs != nil || r.g.Wire != nil {
 		return false
 	}
-	return c.g.Payloads == nil || c.flags&(coll.Inline|coll.Mapped) != 0 && c.offer.Lasts()
+	return r.g.Payloads == nil || r.flags&(coll.Inline|coll.Mapped) != 0 && r.offer.Lasts()
 }
 
 // Submit is Group.Submit for the prepared operation. d is as it was for Prepare, except that the buffers may lie
@@ -77,7 +77,7 @@ func (p *Prepared) take(d *op.Desc) *collective {
 		c = &collective{owner: p}
 	}
 	c.request, c.progress = p.found.request, progress{}
-	c.begins(d)
+	beginsAs(&c.request, d)
 	return c
 }
 

@@ -69,7 +69,7 @@ func (k *checkedCalls) find(d *op.Desc) (*checkedCall, *op.Buf) {
 // keep keeps c, a call d that was checked, if later ones may repeat it.
 func (k *checkedCalls) keep(d *op.Desc, c *collective) {
 	place, b, ok := callPlace(d)
-	if !ok || !c.mayBeKept() || c.g.Payloads == nil || c.g.Forced&^coll.Tuning != 0 || c.args.Neighbours != nil || coll.Bytes(&c.args) > c.g.Payloads.Room() {
+	if !ok || !mayBeKept(&c.request) || c.g.Payloads == nil || c.g.Forced&^coll.Tuning != 0 || c.args.Neighbours != nil || coll.Bytes(&c.args) > c.g.Payloads.Room() {
 		return
 	}
 	if old := k.kept[place].Load(); old != nil && old.used.Swap(false) {
@@ -102,12 +102,12 @@ func (t *checkedCall) repeat(d *op.Desc, b *op.Buf) *collective {
 		c.sum.Payload.Data = c.one[1].Data
 		c.atArrival = &c.sum
 	}
-	c.begins(d)
+	beginsAs(&c.request, d)
 	return c
 }
 
-// begins sets what each call of an operation that was checked before has of its own.
-func (r *request) begins(d *op.Desc) {
+// beginsAs sets what each call of an operation that was checked before has of its own.
+func beginsAs(r *request, d *op.Desc) {
 	r.timeout, r.deadline = time.Duration(r.g.timeout.Load()), time.Time{}
 	if d.TimeoutNS >= 0 {
 		r.timeout = d.Timeout(r.timeout, work.Longest)

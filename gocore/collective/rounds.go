@@ -3,6 +3,7 @@ package collective
 import (
 	"slices"
 
+	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/coll/bounce"
 )
 
@@ -17,12 +18,12 @@ const (
 	roundsSteps = 256
 )
 
-// stepRounds takes the rounds of c further, which are done on the thread of its caller.
-func (c *collective) stepRounds(spin int) (done bool, want wants, err error) {
+// stepRounds takes the rounds of a further, which are done on the thread of its caller.
+func stepRounds(a *coll.Args, spin int) (done bool, want wants, err error) {
 	if spin = min(spin, roundsSpin); spin < roundsSpin {
 		spin = 0
 	}
-	state, err := c.args.RunRounds(roundsSteps, spin)
+	state, err := a.RunRounds(roundsSteps, spin)
 	switch {
 	case state == bounce.Done || err != nil:
 		return true, nothing, err
@@ -32,24 +33,21 @@ func (c *collective) stepRounds(spin int) (done bool, want wants, err error) {
 	return false, aStep, nil
 }
 
-// outOfRounds returns an error if a member for which this one waits has died, or a member has given c up. Two members may wait
+// outOfRounds returns an error if a member for which this one waits has died, or a member has given the collective up. Two members may wait
 // for each other, and one of them for the dead one, too.
-func (c *collective) outOfRounds() error {
-	g := c.g
+func (f failure) outOfRounds() error {
+	g := f.g
 	for who := range g.Ranks {
 		if who != g.Rank && g.Bounce.Awaits(who) && g.Env.Roster.Died(g.Ranks[who]) && g.Bounce.Awaits(who) { // what it did before it died counts
-			return c.lost([]int{who})
+			return f.lost([]int{who})
 		}
 	}
-	if len(g.Arrival.Closers(c.args.Seq)) > 0 {
-		return c.closedError()
-	}
-	return nil
+	return f.givenUp()
 }
 
-// late returns the member for which the rounds under way wait, -1 if there is none: one that is stalled, if one is and has not
+// awaited returns the member for which the rounds under way wait, -1 if there is none: one that is stalled, if one is and has not
 // ended its part. Two members may wait for each other, and one of them for the stalled one, too.
-func (g *Group) late() int {
+func awaited(g *Group) int {
 	who := g.Bounce.Awaited()
 	if who < 0 {
 		return who
@@ -61,14 +59,4 @@ func (g *Group) late() int {
 		}
 	}
 	return who
-}
-
-// roundsTimeout is timeoutError for a call whose rounds are not over. It names the member for which all wait.
-func (c *collective) roundsTimeout() error {
-	g := c.g
-	who := g.late()
-	if who < 0 {
-		return c.timeoutError()
-	}
-	return c.notDoneBy(who)
 }

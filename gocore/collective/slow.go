@@ -5,16 +5,17 @@ import (
 	"slices"
 	"time"
 
-	"github.com/paddlempi/paddlempi/gocore/coll"
+	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/health"
 	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // This file has the waits of a group that are reported if they last long (health.Reports).
 
 // reportCollective reports a wait in collective seq of g.
 func (g *Group) reportCollective(s *health.Slowness, what string, seq uint64, moving bool, worker int, still func() bool) {
-	w := health.Wait{What: g.Of(fmt.Sprintf("%s, number %d", what, seq)), How: "has not come", Nobody: "all members have come to it, and none of those that could be asked is stalled",
+	w := health.Wait{What: g.Members().Of(fmt.Sprintf("%s, number %d", what, seq)), How: "has not come", Nobody: "all members have come to it, and none of those that could be asked is stalled",
 		Since: s.Since, ID: health.WaitID("collective", g.Key, seq), Past: true, Key: g.Key, Seq: seq, Moving: moving, Still: still}
 	switch {
 	case moving && worker >= 0 && worker != g.Rank:
@@ -24,8 +25,8 @@ func (g *Group) reportCollective(s *health.Slowness, what string, seq uint64, mo
 		w.Ranks = slices.Clone(g.Ranks)
 	default:
 		missing, known := g.Arrival.Missing()
-		if w.Ranks = g.World(missing); !known {
-			w.Ranks = g.inquiry.notHere(seq)
+		if w.Ranks = g.Members().World(missing); !known {
+			w.Ranks = g.Inquiry.notHere(seq)
 		}
 	}
 	w.Ranks = slices.DeleteFunc(w.Ranks, func(r int) bool { return r == g.Env.Topo.Rank })
@@ -41,7 +42,7 @@ func (g *Group) ReportWait(what string, member int, since time.Time, still func(
 	}
 	if member != g.Rank {
 		rank := g.Ranks[member]
-		o.Report(&health.Wait{What: g.Of(what), How: "is awaited", Since: since, ID: health.WaitID("window", g.Key, uint64(rank)), Key: g.Key, Ranks: []int{rank}, Still: still})
+		o.Report(&health.Wait{What: g.Members().Of(what), How: "is awaited", Since: since, ID: health.WaitID("window", g.Key, uint64(rank)), Key: g.Key, Ranks: []int{rank}, Still: still})
 	}
 	return true
 }
@@ -65,7 +66,7 @@ func (c *collective) reportIfSlow(now time.Time) {
 	}
 	var since time.Time
 	if c.handle != nil {
-		if since = c.awaited(); since.IsZero() {
+		if since = c.g.turns.awaited(c); since.IsZero() {
 			return
 		}
 	}
@@ -73,26 +74,45 @@ func (c *collective) reportIfSlow(now time.Time) {
 		return
 	}
 	worker := -1
-	switch {
-	case c.stage != running:
-	case c.shared != nil:
-		worker = c.shared.Worker()
-	case c.form == coll.InRounds && c.handle == nil:
-		worker = c.g.late()
+	if c.chunks.op != nil || c.handle == nil {
+		worker = c.worker()
 	}
 	mark := c.trace
 	c.g.reportCollective(&c.slow, health.Describe(c.sig), c.args.Seq, c.stage != announced, worker, func() bool { return e.Recorder.UnderWay(mark) })
 }
 
-// awaited returns since when a caller waits for c, or for a collective of the queue, whose turn comes
-// after c. The zero time: none does.
-func (c *collective) awaited() (since time.Time) {
-	c.g.mu.Lock()
-	defer c.g.mu.Unlock()
-	for _, u := range append([]*collective{c}, c.g.queue...) {
-		if at := u.handle.Awaited(); !at.IsZero() && (since.IsZero() || at.Before(since)) {
-			since = at
-		}
+// stuck is a collective that is inside MPI, and what the watcher knows of the members.
+type stuck struct {
+	seq      uint64
+	slow     health.Slowness
+	mourning world.Mourning
+}
+
+// Stuck returns the collective in which a thread of this process waits inside a blocking MPI call that cannot end,
+// because members have died. It returns nil if there is none.
+func (g *Group) Stuck(now time.Time) *health.Stuck {
+	seq := g.blocking.Load()
+	if seq == 0 {
+		g.stuck = stuck{}
+		return nil
 	}
-	return since
+	s := &g.stuck
+	if s.seq != seq {
+		*s = stuck{seq: seq}
+	}
+	if s.slow.Due(&g.Env.Reports, now, time.Time{}) {
+		g.reportCollective(&s.slow, recordedAs(g, seq), seq, true, -1, func() bool { return g.blocking.Load() == seq })
+	}
+	if dead := s.mourning.Over(g.Members(), now); dead != nil {
+		return &health.Stuck{Seq: seq, Ranks: g.Ranks, Dead: g.Members().World(dead)}
+	}
+	return nil
+}
+
+// recordedAs describes collective seq of g, which is under way, as this rank has recorded it.
+func recordedAs(g *Group, seq uint64) string {
+	if s, ok := g.Env.Recorder.Signature(g.ID, seq); ok {
+		return health.Describe(arrive.Signature(s))
+	}
+	return "a collective"
 }

@@ -8,7 +8,6 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
-	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // A collective is a state machine. step takes it as far as it goes without waiting, and says what it waits for. The thread of
@@ -53,33 +52,27 @@ const (
 	bytesOfLook = 512
 )
 
-// spinOf returns the pauses of a synchronous call in the ranks of a world.
-func spinOf(e *world.Env) int {
-	if e.Node.Crowded() {
-		return crowdedSpin
-	}
-	return arrivalSpin
-}
-
 // carryOut takes c to its end on the thread of its caller. The group is busy with c. What waits for requests, or by wire for
 // longer, is handed to the engine. If others may use the memory after an error, left is the handle that comes with it.
 func (c *collective) carryOut() (left *work.Handle, err error) {
 	g := c.g
 	spin := g.spin
-	c.beginTurn()
+	c.args.Seq = g.turns.next()
+	c.record(0)
 	want := c.announce(spin)
 	if want == members && g.Wire != nil {
 		want = c.lookAtWire()
 	}
 	var asked time.Time // when the caller was last asked for an interrupt
 	for {
+		var stop error
 		switch {
 		case want == nothing && c.handle == nil:
 			return nil, c.err
 		case want == requests, c.handle != nil, want == members && g.Wire != nil:
 			return c.handOver(want)
 		case want == members:
-			stop := g.Env.Engine.Wait(func() bool {
+			stop = g.Env.Engine.Wait(func() bool {
 				want = c.step(waitingSpin)
 				return want != members
 			}, time.Time{}, g.Env.Interrupt)
@@ -87,35 +80,30 @@ func (c *collective) carryOut() (left *work.Handle, err error) {
 			if stop == nil {
 				continue
 			}
-			c.ask(stop)
 		case want == aStep && c.form == coll.InRounds: // a long tensor may keep this member from ever waiting
-			if stop := g.interrupt(&asked); stop != nil {
-				c.ask(stop)
+			stop = interrupt(g.Env.Interrupt, &asked)
+		}
+		if stop != nil {
+			c.asked = stop
+			if status.CodeOf(stop) == status.Interrupted {
+				c.interrupted = stop
 			}
 		}
 		want = c.step(spin)
 	}
 }
 
-// ask says that the caller does not want to wait any more, because of err.
-func (c *collective) ask(err error) {
-	c.asked = err
-	if status.CodeOf(err) == status.Interrupted {
-		c.interrupted = err
-	}
-}
-
 // interrupt returns the error of an interrupt, for a loop that does not wait. It looks when the last look, at asked, is long ago.
-func (g *Group) interrupt(asked *time.Time) error {
+func interrupt(ask work.Interrupt, asked *time.Time) error {
 	now := time.Now()
 	if asked.IsZero() {
 		*asked = now
 	}
-	if now.Sub(*asked) < work.InterruptEvery || g.Env.Interrupt == nil {
+	if now.Sub(*asked) < work.InterruptEvery || ask == nil {
 		return nil
 	}
 	*asked = now
-	return g.Env.Interrupt()
+	return ask()
 }
 
 // lookAtWire looks for a moment whether all members have come by wire. A collective whose input travels in its payload is over then.
@@ -140,9 +128,9 @@ func (c *collective) handOver(want wants) (left *work.Handle, err error) {
 		c.takeHandle()
 	}
 	if want != nothing {
-		g.mu.Lock()
-		g.current = c
-		g.mu.Unlock()
+		g.turns.mu.Lock()
+		g.turns.current = c
+		g.turns.mu.Unlock()
 		if c.stage == lingering { // nobody else takes c further
 			g.Env.Engine.StartProgress()
 		}
@@ -156,12 +144,12 @@ func (c *collective) handOver(want wants) (left *work.Handle, err error) {
 // takeHandle gives c the handle by which its caller knows it, and copies what the caller keeps only during the call.
 func (c *collective) takeHandle() {
 	c.handle = c.g.Env.Engine.NewHandle()
-	c.copied = len(c.staged) > 0 || c.inPieces
+	c.copied = len(c.copies.staged) > 0 || c.inPieces
 	if c.deadline.IsZero() {
 		c.deadline = time.Now().Add(c.timeout)
 	}
-	for i := range c.staged {
-		c.staged[i].CopyLayout()
+	for i := range c.copies.staged {
+		c.copies.staged[i].CopyLayout()
 	}
 }
 
@@ -225,7 +213,7 @@ func (c *collective) announce(spin int) wants {
 		c.deadline = time.Now().Add(g.Timeout()) // its first deadline may have passed
 	}
 	if c.ahead {
-		g.Node.Slots.Turn(g.turn)
+		g.Node.Slots.Turn(g.turns.turn)
 		return members
 	}
 	if c.atArrival != nil && c.handle == nil {
@@ -235,7 +223,7 @@ func (c *collective) announce(spin int) wants {
 	if err != nil {
 		c.refuseInstead(err)
 	}
-	state, res, err := g.Arrival.Announce(g.turn, &c.sig, c.announces(), payload, spin)
+	state, res, err := g.Arrival.Announce(g.turns.turn, &c.sig, c.announces(), payload, spin)
 	if g.Wire != nil {
 		g.Env.Engine.CalledMPI()
 	}
@@ -248,11 +236,11 @@ func (c *collective) announce(spin int) wants {
 // announceAndSum announces c, which was checked before. What it has to do is then done, if all members have come.
 func (c *collective) announceAndSum(spin int) wants {
 	g, at := c.g, c.atArrival
-	summed, state, res := g.Node.Slots.AnnounceAndSum(g.turn, &c.sig, c.announces(), at.Payload, spin, &at.Sum, unsafe.Pointer(&at.Fold))
+	summed, state, res := g.Node.Slots.AnnounceAndSum(g.turns.turn, &c.sig, c.announces(), at.Payload, spin, &at.Sum, unsafe.Pointer(&at.Fold))
 	if !summed {
 		return c.takeArrival(state, res, nil, false)
 	}
-	g.arrived = g.turn
+	g.turns.arrived = g.turns.turn
 	c.took(coll.AtTheArrival)
 	c.bare = c.scratch == 0
 	return c.isOver(nil)
@@ -283,7 +271,7 @@ func (c *collective) payload() (arrive.Payload, error) {
 		return arrive.Payload{}, nil
 	}
 	if c.offer.CarriesInput() {
-		if err := c.pack(); err != nil {
+		if err := c.copies.pack(); err != nil {
 			return arrive.Payload{}, err
 		}
 	}
@@ -296,19 +284,19 @@ func (c *collective) takeArrival(state arrive.State, res arrive.Result, err erro
 	g := c.g
 	if err == nil && (state == arrive.Pending || state == arrive.Rubbish) {
 		if state == arrive.Rubbish {
-			err = c.rubbishError()
+			err = c.failure().rubbishError()
 		} else if err = c.mustStop(); err == nil {
 			return members
 		}
-		if c.refused && g.Local && g.Ending() != nil {
+		if c.refused && g.Local && g.Members().Ending() != nil {
 			return c.isOver(nil) // the announcement stays in the control slots: a member that comes later sees the refusal
 		}
-		if !g.Arrival.GiveUp(g.turn, status.CodeOf(err)) {
-			state, res, err = c.cameAfterAll()
+		if !g.Arrival.GiveUp(g.turns.turn, status.CodeOf(err)) {
+			state, res, err = c.failure().cameAfterAll()
 		}
 	}
 	if state == arrive.Closed && err == nil {
-		err = c.closedError()
+		err = c.failure().closedError()
 	}
 	switch {
 	case err != nil:
@@ -316,7 +304,7 @@ func (c *collective) takeArrival(state arrive.State, res arrive.Result, err erro
 	case waited:
 		c.trace.Arrived()
 	}
-	g.arrived = g.turn
+	g.turns.arrived = g.turns.turn
 	if c.refused {
 		return c.isOver(nil)
 	}
@@ -330,19 +318,19 @@ func (c *collective) takeArrival(state arrive.State, res arrive.Result, err erro
 	return c.run()
 }
 
-// cameAfterAll polls the arrival at c once more, which this member could not give up: all members had
+// cameAfterAll polls the arrival once more at a collective, which this member could not give up: all members had
 // announced c. It returns an error if a slot has changed since, which no member does.
-func (c *collective) cameAfterAll() (arrive.State, arrive.Result, error) {
-	g := c.g
+func (f failure) cameAfterAll() (arrive.State, arrive.Result, error) {
+	g := f.g
 	state, res, err := g.Arrival.Poll(0)
 	if err != nil || state == arrive.Agreed || state == arrive.Differ || g.Node == nil {
 		return state, res, err
 	}
-	g.Node.Slots.Stop(g.turn, status.GroupBroken)
+	g.Node.Slots.Stop(g.turns.turn, status.GroupBroken)
 	if state == arrive.Closed {
-		return state, res, c.closedError()
+		return state, res, f.closedError()
 	}
-	return state, res, c.rubbishError()
+	return state, res, f.rubbishError()
 }
 
 // run begins the algorithm. It may take the whole timeout, whatever the arrival took.
@@ -362,9 +350,15 @@ func (c *collective) run() wants {
 		}
 		return c.end(err)
 	case c.form == coll.InChunks:
-		return c.share(alg)
+		switch err = c.chunks.shareOut(c.failure(), alg); {
+		case c.chunks.op == nil:
+			return c.end(err)
+		case err != nil:
+			return c.abandon(err) // other members may work in its tensors
+		}
+		return aStep
 	}
-	if err = c.pack(); err != nil {
+	if err = c.copies.pack(); err != nil {
 		return c.end(err)
 	}
 	if c.form == coll.InRounds && here {
@@ -375,7 +369,7 @@ func (c *collective) run() wants {
 	}
 	if err = c.prog.Build(alg, &c.args); err == nil && c.form == coll.InOneGo {
 		g.Env.Groups.Watcher.Start()
-		g.blocking.Store(g.turn)
+		g.blocking.Store(g.turns.turn)
 		err = c.prog.Run()
 		g.blocking.Store(0)
 		g.Env.Engine.CalledMPI()
@@ -390,26 +384,16 @@ func (c *collective) run() wants {
 	return aStep
 }
 
-// pack copies the tensors that are not contiguous to memory that is.
-func (c *collective) pack() error {
-	for i := range c.staged {
-		if err := c.staged[i].Pack(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // work takes c further, which runs or lingers.
 func (c *collective) work(spin int) wants {
 	done, want, err := false, members, error(nil)
 	switch {
-	case c.shared != nil:
+	case c.chunks.op != nil:
 		done, err = c.stepChunks(spin)
 	case c.lends():
-		done, err = c.isRead(spin), c.computed
+		done, err = isRead(&c.request, spin), c.computed
 	case c.form == coll.InRounds && c.handle == nil:
-		done, want, err = c.stepRounds(spin)
+		done, want, err = stepRounds(&c.args, spin)
 	default:
 		done, err = c.prog.Poll()
 		c.notePhase()
@@ -423,10 +407,22 @@ func (c *collective) work(spin int) wants {
 	switch {
 	case c.stage == lingering:
 		return requests
-	case c.stopping == nil:
+	case c.chunks.stopping == nil:
 		if err := c.mustStop(); err != nil {
 			return c.stop(err)
 		}
 	}
 	return want
+}
+
+// notePhase records in which phase the program of c is, if that has changed.
+func (c *collective) notePhase() {
+	p := c.prog.Phase()
+	if p == c.phase {
+		return
+	}
+	c.phase = p
+	if p.Where != coll.NoPhase {
+		c.trace.Phase(int(p.Where)-1, p.Rail, p.Partner)
+	}
 }

@@ -1,7 +1,6 @@
 package collective
 
 import (
-	"slices"
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/coll"
@@ -19,15 +18,15 @@ const lookEvery = 32
 func (c *collective) mustStop() error {
 	g := c.g
 	switch {
-	case c.handle == nil && c.asked != nil && g.Ending() == nil:
+	case c.handle == nil && c.asked != nil && g.Members().Ending() == nil:
 		err := c.asked
 		c.asked = nil
 		return err
 	case c.handle != nil && !c.refused && c.handle.Done():
 		_, err := c.handle.Result() // the caller was interrupted
 		return err
-	case g.Ending() != nil:
-		return g.EndingError(health.Describe(c.sig))
+	case g.Members().Ending() != nil:
+		return g.Members().EndingError(health.Describe(c.sig))
 	}
 	if c.looks++; c.looks%lookEvery != 0 {
 		return nil
@@ -37,60 +36,59 @@ func (c *collective) mustStop() error {
 		c.deadline = now.Add(c.timeout)
 	}
 	if now.After(c.deadline) {
-		return c.lateError()
+		if c.stage == running && c.lends() {
+			return c.failure().unreadError()
+		}
+		return c.failure().late(c.worker())
 	}
-	g.inquiry.look(now)
+	g.Inquiry.look(now)
 	c.reportIfSlow(now)
 	return c.lossError(now)
 }
 
-// lateError is the error of a deadline that has passed.
-func (c *collective) lateError() error {
+// worker returns the member for whose part of c this one waits, which may be this one; -1 if there is none.
+func (c *collective) worker() int {
 	switch {
-	case c.stage == announced:
-	case c.shared != nil:
-		return c.chunksTimeout(c.shared)
-	case c.lends():
-		return c.unreadError()
+	case c.stage != running:
+	case c.chunks.op != nil:
+		return c.chunks.op.Worker()
 	case c.form == coll.InRounds:
-		return c.roundsTimeout()
+		return awaited(c.g)
 	}
-	return c.timeoutError()
+	return -1
 }
 
 // lossError returns an error if a member that c needs has died, has left, or has given c up.
 func (c *collective) lossError(now time.Time) error {
 	g := c.g
 	switch {
-	case c.stage == running && c.shared != nil:
-		return c.lostError(c.shared)
+	case c.stage == running && c.chunks.op != nil:
+		return c.failure().lostError(c.chunks.op)
 	case c.stage == running && c.form == coll.InRounds && c.handle == nil:
-		return c.outOfRounds()
+		return c.failure().outOfRounds()
 	case c.stage == running || g.Wire != nil: // a wire is an operation of MPI
-		if dead := c.Over(&g.Members, now); dead != nil {
-			return c.lost(dead)
+		if dead := c.mourning.Over(g.Members(), now); dead != nil {
+			return c.failure().lost(dead)
 		}
 	}
-	if c.stage == announced {
-		return c.absentError()
+	if c.stage != announced {
+		if c.prog.Settles() {
+			return nil
+		}
+		return c.failure().givenUp()
 	}
-	if !c.prog.Settles() && len(g.Arrival.Closers(c.args.Seq)) > 0 {
-		return c.closedError()
+	if err := c.failure().leftError(); err != nil || g.Node == nil {
+		return err
 	}
-	return nil
-}
-
-// lost is the error that members died in c, or before they did their part of it.
-func (c *collective) lost(members []int) error {
-	return c.g.DiedError(c.numbered()+c.inPhase(), members, "its result is lost, and the group is broken")
+	return c.failure().givenUp()
 }
 
 // stop gives c, which runs, up because of err.
 func (c *collective) stop(err error) wants {
 	switch {
-	case c.handle == nil && c.shared != nil:
+	case c.handle == nil && c.chunks.op != nil:
 		c.g.Node.Slots.Explain(status.CodeOf(err))
-		c.stopping, c.stopBy = err, time.Now().Add(claimedLimit)
+		c.chunks.stopping, c.chunks.stopBy = err, time.Now().Add(claimedLimit)
 	case c.handle == nil && c.form == coll.InRounds:
 		return c.end(err) // nobody works in the tensors of another member
 	default:
@@ -107,9 +105,9 @@ func (c *collective) abandon(err error) wants {
 	if c.handle == nil {
 		c.takeHandle()
 	}
-	if c.shared != nil {
+	if c.chunks.op != nil {
 		g.Node.Slots.Explain(g.cause(err))
-		c.shared.Leave()
+		c.chunks.op.Leave()
 	} else {
 		g.resign(c.args.Seq, err)
 		c.prog.Leave()
@@ -120,37 +118,17 @@ func (c *collective) abandon(err error) wants {
 	return requests
 }
 
-// refuse makes c one that only takes part in the arrival. c has not begun, and the caller holds Group.mu.
-func (c *collective) refuse() {
-	c.refused = true
-	c.discard()
-	c.g.Env.Engine.StartProgress()
-}
-
 // refuseInstead ends c for its caller because of err, before it is announced, and makes it a refusal: the group stays usable.
 // It is the turn of c.
 func (c *collective) refuseInstead(err error) {
 	if c.handle == nil {
 		c.takeHandle()
 	}
-	c.g.mu.Lock()
-	c.refuse()
-	c.g.mu.Unlock()
+	c.g.turns.mu.Lock()
+	c.g.turns.refuse(c)
+	c.g.turns.mu.Unlock()
 	c.report(err)
 	c.deadline = time.Now().Add(c.g.Timeout())
-}
-
-// refuseQueued makes c a refusal if it is still in the queue and was not announced. c is not removed, because the other members
-// announce a collective in its place.
-func (c *collective) refuseQueued() bool {
-	g := c.g
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if !slices.Contains(g.queue, c) || c.refused || c.ahead {
-		return false
-	}
-	c.refuse()
-	return true
 }
 
 // await waits for a synchronous operation that the engine takes further. An interrupt makes the caller give up; the deadline is
@@ -160,7 +138,7 @@ func (c *collective) await() (lingering *work.Handle, r work.Result, err error) 
 	h, stream := c.handle, uint64(c.stream)
 	r, err = h.Wait(-1, c.g.Env.Interrupt)
 	if !h.Done() {
-		if c.refuseQueued() {
+		if c.g.turns.refuseQueued(c) {
 			c.report(err)
 		} else if h.GiveUp(err) {
 			c.g.Fail(err)
@@ -173,4 +151,47 @@ func (c *collective) await() (lingering *work.Handle, r work.Result, err error) 
 		lingering = h
 	}
 	return lingering, r, err
+}
+
+// A member that cannot go on with a collective breaks the group. The other members must learn it, and
+// that this member was the first. On one node they see it in the control slots. Across nodes this member
+// answers questions, and does so before it is asked, because its process may end next.
+
+// resign says that this member takes no part in collective seq because of err, whether all members have
+// come to it or not. It says nothing new if seq was given up before.
+func (g *Group) resign(seq uint64, err error) {
+	switch {
+	case g.Wire != nil:
+		g.Wire.GiveUp(seq, g.cause(err))
+	case g.Node == nil || len(g.Arrival.Closers(seq)) > 0:
+	case !g.Arrival.GiveUp(seq, g.cause(err)):
+		g.Node.Slots.Stop(seq, g.cause(err))
+	}
+}
+
+// tellOthers tells the members of a group that spans nodes that this one takes no part any more, if it was the
+// first. From here on questions are answered whatever this rank does.
+func (g *Group) tellOthers() {
+	if g.Wire == nil {
+		return
+	}
+	g.Env.Engine.CalledMPI()
+	gaveUp := g.Wire.GaveUp()
+	if gaveUp == nil || gaveUp.By != g.Rank || g.told.Swap(true) {
+		return
+	}
+	for i, r := range g.Ranks {
+		if i != g.Rank && !g.Env.Roster.Died(r) {
+			g.Env.Roster.Questions.Answer(r, g.Key, gaveUp.Seq)
+		}
+	}
+}
+
+// cause returns what the other members are told when this one gives up because of err: what has broken
+// the group first. The queued collectives fail with another code, which would hide it.
+func (g *Group) cause(err error) status.Code {
+	if broken := g.Broken(); broken != nil {
+		err = broken
+	}
+	return status.CodeOf(err)
 }

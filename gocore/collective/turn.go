@@ -3,165 +3,226 @@ package collective
 import (
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-// takeTurn makes it the turn of c. The caller holds mu, and no other collective is under way.
-func (g *Group) takeTurn(c *collective) {
-	g.current = c
-	if !c.ahead {
-		g.seq++
-		c.args.Seq = g.seq
-	}
-	g.turn = c.args.Seq
-	c.trace.Begun(g.turn)
+// turns says whose turn it is among the collectives of a group.
+type turns struct {
+	g         *Group
+	mu        sync.Mutex
+	busy      bool // a collective is under way, inline or as a task; the queue waits for it
+	queue     []*collective
+	broken    error // why the group is unusable
+	destroyed bool  // the group takes no more calls
+	freed     bool  // its communicators and shared memory are freed: see group.Free
+
+	// current is the collective whose turn it is. It is nil while no collective is under way, and while its
+	// caller's thread carries it out. mu guards it.
+	current *collective
+
+	// These fields belong to the collective that is under way, and to the holder of mu while busy is false.
+	// While current is set, seq too belongs to the holder of mu.
+	seq     uint64 // newest collective that this member announced
+	turn    uint64 // the collective whose turn it is, or the last one that had it; those from here to seq were announced ahead
+	arrived uint64 // newest collective that this member has seen all members announce; turn or turn-1
 }
 
-// beginTurn makes it the turn of c, which set busy and runs on the thread of its caller.
-func (c *collective) beginTurn() {
-	g := c.g
-	g.seq++
-	g.turn, c.args.Seq = g.seq, g.seq
-	c.record(0)
+// take makes it the turn of c. The caller holds mu, and no other collective is under way.
+func (t *turns) take(c *collective) {
+	t.current = c
+	if !c.ahead {
+		t.seq++
+		c.args.Seq = t.seq
+	}
+	t.turn = c.args.Seq
+	c.trace.Begun(t.turn)
+}
+
+// next begins the turn of a collective of the caller's thread, which has made the group busy, and returns its number.
+func (t *turns) next() uint64 {
+	t.seq++
+	t.turn = t.seq
+	return t.seq
 }
 
 // begin makes the group busy, if it is idle and usable.
-func (g *Group) begin(code op.Code) (idle bool, err error) {
-	g.mu.Lock()
-	if !g.busy {
-		err = g.usableLocked(code)
+func (t *turns) begin(code op.Code) (idle bool, err error) {
+	t.mu.Lock()
+	if !t.busy {
+		err = t.usable(code)
 		idle = err == nil
-		g.busy = idle
+		t.busy = idle
 	}
-	g.mu.Unlock()
+	t.mu.Unlock()
 	return idle, err
 }
 
-// usableLocked returns why the group cannot carry out an operation. The caller holds mu.
-func (g *Group) usableLocked(code op.Code) error {
+// usable returns why the group cannot carry out an operation. The caller holds mu.
+func (t *turns) usable(code op.Code) error {
 	switch {
-	case g.destroyed:
-		return status.New(status.GroupDestroyed, "%s: the group of ranks %s was destroyed; make a new one with new_group", code, status.Brief(g.Ranks))
-	case g.broken != nil:
+	case t.destroyed:
+		return status.New(status.GroupDestroyed, "%s: the group of ranks %s was destroyed; make a new one with new_group", code, status.Brief(t.g.Ranks))
+	case t.broken != nil:
 		return status.New(status.GroupBroken, "%s: the group of ranks %s is broken by an earlier failure (%v); make a new group, or end the job",
-			code, status.Brief(g.Ranks), g.broken)
+			code, status.Brief(t.g.Ranks), t.broken)
 	}
-	if g.Wire != nil && g.Env.Topo.Joined {
+	if t.g.Wire != nil && t.g.Env.Topo.Joined {
 		// MPICH crashes in a send to a process of another job that has died (measured).
-		if dead := g.Dead(); len(dead) > 0 {
-			return g.DiedError(code.String(), dead, "over several nodes the group takes no more calls")
+		if dead := t.g.Members().Dead(); len(dead) > 0 {
+			return t.g.Members().DiedError(code.String(), dead, "over several nodes the group takes no more calls")
 		}
 	}
 	return nil
 }
 
 // enqueue starts c if the group is idle, else appends it to the queue.
-func (g *Group) enqueue(c *collective) error {
-	g.mu.Lock()
-	if err := g.usableLocked(c.args.Code); err != nil {
-		g.mu.Unlock()
+func (t *turns) enqueue(c *collective) error {
+	t.mu.Lock()
+	if err := t.usable(c.args.Code); err != nil {
+		t.mu.Unlock()
 		return err
 	}
-	if g.busy && c.nested {
-		g.mu.Unlock()
+	if t.busy && c.nested {
+		t.mu.Unlock()
 		return status.New(status.Reentrant, "%s: called by a signal handler that interrupted a collective of the same group, which cannot end before the handler does. "+
-			"Let the handler set a flag, and all_reduce the flag at each step: signals land at different places on each rank", g.Of(c.args.Code.String()))
+			"Let the handler set a flag, and all_reduce the flag at each step: signals land at different places on each rank", t.g.Members().Of(c.args.Code.String()))
 	}
 	if c.async && !c.refused {
 		c.counted = true
-		g.async.Add(1)
+		t.g.async.Add(1)
 	}
-	if g.busy {
-		g.queue = append(g.queue, c)
-		g.Env.Hold()
-		g.announceAhead()
-		g.mu.Unlock()
+	if t.busy {
+		t.queue = append(t.queue, c)
+		t.g.Env.Hold()
+		t.announceAhead()
+		t.mu.Unlock()
 		return nil
 	}
-	g.busy = true
-	g.takeTurn(c)
-	g.mu.Unlock()
+	t.busy = true
+	t.take(c)
+	t.mu.Unlock()
 	c.start()
 	return nil
 }
 
 // release ends a collective. It starts the next one of the queue, unless the group is ending.
-func (g *Group) release() {
-	g.mu.Lock()
-	if len(g.queue) > 0 && g.Ending() == nil {
-		next := g.queue[0]
-		g.queue = g.queue[1:]
-		g.takeTurn(next)
-		g.announceAhead()
-		g.mu.Unlock()
-		g.Env.Unhold()
+func (t *turns) release() {
+	t.mu.Lock()
+	if len(t.queue) > 0 && t.g.Members().Ending() == nil {
+		next := t.queue[0]
+		t.queue = t.queue[1:]
+		t.take(next)
+		t.announceAhead()
+		t.mu.Unlock()
+		t.g.Env.Unhold()
 		next.start()
 		return
 	}
-	left := g.queue
-	g.queue, g.current = nil, nil
-	if g.broken != nil {
-		g.closeNext(status.CodeOf(g.broken))
+	left := t.queue
+	t.queue, t.current = nil, nil
+	if t.broken != nil {
+		t.closeNext(status.CodeOf(t.broken))
 	}
-	g.busy = false
-	broken := g.broken
-	g.mu.Unlock()
+	t.busy = false
+	broken := t.broken
+	t.mu.Unlock()
 	if broken != nil {
-		g.tellOthers()
+		t.g.tellOthers()
 	}
 	if len(left) > 0 {
-		drop(left, g.Ending())
+		drop(left, t.g.Members().Ending())
 	}
+}
+
+// closeNext tells the other members that this one will not come to another collective, because of
+// reason. A member that waits for this one, or comes later, gets an error at once. The caller holds
+// mu, and no collective is under way.
+func (t *turns) closeNext(reason status.Code) {
+	if t.allCame() { // else they were told before
+		t.g.Arrival.GiveUp(t.seq+1, reason)
+	}
+}
+
+// allCame tells whether all members have come to every collective that this one has announced.
+func (t *turns) allCame() bool { return !t.freed && t.arrived == t.turn && t.turn == t.seq }
+
+// refuse makes c one that only takes part in the arrival. c has not begun, and the caller holds mu.
+func (t *turns) refuse(c *collective) {
+	c.refused = true
+	c.discard()
+	t.g.Env.Engine.StartProgress()
+}
+
+// refuseQueued makes c a refusal if it is still in the queue and was not announced. c is not removed, because the other members
+// announce a collective in its place.
+func (t *turns) refuseQueued(c *collective) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !slices.Contains(t.queue, c) || c.refused || c.ahead {
+		return false
+	}
+	t.refuse(c)
+	return true
+}
+
+// awaited returns since when a caller waits for c, whose turn it is, or for a collective of the queue. The zero time: none does.
+func (t *turns) awaited(c *collective) (since time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, u := range append([]*collective{c}, t.queue...) {
+		if at := u.handle.Awaited(); !at.IsZero() && (since.IsZero() || at.Before(since)) {
+			since = at
+		}
+	}
+	return since
 }
 
 // drop ends queued collectives that will not begin because of err.
 func drop(queue []*collective, err error) {
 	for _, c := range queue {
 		c.g.Env.Unhold()
-		c.withdraw(status.New(status.CodeOf(err), "%s: given up before its turn came: %v", c.of(), err))
+		c.withdraw(status.New(status.CodeOf(err), "%s: given up before its turn came: %v", c.failure().of(), err))
 	}
 }
 
 // expireGrace is added to the deadline of a queued collective. The collective before it may have
-// the same deadline and should fail first, because its error names the ranks that never came. Over
-// nodes it asks for them first.
-func (g *Group) expireGrace() time.Duration {
-	if g.Wire != nil {
-		return askWait + 200*time.Millisecond
-	}
-	return 200 * time.Millisecond
-}
+// the same deadline and should fail first, because its error names the ranks that never came.
+const expireGrace = 200 * time.Millisecond
 
 // Expire gives up the queued collectives whose deadline has passed. The engine does not poll them,
 // so Env.chores calls Expire now and then. A collective that all members have announced ahead cannot
 // be refused any more, so it breaks the group.
 func (g *Group) Expire(now time.Time) {
-	grace := g.expireGrace()
-	g.mu.Lock()
+	grace := expireGrace
+	if g.Wire != nil {
+		grace += askWait // it asks for the ranks first
+	}
+	g.turns.mu.Lock()
 	var late []*collective // one that was announced ahead, and those behind it
 	var why error
-	for i, c := range g.queue {
+	for i, c := range g.turns.queue {
 		if c.refused || !now.After(c.deadline.Add(grace)) {
 			continue
 		}
 		what := fmt.Sprintf("%s timed out after %v: its turn did not come, because an operation before it is still under way",
-			c.of(), c.timeout)
+			c.failure().of(), c.timeout)
 		if c.ahead && !g.Node.Slots.Refuse(c.args.Seq) {
 			why = status.New(status.Timeout, "%s; all other members have come to it, so the group is broken", what)
-			late = slices.Clone(g.queue[i:])
-			g.queue = g.queue[:i]
-			if g.broken == nil {
-				g.broken = why
+			late = slices.Clone(g.turns.queue[i:])
+			g.turns.queue = g.turns.queue[:i]
+			if g.turns.broken == nil {
+				g.turns.broken = why
 			}
 			break
 		}
-		c.refuse()
+		g.turns.refuse(c)
 		c.report(status.New(status.Timeout, "%s; this rank refuses its part, and the group stays usable", what))
 	}
-	g.mu.Unlock()
+	g.turns.mu.Unlock()
 	if why == nil {
 		return
 	}

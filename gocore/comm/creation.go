@@ -3,6 +3,7 @@ package comm
 import (
 	"fmt"
 	"runtime"
+	"slices"
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/health"
@@ -117,12 +118,7 @@ func (c *Creation) lost(p transport.Limited) error {
 	if c.e.Roster.AnyDied(c.ranks) {
 		return unmadeError(c.e, c.what, c.ranks, c.e.Roster.Dead(c.ranks))
 	}
-	var left []int
-	for _, r := range c.world(p.Missing()) {
-		if c.e.Roster.LeftInOrder(r) {
-			left = append(left, r)
-		}
-	}
+	left := slices.DeleteFunc(c.world(p.Missing()), func(r int) bool { return !c.e.Roster.LeftInOrder(r) })
 	if now := time.Now(); len(left) == 0 || c.leftAt.IsZero() {
 		c.leftAt = now
 	} else if now.Sub(c.leftAt) > health.LeftGrace {
@@ -158,7 +154,8 @@ func (c *Creation) byMPI(build func(transport.Comm) error, abandoned func(why er
 			return err
 		}
 		if time.Now().After(c.until) {
-			return c.late(c.others()) // MPI does not say whom it waits for
+			others := slices.DeleteFunc(slices.Clone(c.ranks), func(r int) bool { return r == c.e.Topo.Rank })
+			return c.late(others) // MPI does not say whom it waits for
 		}
 		if c.e.Interrupt != nil {
 			return c.e.Interrupt()
@@ -175,16 +172,6 @@ func (c *Creation) byMPI(build func(transport.Comm) error, abandoned func(why er
 		_ = comm.Free()
 	}
 	return err
-}
-
-// others returns the ranks of the other members.
-func (c *Creation) others() (ranks []int) {
-	for _, r := range c.ranks {
-		if r != c.e.Topo.Rank {
-			ranks = append(ranks, r)
-		}
-	}
-	return ranks
 }
 
 // Attempt runs build, which calls MPI with all members, for the call that what names. These calls block, so build runs on a

@@ -9,9 +9,12 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
-// Alone makes a communicator of the members that carries nothing else, also in a group of one rank. It is collective, and
-// the members call it in the same order as new_group.
-func Alone(g *world.Members, what string, timeout time.Duration) (transport.Comm, error) {
+// Members are those of a group, who make communicators that carry nothing else.
+type Members struct{ *world.Members }
+
+// Alone makes one for a join, also in a group of one rank. It is collective, and the members call it in the same order as
+// new_group.
+func (g Members) Alone(what string, timeout time.Duration) (transport.Comm, error) {
 	if g.Size == 1 {
 		defer g.Use()()
 		if err := g.EndingError(what); err != nil {
@@ -19,15 +22,14 @@ func Alone(g *world.Members, what string, timeout time.Duration) (transport.Comm
 		}
 		return g.Env.Base.Create(g.Ranks, 0)
 	}
-	return Separate(g, what, timeout, func(func([]int64) ([][]int64, error)) error { return nil })
+	return g.Separate(what, timeout, func(func([]int64) ([][]int64, error)) error { return nil })
 }
 
-// Separate makes a communicator of the members that carries nothing else, for another room of the core that moves bytes
-// between them by itself (ps/link). It is collective, and the
+// Separate makes one for another room of the core that moves bytes between the members by itself (ps/link). It is collective, and the
 // members call it in the same order as new_group. meanwhile is called on each of them, and may exchange
 // words: tell gives this member's, of the same number on all, and returns those of all, by rank. All
 // members call tell equally often. In a group of one rank the communicator is nil.
-func Separate(g *world.Members, what string, timeout time.Duration, meanwhile func(tell func(words []int64) ([][]int64, error)) error) (transport.Comm, error) {
+func (g Members) Separate(what string, timeout time.Duration, meanwhile func(tell func(words []int64) ([][]int64, error)) error) (transport.Comm, error) {
 	e := g.Env
 	defer g.Use()()
 	if err := g.EndingError(what); err != nil {

@@ -70,7 +70,7 @@ func halo(g *group.Group, r haloRequest, _ work.Interrupt) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	pattern, err := g.NewHalo(h)
+	pattern, err := g.Patterns.NewHalo(g.Size, h)
 	return patternReply(pattern, err)
 }
 
@@ -122,7 +122,7 @@ type graphRequest struct {
 
 // graph returns the number of the pattern of a graph.
 func graph(g *group.Group, r graphRequest, _ work.Interrupt) (any, error) {
-	pattern, err := g.NewGraph(r.To, r.From)
+	pattern, err := g.Patterns.NewGraph(g.Size, g.Rank, r.To, r.From)
 	return patternReply(pattern, err)
 }
 

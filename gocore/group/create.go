@@ -80,49 +80,43 @@ func New(e *world.Env, id int64, ranks []int, timeout time.Duration) (*Group, er
 
 // assemble makes everything of a group but its first communicator.
 func assemble(e *world.Env, id int64, key uint64, ranks []int, comm transport.Comm, forced coll.Forced, timeout time.Duration) (*Group, error) {
-	g := &Group{collComm: comm, Group: collective.Group{Members: world.Members{Env: e, Rank: slices.Index(ranks, e.Topo.Rank), Size: len(ranks), Ranks: ranks}, ID: id, Key: key, MPI: coll.On(e.Base, comm), Forced: forced}}
-	g.Init(timeout)
+	g := &Group{collComm: comm, Group: collective.Group{Place: collective.Place{Env: e, Rank: slices.Index(ranks, e.Topo.Rank), Size: len(ranks), Ranks: ranks}, ID: id, Key: key, MPI: coll.On(e.Base, comm), Forced: forced}}
 	remaining.free()
-	if err := g.join(comm); err != nil {
+	if err := join(&g.Group, comm); err != nil {
 		return nil, err
 	}
+	g.Init(timeout)
 	var asked health.Respondent
 	if g.Wire != nil {
-		asked = g
+		asked = &g.Inquiry
 	}
 	e.Remember(g, trace.Group{ID: id, Key: key, Rank: g.Rank, Ranks: ranks}, asked)
 	return g, nil
 }
 
 // join makes the group's arrival, and what carries its messages. It is collective over comm.
-func (g *Group) join(comm transport.Comm) error {
+func join(g *collective.Group, comm transport.Comm) error {
+	var own transport.Comm // carries messages; of a group of one, the first message makes it
 	if g.Size == 1 {
 		g.Local, g.Arrival = true, new(arrive.Alone)
-		g.Messages = messages.New(&g.Members, g.ID, g.Key, nil, g) // the first message makes what carries it
-		return nil
-	}
-	if err := g.arriveOver(comm); err != nil {
-		return err
-	}
-	own, err := g.carrier(comm)
-	if err == nil {
-		g.Messages = messages.New(&g.Members, g.ID, g.Key, own, g)
-	}
-	return err
-}
-
-// carrier returns what carries messages: what the node has, if all members are on it.
-func (g *Group) carrier(comm transport.Comm) (transport.Comm, error) {
-	if g.Local {
-		if own, err := g.Env.Node.Connect(g.Ranks, g.Key); own != nil || err != nil {
-			return own, err
+	} else {
+		err := arriveOver(g, comm)
+		if err == nil && g.Local {
+			own, err = g.Env.Node.Connect(g.Ranks, g.Key)
+		}
+		if err == nil && own == nil {
+			own, err = comm.Dup(nil)
+		}
+		if err != nil {
+			return err
 		}
 	}
-	return comm.Dup(nil)
+	g.Messages = messages.New(g.Members(), g.ID, g.Key, own, g)
+	return nil
 }
 
 // arriveOver makes the arrival. It is collective over comm.
-func (g *Group) arriveOver(comm transport.Comm) error {
+func arriveOver(g *collective.Group, comm transport.Comm) error {
 	if g.Env.Topo.OneNode(g.Ranks) {
 		slots, _, err := g.Env.Node.MakeControlSlots(comm, transport.EveryRank(g.Size), coll.BounceWords(g.Size))
 		if err != nil {
@@ -130,17 +124,17 @@ func (g *Group) arriveOver(comm transport.Comm) error {
 		}
 		if slots != nil {
 			g.Local, g.Arrival, g.Payloads = true, slots, slots
-			g.Node = &coll.Node{Slots: slots, Heaps: &g.Members}
+			g.Node = &coll.Node{Slots: slots, Heaps: g.Members()}
 			if shared, _ := g.Env.Node.Heaps(); shared {
 				g.Blocks = &coll.Blocks{Slots: slots}
 				g.Bounce = &coll.Bounce{Rank: g.Rank, Size: g.Size, Crowded: g.Env.Node.Crowded(), YieldEvery: slots.Yields(), Told: slots.Behind(), Heap: heap.OfProcess,
-					Heaps: &g.Members, Presence: slots}
+					Heaps: g.Members(), Presence: slots}
 				g.Lends = !g.Env.Node.Crowded() // there a second wait costs more than a copy
 			}
 			return nil
 		}
 	}
-	board, err := g.makeLevels(comm)
+	board, err := makeLevels(g, comm)
 	if err != nil {
 		return err
 	}
@@ -168,23 +162,6 @@ func (g *Group) MonitoredBarrier(timeout time.Duration) error {
 	h := fnv.New64a()
 	h.Write(binary.LittleEndian.AppendUint64([]byte("monitored_barrier"), g.Key))
 	return g.Env.Meet("monitored_barrier", "called monitored_barrier on this group; the group stays usable", h.Sum64(), g.Ranks, timeout)
-}
-
-// Alone makes a communicator of the members that carries nothing else, also in a group of one rank: comm.Alone.
-func (g *Group) Alone(what string, timeout time.Duration) (transport.Comm, error) {
-	return comm.Alone(&g.Members, what, timeout)
-}
-
-// Separate makes one for another room of the core, which moves bytes between the members by itself: comm.Separate.
-func (g *Group) Separate(what string, timeout time.Duration, meanwhile func(tell func(words []int64) ([][]int64, error)) error) (transport.Comm, error) {
-	return comm.Separate(&g.Members, what, timeout, meanwhile)
-}
-
-// Attempt runs build, which calls MPI without a deadline, on a thread of its own, as new_group does. It is given up if a
-// member dies, or if ends, which is asked now and then, returns why. If build returns after that, abandoned is called.
-func (g *Group) Attempt(what string, ends, build func() error, abandoned func()) error {
-	_, err := comm.Attempt(g.Env, what, g.Ranks, ends, build, func(error) { abandoned() })
-	return err
 }
 
 // Carrier returns what carries the messages of the group's windows, and their tag: the communicator of its collectives, whose

@@ -8,7 +8,6 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/collective"
 	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/work"
-	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
 // A group over nodes may work in levels (coll.Levels). Its members on this node are a group of their own then, which
@@ -16,7 +15,7 @@ import (
 
 // makeLevels makes what the members on this node share, if the members of every node can share memory. The board is nil
 // for a member that is alone on its node. It is collective over comm.
-func (g *Group) makeLevels(comm transport.Comm) (*arrive.Board, error) {
+func makeLevels(g *collective.Group, comm transport.Comm) (*arrive.Board, error) {
 	nodes := g.Env.Topo.ByNode(g.Ranks)
 	if g.Nodes = len(nodes); g.Nodes == 1 || g.Nodes == g.Size {
 		return nil, nil
@@ -53,21 +52,10 @@ func (g *Group) makeLevels(comm transport.Comm) (*arrive.Board, error) {
 	if slots == nil {
 		return nil, nil
 	}
-	h := &collective.Group{Members: world.Members{Env: g.Env, Rank: l.LocalRank, Size: len(here), Ranks: g.World(here)}, ID: g.ID, Key: g.Key, MPI: coll.On(g.Env.Base, nil),
+	h := &collective.Group{Place: collective.Place{Env: g.Env, Rank: l.LocalRank, Size: len(here), Ranks: g.Members().World(here)}, ID: g.ID, Key: g.Key, MPI: coll.On(g.Env.Base, nil),
 		Local: true, Arrival: slots, Payloads: slots, Silent: true}
-	h.Node = &coll.Node{Slots: slots, Heaps: &h.Members}
+	h.Node = &coll.Node{Slots: slots, Heaps: h.Members()}
 	h.Init(work.Longest) // the collective of the whole group has the deadline
 	g.Here = h
-	l.Phases = g.Phases()
 	return arrive.NewBoard(slots.Behind(), here, g.Rank, nodes), nil
-}
-
-// freeHere gives back what the members on this node share. No collective of theirs is under way.
-func (g *Group) freeHere() {
-	if g.Here != nil {
-		_ = g.Here.Arrival.Close()
-	}
-	if g.Levels != nil {
-		g.Levels.Free()
-	}
 }

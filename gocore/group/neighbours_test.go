@@ -42,7 +42,7 @@ func halo(b op.Buf, pattern int32) *op.Desc {
 }
 
 func newLine(t *testing.T, g *Group, periodic bool, width int64) int32 {
-	pattern, err := g.NewHalo(&grid.Halo{Grid: grid.Grid{Dims: []int{g.Size, 1}, Periodic: []bool{periodic, false}},
+	pattern, err := g.Patterns.NewHalo(g.Size, &grid.Halo{Grid: grid.Grid{Dims: []int{g.Size, 1}, Periodic: []bool{periodic, false}},
 		Widths: []grid.Width{{Before: width, After: width}, {}}})
 	require.NoError(t, err)
 	return pattern
@@ -133,13 +133,13 @@ func TestPatternsAreChecked(t *testing.T) {
 	ranks(t, 2, nil, func(t *testing.T, e *world.Env, g *Group) {
 		pattern := newLine(t, g, false, 1)
 		assert.Equal(t, pattern, newLine(t, g, false, 1), "equal patterns have one number")
-		_, err := g.NewHalo(&grid.Halo{Grid: grid.Grid{Dims: []int{3}, Periodic: []bool{false}}, Widths: []grid.Width{{}}})
+		_, err := g.Patterns.NewHalo(g.Size, &grid.Halo{Grid: grid.Grid{Dims: []int{3}, Periodic: []bool{false}}, Widths: []grid.Width{{}}})
 		assert.ErrorContains(t, err, "3 ranks, the group has 2")
-		_, err = g.NewGraph([]int{2}, nil)
+		_, err = g.Patterns.NewGraph(g.Size, g.Rank, []int{2}, nil)
 		assert.ErrorContains(t, err, "rank 2 is not in the group")
-		_, err = g.NewGraph([]int{g.Rank}, nil)
+		_, err = g.Patterns.NewGraph(g.Size, g.Rank, []int{g.Rank}, nil)
 		assert.ErrorContains(t, err, "from itself 0 times")
-		graph, err := g.NewGraph(nil, nil)
+		graph, err := g.Patterns.NewGraph(g.Size, g.Rank, nil, nil)
 		require.NoError(t, err)
 		b := line(g.Rank, 3, 4)
 		for _, number := range []int32{-1, 99, graph} {
@@ -175,7 +175,7 @@ func TestGraphs(t *testing.T) {
 		ranks(t, n, nodes, func(t *testing.T, e *world.Env, g *Group) {
 			// Each gives two tensors to the next member and one to itself.
 			next, before := (g.Rank+1)%n, (g.Rank+n-1)%n
-			pattern, err := g.NewGraph([]int{next, g.Rank, next}, []int{before, before, g.Rank})
+			pattern, err := g.Patterns.NewGraph(g.Size, g.Rank, []int{next, g.Rank, next}, []int{before, before, g.Rank})
 			require.NoError(t, err)
 			if n == 1 {
 				return // all are of the rank itself: see TestPatternsAreChecked

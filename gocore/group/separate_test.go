@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 
+	"github.com/paddlempi/paddlempi/gocore/comm"
 	"github.com/paddlempi/paddlempi/gocore/heap"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/transport"
@@ -18,7 +19,7 @@ func TestSeparate(t *testing.T) {
 			var made [2]transport.Comm
 			for i := range made {
 				var all [][]int64
-				comm, err := g.Separate("a test", 10*time.Second, func(tell func([]int64) ([][]int64, error)) (err error) {
+				comm, err := comm.Members{Members: g.Members()}.Separate("a test", 10*time.Second, func(tell func([]int64) ([][]int64, error)) (err error) {
 					all, err = tell([]int64{int64(g.Rank), int64(i)})
 					return err
 				})
@@ -36,7 +37,7 @@ func TestSeparate(t *testing.T) {
 				assert.Equal(t, n, comm.Size())
 			}
 			assert.True(t, n == 1 || made[0] != made[1])
-			_, err := g.Separate("a test", 10*time.Second, func(tell func([]int64) ([][]int64, error)) error {
+			_, err := comm.Members{Members: g.Members()}.Separate("a test", 10*time.Second, func(tell func([]int64) ([][]int64, error)) error {
 				return status.New(status.Mismatch, "meanwhile")
 			})
 			assert.ErrorContains(t, err, "meanwhile")
@@ -49,7 +50,7 @@ func TestSeparateNamesWhoDoesNotCome(t *testing.T) {
 		if g.Rank == 2 {
 			return
 		}
-		_, err := g.Separate("a test", 300*time.Millisecond, func(func([]int64) ([][]int64, error)) error { return nil })
+		_, err := comm.Members{Members: g.Members()}.Separate("a test", 300*time.Millisecond, func(func([]int64) ([][]int64, error)) error { return nil })
 		assert.Equal(t, status.Timeout, status.CodeOf(err))
 		assert.ErrorContains(t, err, "had not called a test")
 	})
@@ -59,11 +60,11 @@ func TestSeparateNamesWhoDoesNotCome(t *testing.T) {
 func TestUseHoldsTheWorld(t *testing.T) {
 	for _, ends := range []bool{false, true} {
 		ranks(t, 1, nil, func(t *testing.T, e *world.Env, g *Group) {
-			done := g.Use()
-			assert.NoError(t, g.Trouble("a wait", 0))
+			done := g.Members().Use()
+			assert.NoError(t, g.Members().Trouble("a wait", 0))
 			if ends {
 				go func() {
-					for g.Trouble("a wait", 0) == nil {
+					for g.Members().Trouble("a wait", 0) == nil {
 						time.Sleep(time.Millisecond)
 					}
 					done()
@@ -72,7 +73,7 @@ func TestUseHoldsTheWorld(t *testing.T) {
 			settled, err := e.Destroy()
 			assert.NoError(t, err)
 			assert.Equal(t, ends, settled)
-			err = g.Trouble("a wait", 0)
+			err = g.Members().Trouble("a wait", 0)
 			assert.Equal(t, status.GroupDestroyed, status.CodeOf(err))
 			assert.ErrorContains(t, err, "a wait on the group of ranks [0]")
 		})
@@ -86,24 +87,24 @@ func TestTroubleWithAMemberThatLeft(t *testing.T) {
 	ranks(t, 3, []int{0, 0, 1}, func(t *testing.T, e *world.Env, g *Group) {
 		switch g.Rank {
 		case 0:
-			assert.NotNil(t, g.HeapOf(1))
-			assert.Nil(t, g.HeapOf(2))
+			assert.NotNil(t, g.Members().HeapOf(1))
+			assert.Nil(t, g.Members().HeapOf(2))
 			_, err := e.Leave()
 			assert.NoError(t, err)
 			close(left)
 			<-looked
 			<-looked
 		case 1:
-			assert.IsType(t, (*heap.View)(nil), g.HeapOf(0))
+			assert.IsType(t, (*heap.View)(nil), g.Members().HeapOf(0))
 			<-left
-			err := g.Trouble("a wait", 0)
+			err := g.Members().Trouble("a wait", 0)
 			assert.Equal(t, status.PeerLeft, status.CodeOf(err))
 			assert.Equal(t, []int{0}, err.(*status.Error).Ranks)
-			assert.NoError(t, g.Trouble("a wait", 1))
+			assert.NoError(t, g.Members().Trouble("a wait", 1))
 			looked <- struct{}{}
 		case 2:
 			<-left
-			assert.NoError(t, g.Trouble("a wait", 0))
+			assert.NoError(t, g.Members().Trouble("a wait", 0))
 			looked <- struct{}{}
 		}
 	})

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/channel"
+	"github.com/paddlempi/paddlempi/gocore/comm"
 	"github.com/paddlempi/paddlempi/gocore/group"
 	"github.com/paddlempi/paddlempi/gocore/registry"
 	"github.com/paddlempi/paddlempi/gocore/status"
@@ -82,9 +83,10 @@ func (c Call) join(by way) (*registry.World, error) {
 		return nil, status.New(status.CodeOf(err), "%s: %v", c.What, err)
 	}
 	s := &party{Call: c, deadline: time.Now().Add(c.Timeout)}
-	defer c.Group.Use()()
+	defer c.Group.Members().Use()()
 	var err error
-	if s.comm, err = c.Group.Alone(c.What, c.Timeout); err != nil {
+	of := comm.Members{Members: c.Group.Members()}
+	if s.comm, err = of.Alone(c.What, c.Timeout); err != nil {
 		return nil, err
 	}
 	s.words = channel.New(s.comm, channel.Joins, mostWord)
@@ -196,11 +198,11 @@ func (s *party) wait(done func() bool, deadline time.Time) error {
 
 // trouble returns why the members cannot go on together: one has died, gives up, or the world ends.
 func (s *party) trouble() error {
-	if err := s.Group.EndingError(s.What); err != nil {
+	if err := s.Group.Members().EndingError(s.What); err != nil {
 		return err
 	}
-	if s.Group.AnyDied() {
-		return s.Group.DiedError(s.What, s.Group.Dead(), "nothing was joined")
+	if s.Group.Members().AnyDied() {
+		return s.Group.Members().DiedError(s.What, s.Group.Members().Dead(), "nothing was joined")
 	}
 	_, err, ok := s.told()
 	if !ok {
@@ -233,7 +235,7 @@ func (s *party) await() error {
 			heard, failed = true, word
 			return true
 		}
-		if looks++; looks&31 == 0 && (s.Group.Ending() != nil || s.Group.AnyDied()) {
+		if looks++; looks&31 == 0 && (s.Group.Members().Ending() != nil || s.Group.Members().AnyDied()) {
 			failed = s.trouble()
 		}
 		return failed != nil
@@ -255,7 +257,7 @@ func (s *party) await() error {
 func (s *party) make(by way) (*registry.World, error) {
 	limit := time.Now().Add(max(time.Until(s.deadline), least))
 	var made *registry.World
-	err := s.Group.Attempt(s.What, func() error {
+	_, err := comm.Attempt(s.Group.Env, s.What, s.Group.Ranks, func() error {
 		switch {
 		case time.Now().After(limit):
 			return status.New(status.Timeout, "%s: after %v the other party had not joined", s.What, s.Timeout)
@@ -275,7 +277,7 @@ func (s *party) make(by way) (*registry.World, error) {
 			err = by.settle(limit)
 		}
 		return err
-	}, func() {
+	}, func(error) {
 		if made != nil {
 			made.End()
 		}

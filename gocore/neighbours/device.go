@@ -1,6 +1,7 @@
 package neighbours
 
 import (
+	"slices"
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/buffer"
@@ -148,15 +149,9 @@ func (k *plan) onDevice(pattern *grid.Halo, rank int, out, in []grid.Box, steps 
 		}
 		n.Pack = []coll.Copy{{Boxes: boxes}}
 	}
-	places, comes := make([]int64, len(in)), int64(0) // in the block; the boxes of the rank itself have none
-	for i := range in {
-		if _, box := placed(&in[i], k.dtype, steps); in[i].Rank != rank {
-			places[i], comes = comes, comes+box.Bytes()
-		}
-	}
+	comes := h.copies[len(out):]
 	n.Lend = &coll.Lend{Layout: n.Lend.Layout, From: k.borrow(pattern, rank, in, func(i int) (int64, op.Buf) {
-		_, box := placed(&in[i], k.dtype, steps)
-		return places[i], op.Buf{Count: box.Count, DType: k.dtype}
+		return comes[i].at, op.Buf{Count: comes[i].box.Count, DType: k.dtype}
 	})}
 	n.In = append([]coll.Swap(nil), n.In...)
 	at := int64(0)
@@ -189,12 +184,15 @@ func (c *Call) haloOnDevice(h *deviceHalo, tensor *op.Buf) error {
 // graphOnDevice prepares an exchange of tensors some of which are in device memory. It returns the tensors with blocks in the
 // place of these.
 func (c *Call) graphOnDevice(sends, recvs []op.Buf) (onHost [2][]op.Buf, err error) {
-	s := c.Shadow
-	bytes := int64(0)
-	for side, list := range [2][]op.Buf{sends, recvs} {
-		for _, b := range list {
-			if !b.OnHost() {
-				s.copies = append(s.copies, deviceCopy{buffer.Lasting(&b), bytes, side == 1})
+	s, bytes := c.Shadow, int64(0)
+	onHost = [2][]op.Buf{slices.Clone(sends), slices.Clone(recvs)}
+	var moved []*op.Buf
+	var parts []*coll.Part
+	for side, list := range [2][]coll.Part{c.Send, c.Recv} {
+		for i := range list {
+			if b := &onHost[side][i]; !b.OnHost() {
+				moved, parts = append(moved, b), append(parts, &list[i])
+				s.copies = append(s.copies, deviceCopy{buffer.Lasting(b), bytes, side == 1})
 				bytes += (b.Bytes() + mem.Alignment - 1) &^ (mem.Alignment - 1)
 			}
 		}
@@ -202,20 +200,9 @@ func (c *Call) graphOnDevice(sends, recvs []op.Buf) (onHost [2][]op.Buf, err err
 	if err := s.allocate(c.Code, bytes); err != nil {
 		return onHost, err
 	}
-	next := 0
-	for side, list := range [2][]op.Buf{sends, recvs} {
-		parts := c.Send
-		if side == 1 {
-			parts = c.Recv
-		}
-		for i, b := range list {
-			if !b.OnHost() {
-				b = op.Buf{Data: unsafe.Add(s.block.Data, s.copies[next].at), Count: b.Count, DType: b.DType, DeviceType: op.DeviceCPU}
-				parts[i].Data = b.Data
-				next++
-			}
-			onHost[side] = append(onHost[side], b)
-		}
+	for i, b := range moved {
+		*b = op.Buf{Data: unsafe.Add(s.block.Data, s.copies[i].at), Count: b.Count, DType: b.DType, DeviceType: op.DeviceCPU}
+		parts[i].Data = b.Data
 	}
 	return onHost, nil
 }

@@ -35,7 +35,7 @@ func windowsOf(g *group.Group) *window.Windows {
 	makers.mu.Lock()
 	defer makers.mu.Unlock()
 	if makers.of[g] == nil {
-		makers.of[g] = window.Of(g)
+		makers.of[g] = window.Of(window.Group{Members: g.Members(), Calls: g})
 	}
 	return makers.of[g]
 }

@@ -75,7 +75,7 @@ func TestDamagedMessages(t *testing.T) {
 					require.NoError(m, w.test(Op{Code: Put, Rank: 0, Offset: 7, Send: tensor(op.Float32, float32(3))}))
 					require.NoError(m, w.test(Op{Code: Flush, Rank: 0}))
 				}
-				require.NoError(m, collective{m.group, -1, false}.barrier())
+				require.NoError(m, collective{Group{m.group.Members(), m.group}, -1, false}.barrier())
 				want := make([]float32, 8)
 				want[7] = 3
 				if m.rank == 0 {
@@ -119,7 +119,7 @@ func TestCallsThatCannotBe(t *testing.T) {
 					assert.ErrorContains(m, err, text)
 					assert.NoError(m, w.test(Op{Code: Flush, Rank: 0}))
 				}
-				require.NoError(m, collective{m.group, -1, false}.barrier())
+				require.NoError(m, collective{Group{m.group.Members(), m.group}, -1, false}.barrier())
 				assert.Equal(m, make([]float32, 8), valuesOf[float32](own))
 			})
 		})
@@ -157,7 +157,7 @@ func TestAMemberThatWantsToEnd(t *testing.T) {
 			assert.False(m, m.windows.post.anyPosted())
 			m.windows.mu.Unlock()
 		}
-		require.NoError(m, collective{m.group, -1, false}.barrier())
+		require.NoError(m, collective{Group{m.group.Members(), m.group}, -1, false}.barrier())
 		if m.rank == 1 {
 			require.NoError(m, w.test(Op{Code: Put, Rank: 0, Send: tensor(op.Float32, float32(1))}))
 			assert.Equal(m, status.GroupDestroyed, status.CodeOf(w.test(Op{Code: Flush, Rank: 0})))
@@ -176,7 +176,7 @@ func TestAHeldWideLock(t *testing.T) {
 				if m.rank == 0 {
 					atomic.StoreUint32(wide, 1+2)
 				}
-				require.NoError(m, collective{m.group, -1, false}.barrier())
+				require.NoError(m, collective{Group{m.group.Members(), m.group}, -1, false}.barrier())
 				one := tensor(op.Complex128, complex128(1+2i))
 				if m.rank == 1 {
 					err := w.test(Op{Code: Accumulate, Rank: 0, Reduce: op.Sum, Send: one, TimeoutNS: int64(50 * time.Millisecond)})
@@ -189,7 +189,7 @@ func TestAHeldWideLock(t *testing.T) {
 					}
 					assert.Equal(m, status.Timeout, status.CodeOf(err))
 				}
-				require.NoError(m, collective{m.group, -1, false}.barrier())
+				require.NoError(m, collective{Group{m.group.Members(), m.group}, -1, false}.barrier())
 				if m.rank == 0 {
 					atomic.StoreUint32(wide, 0)
 				}

@@ -36,16 +36,26 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// Group is what a window needs of a process group. *group.Group has it, and describes it.
-type Group interface {
+// Group is what a window needs of a process group.
+type Group struct {
+	Members
+	Calls
+}
+
+// Members is what it needs of the members. *world.Members has it, and describes it.
+type Members interface {
 	Me() (rank, size int)
 	WorldRank(member int) int
 	HeapOf(member int) *heap.View
 	Engine() *work.Engine
 	Use() (done func())
 	Trouble(what string, member int) error
-	ReportWait(what string, member int, since time.Time, still func() bool) bool
 	Wait(done func() bool, deadline time.Time) error
+}
+
+// Calls is what it needs besides. *group.Group has it, and describes it.
+type Calls interface {
+	ReportWait(what string, member int, since time.Time, still func() bool) bool
 	Timeout() time.Duration
 	Submit(d *op.Desc, nested bool) (*work.Handle, work.Result, error)
 	Refuse(code op.Code) error

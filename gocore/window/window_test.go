@@ -23,7 +23,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
-var _ Group = (*group.Group)(nil)
+var _ Calls = (*group.Group)(nil)
 
 // member is one rank of a test.
 type member struct {
@@ -50,9 +50,9 @@ func ranks(t *testing.T, nodes []int, f func(m *member)) {
 			if !assert.NoError(t, err) {
 				return
 			}
-			m := &member{T: t, env: e, group: g, rank: g.Rank, windows: Of(g)}
+			m := &member{T: t, env: e, group: g, rank: g.Rank, windows: Of(Group{g.Members(), g})}
 			f(m)
-			assert.NoError(t, collective{g, -1, false}.barrier(), "rank %d", g.Rank)
+			assert.NoError(t, collective{Group{g.Members(), g}, -1, false}.barrier(), "rank %d", g.Rank)
 			m.windows.Close(false)
 			settled, _ := e.Destroy()
 			assert.True(t, settled, "rank %d", g.Rank)
@@ -462,7 +462,7 @@ func TestAWindowThatWasClosedElsewhere(t *testing.T) {
 			ranks(t, nodes, func(m *member) {
 				own := tensor(op.Int64, int64(0))
 				w := m.make(own)
-				meet := func() { require.NoError(m, collective{m.group, -1, false}.barrier()) }
+				meet := func() { require.NoError(m, collective{Group{m.group.Members(), m.group}, -1, false}.barrier()) }
 				if m.rank == 0 {
 					w.Close()
 				}

@@ -199,7 +199,7 @@ func (j *job) late(what string, err error) error {
 // left. nil if all may.
 func (j *job) serverLost() error {
 	for _, rank := range j.servers {
-		if err := j.group.Trouble(fmt.Sprintf("a call of the server on rank %d", j.group.Ranks[rank]), rank); err != nil {
+		if err := j.group.Members().Trouble(fmt.Sprintf("a call of the server on rank %d", j.group.Ranks[rank]), rank); err != nil {
 			return err
 		}
 	}
@@ -208,7 +208,7 @@ func (j *job) serverLost() error {
 
 // masterLost returns why the master answers no more; nil if it may.
 func (j *job) masterLost() error {
-	return j.group.Trouble(fmt.Sprintf("a call of the master on rank %d", j.group.Ranks[j.masterRank]), j.masterRank)
+	return j.group.Members().Trouble(fmt.Sprintf("a call of the master on rank %d", j.group.Ranks[j.masterRank]), j.masterRank)
 }
 
 // watch tells the server and the master of this rank of trainers and servers that have died, until
@@ -237,7 +237,7 @@ func (j *job) watch() {
 		}
 		if j.master != nil {
 			for _, rank := range j.master.Active() {
-				if err := j.group.Trouble("the shards of a trainer", rank); err != nil {
+				if err := j.group.Members().Trouble("the shards of a trainer", rank); err != nil {
 					j.master.Lost(rank, err)
 				}
 			}

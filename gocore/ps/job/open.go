@@ -9,6 +9,7 @@ import (
 	"strings"
 	"unsafe"
 
+	"github.com/paddlempi/paddlempi/gocore/comm"
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/method"
 	"github.com/paddlempi/paddlempi/gocore/op"
@@ -119,7 +120,7 @@ func (p *Process) endOpening(j *job) {
 // open makes this rank's parts: its links, its server, and its clients.
 func (j *job) open(c server.Config, roles [][]string, o admin.Options) (err error) {
 	me := j.group.Rank
-	if j.links, err = link.Open(j.group, j.servers, j.timeout); err != nil {
+	if j.links, err = link.Open(comm.Members{Members: j.group.Members()}, j.servers, j.timeout); err != nil {
 		return err
 	}
 	token := make([]byte, 32)

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/paddlempi/paddlempi/gocore/comm"
 	"github.com/paddlempi/paddlempi/gocore/group"
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
@@ -391,7 +392,7 @@ func FuzzRing(f *testing.F) {
 		over := make(chan struct{})
 		go func() {
 			defer close(over)
-			l, err := Open(groups[0], []int{0}, 10*time.Second)
+			l, err := Open(comm.Members{Members: groups[0].Members()}, []int{0}, 10*time.Second)
 			if assert.NoError(t, err) {
 				l.Serve(echo)
 				for i := 0; l.Lost(1) == nil && i < 2000; i++ {
@@ -401,7 +402,7 @@ func FuzzRing(f *testing.F) {
 				assert.NoError(t, l.Close())
 			}
 		}()
-		l, err := Open(groups[1], []int{0}, 10*time.Second)
+		l, err := Open(comm.Members{Members: groups[1].Members()}, []int{0}, 10*time.Second)
 		require.NoError(t, err)
 		s := l.outlets[0].by.(*sharedOutlet)
 		spoilRing(l, s, spoil, int64(size)+1)

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/paddlempi/paddlempi/gocore/comm"
 	"github.com/paddlempi/paddlempi/gocore/group"
 	"github.com/paddlempi/paddlempi/gocore/heap"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
@@ -227,7 +228,7 @@ func TestOpenRefuses(t *testing.T) {
 			g, err := group.World(e, 0, 10*time.Second)
 			require.NoError(t, err)
 			if list := servers(r); list != nil {
-				_, errs[r] = Open(g, list, timeout)
+				_, errs[r] = Open(comm.Members{Members: g.Members()}, list, timeout)
 			}
 			return nil
 		})

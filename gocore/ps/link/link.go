@@ -36,7 +36,7 @@ const (
 // closeLimit is how long Close waits for what is under way.
 const closeLimit = time.Second
 
-// Ranks is what this package needs of a process group. *group.Group has it, and describes it.
+// Ranks is what this package needs of a process group. comm.Members has it, and describes it.
 type Ranks interface {
 	Me() (rank, size int)
 	WorldRank(member int) int

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/paddlempi/paddlempi/gocore/comm"
 	"github.com/paddlempi/paddlempi/gocore/group"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
@@ -21,7 +22,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
-var _ Ranks = (*group.Group)(nil)
+var _ Ranks = comm.Members{}
 
 // member is one rank of a test.
 type member struct {
@@ -54,7 +55,7 @@ func ranks(t *testing.T, nodes, servers []int, f func(m *member), options ...mpi
 			if !assert.NoError(t, err) {
 				return
 			}
-			l, err := Open(g, servers, 10*time.Second)
+			l, err := Open(comm.Members{Members: g.Members()}, servers, 10*time.Second)
 			if !assert.NoError(t, err) {
 				return
 			}
