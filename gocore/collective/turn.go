@@ -76,6 +76,7 @@ func (g *Group) enqueue(c *collective) error {
 	}
 	if g.busy {
 		g.queue = append(g.queue, c)
+		c.atArrival = nil // else release would end one after the other, each inside the one before it
 		g.Env.Hold()
 		g.announceAhead()
 		g.mu.Unlock()
