@@ -44,8 +44,11 @@ func (c *collective) isOver(err error) wants {
 	} else {
 		g.Env.Recorder.End(c.trace, err)
 	}
-	if c.err = err; c.handle != nil {
+	switch c.err = err; {
+	case left != nil:
 		c.countOff(left.Finish(c.handle, work.Result{}, err))
+	case c.handle != nil:
+		c.countOff(c.handle.Finish(work.Result{}, err))
 	}
 	if !c.bare {
 		c.discard()
@@ -113,14 +116,18 @@ func (c *collective) drop() {
 		c.shared.Free()
 		c.shared = nil
 	}
-	if t := c.releaseDevice(); t != nil {
-		t.Release()
+	if c.args.DeviceArgs != nil {
+		if t := c.releaseDevice(); t != nil {
+			t.Release()
+		}
 	}
 }
 
 // discard frees what c holds. MPI has no request of c.
 func (c *collective) discard() {
-	c.haveRead()
+	if c.args.Neighbours != nil {
+		c.haveRead()
+	}
 	c.drop()
 }
 
