@@ -165,7 +165,9 @@ PyObject *operation_start(pmpi_op *op, PyObject *send, PyObject *recv, side *a, 
 	if (!(flags & SUBMIT_QUIET))
 		tensor_written(recv);
 	o->bump_at_end = !(flags & (SUBMIT_QUIET | SUBMIT_ONCE));
-	if (o->work == 0) {
+	if (o->work == 0) { /* it is over, and k has taken nothing */
+		o->kept = NULL;
+		free(k);
 		pmpi_result r = o->result;
 		r.released = 1;
 		conclude(o, 0, &r);
@@ -211,7 +213,8 @@ static void op_dealloc(PyObject *self) {
 	PyTypeObject *of = self->ob_type;
 	PyObject_GC_Del(self);
 	Py_DecRef((PyObject *)of);
-	kept_collect();
+	if (kept_orphans != NULL)
+		kept_collect();
 	PyErr_Restore(t, v, tb);
 }
 

@@ -40,7 +40,7 @@ type request struct {
 	mappable  bool            // other processes can map all tensors in device memory
 	offer     coll.Offer      // what the call tells in its payload
 	scratch   int64           // bytes that reserve takes
-	atArrival *coll.AtArrival // of a prepared call: what is done at once if all have come; or nil
+	atArrival *coll.AtArrival // of a call that is repeated: what is done at once if all have come; or nil
 	// Room for one buffer on each side, the usual number, so that no slice is allocated.
 	one [2]coll.Part
 }
@@ -178,6 +178,9 @@ func (c *collective) queue(d *op.Desc) (*work.Handle, work.Result, error) {
 		return c.await()
 	}
 	h := c.handle
+	if h.Done() { // all others had come before
+		return h, work.Result{}, nil
+	}
 	e.Engine.Look()
 	e.Engine.StartProgress()
 	return h, work.Result{}, nil

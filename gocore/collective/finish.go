@@ -45,8 +45,11 @@ func (c *collective) isOver(err error) wants {
 	} else {
 		g.Env.Recorder.End(c.trace, err)
 	}
-	if c.err = err; c.handle != nil {
+	switch c.err = err; {
+	case left != nil:
 		c.countOff(left.Finish(c.handle, work.Result{}, err))
+	case c.handle != nil:
+		c.countOff(c.handle.Finish(work.Result{}, err))
 	}
 	if !c.bare {
 		c.discard()
@@ -89,14 +92,18 @@ func (c *collective) drop() {
 		c.chunks.op.Free()
 		c.chunks.op = nil
 	}
-	if t := releaseDevice(c.args.DeviceArgs); t != nil {
-		t.Release()
+	if c.args.DeviceArgs != nil {
+		if t := releaseDevice(c.args.DeviceArgs); t != nil {
+			t.Release()
+		}
 	}
 }
 
 // discard frees what c holds. MPI has no request of c.
 func (c *collective) discard() {
-	haveRead(&c.request)
+	if c.args.Neighbours != nil {
+		haveRead(&c.request)
+	}
 	c.drop()
 }
 

@@ -10,7 +10,9 @@ const readLooks = 1000
 
 // lends tells whether c, whose algorithm was chosen, ends when the others have read its tensor. Where messages
 // carry it, nobody reads what was lent.
-func (c *collective) lends() bool { return c.form == coll.AtOnce && c.offer.Lent() }
+func (c *collective) lends() bool {
+	return c.form == coll.AtOnce && c.args.Neighbours != nil && c.offer.Lent()
+}
 
 // isRead tells whether no other member reads the tensor of r any more, which it has lent. It looks up to spin times.
 func isRead(r *request, spin int) bool {

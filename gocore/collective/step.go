@@ -216,7 +216,7 @@ func (c *collective) announce(spin int) wants {
 		g.Node.Slots.Turn(g.turns.turn)
 		return members
 	}
-	if c.atArrival != nil && c.handle == nil {
+	if c.atArrival != nil {
 		return c.announceAndSum(spin)
 	}
 	payload, err := c.payload()
@@ -233,12 +233,19 @@ func (c *collective) announce(spin int) wants {
 	return c.takeArrival(state, res, err, false)
 }
 
-// announceAndSum announces c, which was checked before. What it has to do is then done, if all members have come.
+// announceAndSum announces c, which was checked before. What it has to do is then done, if all members have come; also where the
+// caller does not wait, because it takes less than to hand c to the engine.
 func (c *collective) announceAndSum(spin int) wants {
 	g, at := c.g, c.atArrival
 	summed, state, res := g.Node.Slots.AnnounceAndSum(g.turns.turn, &c.sig, c.announces(), at.Payload, spin, &at.Sum, unsafe.Pointer(&at.Fold))
-	if !summed {
+	switch {
+	case !summed && c.handle != nil:
+		return members // the engine looks
+	case !summed:
 		return c.takeArrival(state, res, nil, false)
+	}
+	if c.handle != nil {
+		c.trace.Arrived()
 	}
 	g.turns.arrived = g.turns.turn
 	c.took(coll.AtTheArrival)

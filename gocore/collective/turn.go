@@ -97,6 +97,7 @@ func (t *turns) enqueue(c *collective) error {
 	}
 	if t.busy {
 		t.queue = append(t.queue, c)
+		c.atArrival = nil // else release would end one after the other, each inside the one before it
 		t.g.Env.Hold()
 		t.announceAhead()
 		t.mu.Unlock()

@@ -2,6 +2,7 @@ package group
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -45,5 +46,34 @@ func TestRepeatedCallsThatDiffer(t *testing.T) {
 		assert.Equal(t, status.Mismatch, status.CodeOf(err))
 		_, err = submit(g, calls[0])
 		assert.NoError(t, err)
+	})
+}
+
+// An asynchronous call that comes last, and repeats another one, is over when Submit returns. Nothing of it gets into the engine.
+func TestARepeatedCallThatComesLastIsOver(t *testing.T) {
+	came := make(chan struct{})
+	ranks(t, 2, nil, func(t *testing.T, e *world.Env, g *Group) {
+		for turn := range 4 {
+			b := floats(float32(turn), 1)
+			d := allReduce(b)
+			d.Flags = op.FlagAsync
+			if g.Rank == 0 {
+				<-came
+			}
+			h, _, err := g.Submit(d, false)
+			require.NoError(t, err)
+			if g.Rank == 0 && turn > 0 {
+				assert.True(t, h.Done())
+				assert.Zero(t, e.Engine.Active())
+			}
+			if g.Rank == 1 {
+				came <- struct{}{}
+			}
+			_, err = h.Wait(5*time.Second, nil)
+			require.NoError(t, err)
+			assert.Equal(t, []float32{float32(2 * turn), 2}, values(b))
+			assert.Equal(t, "inline", g.Algorithm())
+			mem.Free(b.Data)
+		}
 	})
 }

@@ -27,11 +27,13 @@ var (
 )
 
 // now returns the time in ticks.
-func now() uint64 {
+var now = clock()
+
+func clock() func() uint64 {
 	if useCounter {
-		return cpu.Counter()
+		return cpu.Counter
 	}
-	return goClockAt + uint64(time.Since(goClock))
+	return func() uint64 { return goClockAt + uint64(time.Since(goClock)) }
 }
 
 func clockKind() uint64 {

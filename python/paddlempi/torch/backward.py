@@ -32,7 +32,9 @@ from torch.autograd.graph import _engine_run_backward
 
 from .. import future as core_future
 
-__all__ = ["BACKWARD", "outside", "when_over"]
+__all__ = ["BACKWARD", "asked_by_engine", "outside", "when_over"]
+
+_in_graph_task = torch._C._current_graph_task_id
 
 BACKWARD = _engine_run_backward.__code__
 """The code of the function of torch that runs a backward."""
@@ -55,6 +57,14 @@ def outside() -> FrameType | None:
     while frame is not None and frame.f_globals.get("__package__", "") == __package__:
         frame = frame.f_back
     return frame
+
+
+def asked_by_engine() -> bool:
+    """Whether C++ asks for a future in a backward. Functions of Python are not given to it."""
+    if _in_graph_task() < 0:
+        return False
+    frame = outside()
+    return frame is None or frame.f_code is BACKWARD
 
 
 class _Callback:
@@ -89,7 +99,7 @@ def when_over(operation: Any, ending: core_future.Ending) -> bool:
 
     If a backward has started it, the backward's thread calls ``ending``.
     """
-    number = torch._C._current_graph_task_id()
+    number = _in_graph_task()
     if number < 0:
         return core_future.when_over(operation, ending)
     callback = _callbacks.get(number)

@@ -31,10 +31,9 @@ from torch.autograd import Variable
 from .. import _daemons
 from ..errors import Error, NotReadyError
 from ..group import at_destroy
-from . import backward
 from .blocked_threads import Watched, watch
 
-__all__ = ["Entry", "asked_by_engine", "enter", "in_order", "next_number"]
+__all__ = ["Entry", "enter", "in_order", "next_number"]
 
 LIMIT = 0.1
 """Seconds for which the end of a backward waits for a collective of which DDP knows nothing.
@@ -304,14 +303,6 @@ class _End:
 
 _ends: weakref.WeakValueDictionary[int, _End] = weakref.WeakValueDictionary()
 """By the number of the backward (autograd's graph task)."""
-
-
-def asked_by_engine() -> bool:
-    """Whether C++ asks for a future in a backward. Functions of Python are not given to it."""
-    if _in_graph_task() < 0:
-        return False
-    frame = backward.outside()
-    return frame is None or frame.f_code is backward.BACKWARD
 
 
 def enter(work: Issued, complete: Callable[[], None]) -> Entry | None:

@@ -244,7 +244,7 @@ class Work(_Work):  # type: ignore[misc]
 
         if not self._is_collective():
             self._when_done(complete)
-        elif callback_order.asked_by_engine():
+        elif backward.asked_by_engine():
             self._when_done(complete, awaited=True)
         else:
             self._entry = callback_order.enter(self, complete)
@@ -361,6 +361,7 @@ class OperationWork(core_work.WorkMethods, Work):
             self._end_on_device().order()
         return True
 
+    result = Work.result
     get_future = Work.get_future
 
     @property
@@ -375,7 +376,7 @@ class OperationWork(core_work.WorkMethods, Work):
 
     def _when_done(self, call: Callable[[], None], awaited: bool = False) -> None:
         when_over = backward.when_over if awaited else core_future.when_over
-        if not when_over(self._op, _Ending(call)):
+        if self._op.done or not when_over(self._op, _Ending(call)):
             call()
 
     def _complete_future(self) -> None:
