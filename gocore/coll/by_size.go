@@ -19,7 +19,6 @@ type Served struct {
 // has what does not depend on a call, room is the most bytes of a payload, and sums of the sum of a node. 16-bit floats have rows of their own
 // where they are served in another way.
 func AlgorithmsBySize(s Sig, room, sums int64) (list []Served) {
-	s.Agreed, s.Any = Even, 0
 	for c := range registry {
 		s.Code, s.DType, s.Reduce = op.Code(c), op.Float32, 0
 		t := s.Trait()
@@ -73,7 +72,19 @@ func (s *Sig) served(room, sums int64) (list []Served) {
 func (s *Sig) servedBy(count, room, sums int64) string {
 	call := *s
 	call.Count = count
-	bytes, t := count*int64(s.DType.Size()), s.Trait()
+	call = call.usual(room, sums)
+	alg, err := Choose(&call)
+	if err != nil || count == 0 {
+		return ""
+	}
+	return alg.Name
+}
+
+// usual returns s with the flags that all members announce for tensors in host memory that have the same length on all.
+func (s *Sig) usual(room, sums int64) Sig {
+	call := *s
+	call.Agreed, call.Any = Even, 0
+	bytes, t := s.Count*int64(s.DType.Size()), s.Trait()
 	if t.Shares != op.NoShares && t.Send.PerRank() {
 		bytes *= int64(s.Size)
 	}
@@ -83,12 +94,8 @@ func (s *Sig) servedBy(count, room, sums int64) string {
 	case call.byLeaders(sums):
 		call.Agreed |= arrive.Summed
 	}
-	if s.Rails > 0 && call.large() {
+	if s.Rails > 0 && s.large() {
 		call.Agreed |= ForLevels
 	}
-	alg, err := Choose(&call)
-	if err != nil || count == 0 {
-		return ""
-	}
-	return alg.Name
+	return call
 }

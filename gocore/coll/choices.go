@@ -10,6 +10,7 @@ import (
 // ready for use; all methods are safe for concurrent use. A signature whose place another one takes is looked up again.
 type Choices struct {
 	kept [keptChoices]atomic.Pointer[choice]
+	ways [keptChoices]atomic.Pointer[waysOfCall]
 }
 
 const keptChoices = 64
@@ -73,8 +74,39 @@ func (k *Choices) Choose(s *Sig) (*Algorithm, error) {
 	return c.alg, nil
 }
 
-// Scratch is the function Scratch for a call of the group.
+// waysOfCall is the ways of one signature.
+type waysOfCall struct {
+	sig Sig
+	Ways
+}
+
+// Ways returns the ways of a call of a group over nodes: see waysOf.
+func (k *Choices) Ways(a *Args) *Ways {
+	sig := a.Sig
+	sig.Agreed, sig.Any = 0, 0
+	w := k.ways[sig.place()].Load()
+	if w == nil || w.sig != sig {
+		w = &waysOfCall{sig, waysOf(&sig, a.Payloads.Room(), a.Payloads.SumRoom())}
+		k.ways[sig.place()].Store(w)
+	}
+	return &w.Ways
+}
+
+// Scratch is the function Scratch for a call of the group, and for all its ways.
 func (k *Choices) Scratch(a *Args, flags arrive.Flags) (most int64) {
+	if a.Nodes > 1 {
+		for _, way := range k.Ways(a).List {
+			if way.scratch != nil {
+				a.Pieces = way.Pieces
+				most = max(most, way.scratch(a))
+			}
+		}
+		a.Pieces = Pieces{}
+	}
+	return max(most, k.usualScratch(a, flags))
+}
+
+func (k *Choices) usualScratch(a *Args, flags arrive.Flags) (most int64) {
 	a.Agreed, a.Any = flags, flags
 	c, err := k.of(&a.Sig)
 	if err != nil {

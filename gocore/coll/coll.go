@@ -94,7 +94,8 @@ type Args struct {
 	// Choose gets only Sig. An algorithm that chooses a second algorithm for a part of its work
 	// changes a copy of Args.
 	Sig
-	Scale float64 // factor of PREMUL_SUM
+	Scale  float64 // factor of PREMUL_SUM
+	Pieces Pieces  // of messages between nodes
 	// Partial says that the results are partial sums: of 16-bit floats, but of type float32 themselves. Only a
 	// reduce_scatter of the members on a node (Levels) has such results, in one part, and only mapped serves it.
 	Partial bool

@@ -170,13 +170,7 @@ func onEvenNodes(s *Sig) bool {
 }
 
 // large tells whether a tensor, or the shares of all ranks together, have the least length for levels.
-func (s *Sig) large() bool {
-	elements := s.Count
-	if s.Trait().Shares != op.NoShares {
-		elements *= int64(s.Size)
-	}
-	return elements*int64(s.DType.Size()) >= levelLeast
-}
+func (s *Sig) large() bool { return s.bytes() >= levelLeast }
 
 // What follows is for a part of any operation.
 

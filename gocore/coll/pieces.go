@@ -17,14 +17,25 @@ const (
 	tagsOfPieces = iota
 )
 
-// pieceBytes is the length of a message. Long parts go in pieces, so that the wire, the sum of the piece before and
-// the way back of the one before that overlap. A piece is shorter than the 64 KiB that Open MPI sends by TCP without asking
-// the receiver first. Measured on two hosts, the times of 256 KiB, three at once, to those of 60 KiB, twelve at once: 1.5 to
-// 2.3 (Open MPI), 1.1 to 2 (MPICH), 0.9 to 1 (Intel MPI).
-var pieceBytes int64 = 60 << 10
+// Pieces says how long a message is, and how many of each kind are under way with each other rank. Long parts go in pieces, so that the
+// wire, the sum of the piece before and the way back of the one before that overlap. The zero value is the usual one.
+type Pieces struct {
+	Bytes  int64 // of elements as the tensor has them
+	AtOnce int64 // up to mostAtOnce
+}
 
-// piecesAtOnce is how many pieces of one part are under way.
-const piecesAtOnce = 12
+const mostAtOnce = 12
+
+// usualPieces are shorter than the 64 KiB that Open MPI sends by TCP without asking the receiver first. Which are the fastest depends
+// on the network and on the MPI: see Ways.
+var usualPieces = Pieces{60 << 10, mostAtOnce}
+
+func (a *Args) pieces() Pieces {
+	if a.Pieces.Bytes == 0 {
+		return usualPieces
+	}
+	return a.Pieces
+}
 
 // pieces exchanges parts between all pairs of ranks, in pieces, in up to two legs. First each rank gives each other rank
 // the part of its input that this one sums up. Then it sends its sum to all. Each leg may be missing. A sum is in rank
@@ -37,13 +48,14 @@ type pieces struct {
 	rail int
 	tags int32  // is added to the tags
 	step int64  // elements of a piece
+	most int64  // pieces of one kind that are under way with a peer
 	elem int64  // bytes of an element of the first leg: those of partial sums are longer (Partial)
 	give []Part // what this rank gives to each of them; nil: nothing is summed up
 	own  Part   // where the sum goes; without a first leg, what this rank sends
 	get  []Part // where the other ranks' sums go; nil: they stay where they are
 
 	fold   reduce.Fold
-	room   unsafe.Pointer // of the pieces that come in: piecesAtOnce for each peer
+	room   unsafe.Pointer // of the pieces that come in: most for each peer
 	srcs   []unsafe.Pointer
 	peers  []peer // in the order in which this rank sends
 	summed int64  // pieces of own
@@ -59,9 +71,6 @@ type peer struct {
 	given, taken, sent, gets track
 }
 
-// pieceStep returns the elements of a piece.
-func pieceStep(a *Args) int64 { return pieceBytes / a.elem() }
-
 // piecesOf returns how many pieces a part has.
 func (x *pieces) piecesOf(part Part) int64 { return (part.Count + x.step - 1) / x.step }
 
@@ -73,7 +82,8 @@ func (x *pieces) piece(part Part, elem, k int64) (at unsafe.Pointer, elements in
 
 // piecesScratch returns the scratch memory of a sum over n ranks, whose elements have elem bytes.
 func piecesScratch(a *Args, n int, elem int64) int64 {
-	return pad(int64(n-1) * piecesAtOnce * pieceStep(a) * elem)
+	of := a.pieces()
+	return pad(int64(n-1) * of.AtOnce * (of.Bytes / a.elem()) * elem)
 }
 
 // addPieces appends the exchange among all ranks. Nothing is summed up if give is nil.
@@ -92,8 +102,8 @@ func addPieces(a *Args, p *Program, give []Part, own Part, get []Part) (err erro
 
 // among says who takes part, in the order of the sum.
 func (x *pieces) among(who []int) {
-	n := len(who)
-	x.me, x.step, x.failed = slices.Index(who, x.a.Rank), pieceStep(x.a), -1
+	n, of := len(who), x.a.pieces()
+	x.me, x.step, x.most, x.failed = slices.Index(who, x.a.Rank), of.Bytes/x.a.elem(), of.AtOnce, -1
 	x.srcs = make([]unsafe.Pointer, n)
 	for d := 1; d < n; d++ {
 		i := (x.me + d) % n
@@ -103,7 +113,7 @@ func (x *pieces) among(who []int) {
 
 // incoming returns where piece k of what a peer gives goes.
 func (x *pieces) incoming(p *peer, k int64) unsafe.Pointer {
-	return unsafe.Add(x.room, (p.place*piecesAtOnce+k%piecesAtOnce)*x.step*x.elem)
+	return unsafe.Add(x.room, (p.place*x.most+k%x.most)*x.step*x.elem)
 }
 
 // phase names the rank that this one waits for: first one that has not sent all of its part, then one that has not taken
@@ -190,7 +200,7 @@ func (x *pieces) start() error {
 func (x *pieces) receive(p *peer) error {
 	wire, last := x.a.Wire, int64(0)
 	if x.give != nil {
-		last = min(x.piecesOf(x.own), x.summed+piecesAtOnce)
+		last = min(x.piecesOf(x.own), x.summed+x.most)
 	}
 	for p.taken.started < last {
 		_, n := x.piece(x.own, 0, p.taken.started)
@@ -205,7 +215,7 @@ func (x *pieces) receive(p *peer) error {
 	if x.give != nil {
 		last = min(last, p.given.ended) // in place, a piece is sent before what replaces it is received
 	}
-	for p.gets.started < last && !p.gets.full() {
+	for p.gets.started < last && !p.gets.full(x.most) {
 		at, n := x.piece(x.get[p.i], elem, p.gets.started)
 		if err := p.gets.receive(wire, at, n*elem, p.rank, getTag+x.tags); err != nil {
 			return err
@@ -216,7 +226,7 @@ func (x *pieces) receive(p *peer) error {
 
 // sendGiven starts the messages of what this rank gives to a peer.
 func (x *pieces) sendGiven(p *peer) error {
-	for x.give != nil && p.given.started < x.piecesOf(x.give[p.i]) && !p.given.full() {
+	for x.give != nil && p.given.started < x.piecesOf(x.give[p.i]) && !p.given.full(x.most) {
 		at, n := x.piece(x.give[p.i], x.elem, p.given.started)
 		if err := p.given.send(x.a.Wire, at, n*x.elem, p.rank, giveTag+x.tags); err != nil {
 			return err
@@ -230,7 +240,7 @@ func (x *pieces) sendGiven(p *peer) error {
 func (x *pieces) mayPass() bool {
 	for i := range x.peers {
 		p := &x.peers[i]
-		if x.get != nil && p.sent.full() || x.give != nil && p.taken.ended == x.summed {
+		if x.get != nil && p.sent.full(x.most) || x.give != nil && p.taken.ended == x.summed {
 			return false
 		}
 		if x.give != nil && x.give[p.i].Data == x.own.Data && p.given.ended < min(x.summed+1, x.piecesOf(x.give[p.i])) {
@@ -299,14 +309,14 @@ func (p *peer) tracks() [4]*track { return [4]*track{&p.given, &p.taken, &p.sent
 // track is the messages of one kind with a peer, in their order. They end in any order, and count as ended in theirs.
 type track struct {
 	started, ended int64
-	requests       [piecesAtOnce]*transport.Request
-	bytes          [piecesAtOnce]int64 // of a message that is received
+	requests       [mostAtOnce]*transport.Request
+	bytes          [mostAtOnce]int64 // of a message that is received
 }
 
 // idle tells whether none is under way.
 func (t *track) idle() bool { return t.started == t.ended }
 
-func (t *track) full() bool { return t.started-t.ended == piecesAtOnce }
+func (t *track) full(most int64) bool { return t.started-t.ended == most }
 
 func (t *track) send(by transport.Endpoint, data unsafe.Pointer, bytes int64, to, tag int32) error {
 	q, err := by.Send(data, bytes, to, tag)
@@ -320,7 +330,7 @@ func (t *track) receive(by transport.Endpoint, data unsafe.Pointer, bytes int64,
 
 func (t *track) add(q *transport.Request, bytes int64, err error) error {
 	if err == nil {
-		k := t.started % piecesAtOnce
+		k := t.started % mostAtOnce
 		t.requests[k], t.bytes[k] = q, bytes
 		t.started++
 	}
@@ -330,7 +340,7 @@ func (t *track) add(q *transport.Request, bytes int64, err error) error {
 // addTo adds those that are not done to b.
 func (t *track) addTo(b *work.Batch, poller work.Poller) {
 	for k := t.ended; k < t.started; k++ {
-		if q := t.requests[k%piecesAtOnce]; !q.Done() {
+		if q := t.requests[k%mostAtOnce]; !q.Done() {
 			b.Add(poller, q.Address())
 		}
 	}
@@ -351,7 +361,7 @@ func (a *Args) reap(t *track, rank int) error {
 // reap releases those that have ended, and returns the first error.
 func (t *track) reap(by transport.Requests) (first error) {
 	for t.ended < t.started {
-		k := t.ended % piecesAtOnce
+		k := t.ended % mostAtOnce
 		q := t.requests[k]
 		if !q.Done() {
 			break
@@ -371,7 +381,7 @@ func (t *track) reap(by transport.Requests) (first error) {
 
 func (t *track) cancel(by transport.Endpoint) {
 	for k := t.ended; k < t.started; k++ {
-		if q := t.requests[k%piecesAtOnce]; !q.Done() {
+		if q := t.requests[k%mostAtOnce]; !q.Done() {
 			_ = by.Cancel(q)
 		}
 	}

@@ -33,6 +33,10 @@ func (c *collective) choose(state arrive.State, res arrive.Result) (*coll.Algori
 	if err != nil {
 		return nil, harmless{err}
 	}
+	if c.g.Wire != nil {
+		alg = c.trial.algorithm(&c.request, alg)
+		c.g.way.Store(c.trial.way)
+	}
 	c.form = alg.Form(&c.args.Sig)
 	c.took(alg)
 	return alg, nil

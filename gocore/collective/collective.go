@@ -60,6 +60,7 @@ type progress struct {
 	bare    bool // nothing was allocated for it
 	copied  bool // some tensor is copied to contiguous memory, and results from there; known once there is a handle
 
+	trial    trial  // of a way over nodes
 	chunks   chunks // its work, if the members share it out
 	computed error  // what the algorithm has returned, while others read the tensor that this member lends
 	err      error  // for a caller whose thread has taken it to its end

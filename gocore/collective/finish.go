@@ -30,6 +30,9 @@ func (c *collective) end(err error) wants {
 func (c *collective) isOver(err error) wants {
 	g := c.g
 	c.stage = over
+	if c.trial.counted {
+		c.trial.end(g, err)
+	}
 	var left *buffer.Tail
 	if c.args.DeviceArgs != nil {
 		if left = releaseDevice(c.args.DeviceArgs); left != nil && (err != nil || c.handle == nil) {

@@ -13,6 +13,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/trace"
+	"github.com/paddlempi/paddlempi/gocore/tune"
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
@@ -43,6 +44,7 @@ type Group struct {
 	Lends    bool          // tensors of halos that lie in the heap, if the members share memory
 
 	choices  coll.Choices        // what the registry says of the calls that were made
+	tuner    *tune.Tuner         // what is known of the ways of a group with a wire; else nil
 	spin     int                 // pauses for which a synchronous call looks whether the others have come
 	ring     *trace.Ring         // the flight recorder's
 	calls    checkedCalls        // short calls that may be repeated
@@ -53,6 +55,7 @@ type Group struct {
 
 	async     atomic.Int32                   // asynchronous collectives whose end was not reported yet
 	algorithm atomic.Pointer[coll.Algorithm] // of the last collective; nil before the first
+	way       atomic.Pointer[coll.Way]       // of the last collective over nodes, if it had a choice
 	told      atomic.Bool                    // the members on other nodes were told that this one takes no part any more
 	blocking  atomic.Uint64                  // the collective for which a thread is inside blocking MPI calls; 0: none
 	stuck     stuck                          // what the watcher, which alone uses it, knows of that collective
@@ -75,6 +78,9 @@ func (g *Group) Init(timeout time.Duration) {
 		g.spin = crowdedSpin
 	}
 	g.timeout.Store(int64(timeout))
+	if g.Wire != nil {
+		g.tuner = tune.New(modes(g.Forced))
+	}
 	if g.Here != nil {
 		g.Levels.Phases = phases{g}
 	}

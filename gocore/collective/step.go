@@ -109,7 +109,7 @@ func interrupt(ask work.Interrupt, asked *time.Time) error {
 // lookAtWire looks for a moment whether all members have come by wire. A collective whose input travels in its payload is over then.
 func (c *collective) lookAtWire() (want wants) {
 	want = members
-	if c.flags&coll.Inline == 0 {
+	if c.flags&(coll.Inline|arrive.Summed) == 0 {
 		return want
 	}
 	for looks := int64(0); looks < wireLooks+coll.Bytes(&c.args)/bytesOfLook && want == members; looks++ {
@@ -219,10 +219,17 @@ func (c *collective) announce(spin int) wants {
 	if c.atArrival != nil {
 		return c.announceAndSum(spin)
 	}
+	var told uint64
+	if g.Wire != nil {
+		if told = g.tuner.Word(); !c.refused {
+			c.trial.propose(&c.request)
+		}
+	}
 	payload, err := c.payload()
 	if err != nil {
 		c.refuseInstead(err)
 	}
+	payload.Told = told
 	state, res, err := g.Arrival.Announce(g.turns.turn, &c.sig, c.announces(), payload, spin)
 	if g.Wire != nil {
 		g.Env.Engine.CalledMPI()
@@ -277,6 +284,9 @@ func (c *collective) payload() (arrive.Payload, error) {
 	if c.refused {
 		return arrive.Payload{}, nil
 	}
+	if c.trial.way != nil && c.flags&(coll.Inline|arrive.Summed) == 0 {
+		return arrive.Payload{}, nil // its way is another one
+	}
 	if c.offer.CarriesInput() {
 		if err := c.copies.pack(); err != nil {
 			return arrive.Payload{}, err
@@ -312,6 +322,9 @@ func (c *collective) takeArrival(state arrive.State, res arrive.Result, err erro
 		c.trace.Arrived()
 	}
 	g.turns.arrived = g.turns.turn
+	if g.Wire != nil {
+		c.trial.agreed(&c.request, state, res)
+	}
 	if c.refused {
 		return c.isOver(nil)
 	}

@@ -57,7 +57,30 @@ func groupInfo(g *group.Group, _ ofGroup, _ work.Interrupt) (any, error) {
 		broken = err.Error()
 	}
 	return map[string]any{"group": g.ID, "rank": g.Rank, "size": g.Size, "ranks": g.Ranks,
-		"timeout": g.Timeout().Seconds(), "one_node": g.Local, "algorithm": g.Algorithm(), "broken": broken}, nil
+		"timeout": g.Timeout().Seconds(), "one_node": g.Local, "algorithm": g.Algorithm(), "way": g.Way(), "tuned": tuned(g), "broken": broken}, nil
+}
+
+// tunedClass is what a group over nodes knows of the calls of one class.
+type tunedClass struct {
+	Operation string    `json:"operation"`
+	Half      bool      `json:"half"` // 16-bit floats are summed up
+	From      int64     `json:"from"` // bytes; the class ends below twice as many
+	Ways      []string  `json:"ways"`
+	Times     []float64 `json:"times"` // seconds; 0: not measured
+	Best      string    `json:"best"`
+	Tuned     bool      `json:"tuned"` // every way was tried
+}
+
+func tuned(g *group.Group) []tunedClass {
+	list := []tunedClass{}
+	for _, c := range g.Tuned() {
+		row := tunedClass{c.Code.String(), c.Half, 1 << (c.Length - 1), c.Ways, nil, c.Ways[c.Best], c.Tuned}
+		for _, d := range c.Times {
+			row.Times = append(row.Times, d.Seconds())
+		}
+		list = append(list, row)
+	}
+	return list
 }
 
 func setTimeout(g *group.Group, r timeoutRequest, _ work.Interrupt) (any, error) {

@@ -2,7 +2,7 @@
 //
 // Every member keeps the same state (Tuner), so all take the same way in the same call, and no message is needed to agree on it:
 //
-//	call k      all members take the way that the state says, and each measures its time
+//	call k      all members take the way that the state says, if all call the same, and each measures its time
 //	call k + 1  each tells its time of call k in a word of the announcement; the words are combined by bitwise or
 //	            all members learn the same time of call k, the shortest of any of them
 //

@@ -45,16 +45,25 @@ func ClassOf(code op.Code, half bool, bytes int64) Class {
 	return Class{code, half, bits.Len64(uint64(bytes))}
 }
 
-// Tuner is what a group knows of its ways. All its members call Word, Heard and Way in the order of the group's collectives, so
+// Tuner is what a group knows of its ways. All its members call Word, Propose and Heard in the order of the group's collectives, so
 // that it is the same on all. All methods are safe for concurrent use.
 type Tuner struct {
 	mode Mode
 
 	mu      sync.Mutex
 	classes map[Class]*class
-	trial   *class // whose time is told with the next announcement; nil: none is
-	way     int    // that was tried
-	word    uint64 // what this member tells of it
+	next    proposal // of the collective that is announced now
+	trial   *class   // whose time is told with the next announcement; nil: none is
+	way     int      // that is tried
+	word    uint64   // what this member tells of it
+}
+
+// proposal is the way that all members take in a call, if they agree on that call.
+type proposal struct {
+	of    Class
+	ways  []string // nil: there is nothing to choose
+	way   int
+	trial bool
 }
 
 // class is what is known of one class.
@@ -62,6 +71,7 @@ type class struct {
 	ways  []string
 	calls int
 	tries int // trials since it was tuned last
+	begun [Most]int
 	base  time.Duration
 	times [Most][]time.Duration // of each way, the newest last
 	out   [Most]bool            // it took too long
@@ -76,46 +86,53 @@ func New(mode Mode) *Tuner { return &Tuner{mode: mode, classes: map[Class]*class
 func (t *Tuner) Word() uint64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.next = proposal{}
 	if t.trial == nil {
 		return 0
 	}
 	return t.word
 }
 
-// Heard takes in the words of all members, combined, that came with an announcement.
-func (t *Tuner) Heard(word uint64) {
+// Propose returns which of ways, by their names, the call of a class that is announced now takes. There are up to Most, the usual one
+// first. measured says that its time is asked for: Done.
+func (t *Tuner) Propose(of Class, ways []string) (way int, measured bool) {
+	if t.mode == Off || len(ways) < 2 {
+		return 0, false
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	c := t.trial
-	if c == nil {
-		return
+	t.next = proposal{of: of, ways: ways}
+	if c := t.classes[of]; c != nil && slices.Equal(c.ways, ways) {
+		t.next.way, t.next.trial = c.next()
 	}
-	t.trial = nil
-	if d, ok := heard(word, c.base); ok {
-		c.learn(t.way, d)
-	}
+	return t.next.way, t.next.trial
 }
 
-// Way returns which of ways, by their names, the next call of a class takes. There are up to Most, the usual one first. Done has to
-// be called for it before the next announcement.
-func (t *Tuner) Way(of Class, ways []string) int {
-	if t.mode == Off || len(ways) < 2 {
-		return 0
-	}
+// Heard takes in the words of all members, combined, that came with an announcement. agreed says that all members have announced
+// the same, and none has refused: only then what was proposed is done.
+func (t *Tuner) Heard(word uint64, agreed bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	c := t.classes[of]
-	if c == nil || !slices.Equal(c.ways, ways) {
-		c = &class{ways: ways}
-		c.learnFrom(t.shorter(of))
-		t.classes[of] = c
+	if c := t.trial; c != nil {
+		t.trial = nil
+		if d, ok := heard(word, c.base); ok {
+			c.learn(t.way, d)
+		}
 	}
-	c.calls++
-	way, trial := c.next(t.mode)
-	if trial {
-		t.trial, t.way, t.word = c, way, void
+	next := t.next
+	if t.next = (proposal{}); next.ways == nil || !agreed {
+		return
 	}
-	return way
+	c := t.classes[next.of]
+	if c == nil || !slices.Equal(c.ways, next.ways) {
+		c = &class{ways: next.ways}
+		c.learnFrom(t.shorter(next.of))
+		t.classes[next.of] = c
+	}
+	c.took(next, t.mode)
+	if next.trial {
+		t.trial, t.way, t.word = c, next.way, void
+	}
 }
 
 // shorter returns the longest class of shorter calls; nil if there is none.
@@ -128,7 +145,8 @@ func (t *Tuner) shorter(of Class) *class {
 	return nil
 }
 
-// Done tells how long the call took for which Way was asked last, from its announcement to its end. A time of 0 counts for nothing.
+// Done tells how long the call took whose announcement was heard last, from that announcement to its end. Without it, and with a time
+// of 0, the trial counts for nothing.
 func (t *Tuner) Done(d time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -150,17 +168,24 @@ func (c *class) learnFrom(shorter *class) {
 }
 
 // next returns the way of the next call, and whether it is a trial.
-func (c *class) next(mode Mode) (way int, trial bool) {
-	switch {
-	case c.calls == 1:
-		return 0, false // memory is touched for the first time, and connections are made
-	case !c.tuned && c.tries < patience*rounds*len(c.ways):
-		c.tries++
+func (c *class) next() (way int, trial bool) {
+	if !c.tuned && c.calls > 0 { // in the first call memory is touched for the first time, and connections are made
 		return c.leastTried(), true
-	case !c.tuned:
-		c.choose()
-	case mode == Always && c.calls%again == 0:
-		c.tuned, c.tries = false, 0
+	}
+	return c.best, false
+}
+
+// took notes that a call is done as was proposed.
+func (c *class) took(next proposal, mode Mode) {
+	c.calls++
+	switch {
+	case next.trial:
+		c.begun[next.way]++
+		if c.tries++; c.tries == patience*rounds*len(c.ways) && !c.tuned {
+			c.choose()
+		}
+	case c.tuned && mode == Always && c.calls%again == 0:
+		c.tuned, c.tries, c.begun = false, 0, [Most]int{}
 		if c.calls%forgiven == 0 {
 			c.out = [Most]bool{}
 		}
@@ -168,18 +193,17 @@ func (c *class) next(mode Mode) (way int, trial bool) {
 			c.times[i] = c.times[i][min(1, len(c.times[i])):]
 		}
 	}
-	return c.best, false
 }
 
-// leastTried returns the way that is tried next.
+// leastTried returns the way that is tried next: of those that were not tried often enough, the one that was begun least often.
 func (c *class) leastTried() (way int) {
-	least := rounds
+	least := -1
 	for i := range c.ways {
-		if n := len(c.times[i]); !c.out[i] && n < least {
-			way, least = i, n
+		if !c.out[i] && len(c.times[i]) < rounds && (least < 0 || c.begun[i] < c.begun[least]) {
+			least = i
 		}
 	}
-	return way
+	return max(0, least)
 }
 
 // learn takes in a time of a way.

@@ -51,20 +51,17 @@ func group(mode Mode, n int) (m members) {
 
 // call does one call on all members. took says how long the one that came last needs for a way; the others take longer.
 func (m members) call(t *testing.T, of Class, ways []string, took func(way int) time.Duration) int {
-	word := uint64(0)
-	for _, x := range m {
-		word |= x.Word()
-	}
-	way := -1
+	word, way := uint64(0), -1
 	for i, x := range m {
-		x.Heard(word)
-		w := x.Way(of, ways)
+		word |= x.Word()
+		w, _ := x.Propose(of, ways)
 		if way >= 0 {
 			require.Equal(t, way, w, "member %d takes another way", i)
 		}
 		way = w
 	}
 	for i, x := range m {
+		x.Heard(word, true)
 		d := took(way)
 		if d > 0 && i != len(m)/2 {
 			d += time.Duration(rand.Int63n(int64(d)))
@@ -72,6 +69,33 @@ func (m members) call(t *testing.T, of Class, ways []string, took func(way int) 
 		x.Done(d)
 	}
 	return way
+}
+
+// A call on which the members do not agree leaves no trace, whoever proposed something.
+func TestCallsThatAreNotAgreedOn(t *testing.T) {
+	m := group(Once, 3)
+	of := ClassOf(op.AllReduce, false, 1<<20)
+	for i := range 60 {
+		if i%3 == 1 {
+			word := uint64(0)
+			for k, x := range m {
+				word |= x.Word()
+				switch (i + k) % 3 {
+				case 0:
+					x.Propose(of, three)
+				case 1:
+					x.Propose(ClassOf(op.Broadcast, false, 1<<20), three[:2])
+				}
+			}
+			for _, x := range m {
+				x.Heard(word, false)
+				x.Done(time.Microsecond)
+			}
+		}
+		m.call(t, of, three, func(way int) time.Duration { return []time.Duration{100, 90, 50}[way] * time.Microsecond })
+	}
+	assert.Equal(t, 2, m.call(t, of, three, func(int) time.Duration { return 1 }))
+	assert.Len(t, m[0].Chosen(), 1)
 }
 
 var three = []string{"usual", "other", "third"}
@@ -86,7 +110,7 @@ func TestTheBestWayIsTaken(t *testing.T) {
 		{[]time.Duration{1000, 700, 900}, 1, 12},
 		{[]time.Duration{1000, 1100, 500}, 2, 12},
 		{[]time.Duration{1000, 970, 990}, 0, 12},  // no more than chance
-		{[]time.Duration{1000, 5000, 4000}, 0, 8}, // hopeless ones are tried once
+		{[]time.Duration{1000, 5000, 4000}, 0, 8}, // hopeless ones are hardly tried
 		{[]time.Duration{1000, 100, 120}, 1, 12},
 	} {
 		t.Run(fmt.Sprint(c.times), func(t *testing.T) {
@@ -101,7 +125,7 @@ func TestTheBestWayIsTaken(t *testing.T) {
 			}
 			for way, d := range c.times {
 				if d > 2*c.times[0] {
-					assert.Equal(t, 1, tried[way], "way %d is hopeless", way)
+					assert.LessOrEqual(t, tried[way], 2, "way %d is hopeless", way)
 				}
 			}
 			row := m[3].Chosen()[0]

@@ -53,6 +53,7 @@ type Groups struct {
 	Survives bool
 	Forced   coll.Forced     // algorithms that the group of all ranks prefers
 	Watcher  *health.Watcher // ends the process if a member dies while a thread is inside MPI
+	Overlap  Overlap         // of collectives over nodes
 
 	queued atomic.Int32  // collectives that are in the queue of their group
 	hellos atomic.Uint64 // meetings to which this rank has come

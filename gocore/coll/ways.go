@@ -1,0 +1,114 @@
+package coll
+
+import (
+	"fmt"
+
+	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/reduce"
+	"github.com/paddlempi/paddlempi/gocore/tune"
+)
+
+// Way is one of several ways to carry out a call over nodes: an algorithm, and the messages between nodes. All ways of a call give
+// the same bits.
+type Way struct {
+	*Algorithm
+	Pieces Pieces
+}
+
+func (w Way) String() string {
+	if w.Pieces.Bytes == 0 {
+		return w.Name
+	}
+	return fmt.Sprintf("%s, %d KiB x %d", w.Name, w.Pieces.Bytes>>10, w.Pieces.AtOnce)
+}
+
+// triedPieces are those of messages that are tried: those of usualPieces, and longer ones, which MPI mostly moves without a copy, after
+// their receiver was asked.
+var triedPieces = []Pieces{usualPieces, {256 << 10, 6}, {1 << 20, 4}}
+
+const (
+	// leastWays is the least tensor in bytes for which there are several ways.
+	leastWays = 16 << 10
+	// mostScratch is the most scratch memory of a way, in bytes.
+	mostScratch = 8 << 20
+)
+
+// Ways are the ways of a call, the usual one first, and their names.
+type Ways struct {
+	Class tune.Class
+	List  []Way
+	Names []string
+}
+
+// waysOf returns the ways of a call; none if there is only the usual one. They depend on nothing but what all members announce alike,
+// so all have the same. Whether a way serves the call is known when all have come: Way.Serves.
+func waysOf(call *Sig, room, sums int64) (w Ways) {
+	if call.Nodes < 2 || call.Forced.of(call.Code) != nil || call.Forced&WithoutTuning != 0 || call.bytes() < leastWays {
+		return Ways{}
+	}
+	s := call.usual(room, sums)
+	w.Class = tune.ClassOf(s.Code, s.Trait().Reduces && reduce.Is16(s.DType), s.bytes())
+	for _, alg := range algorithms(s.Code) {
+		switch {
+		case !alg.serves(&s):
+		case alg == &inline || alg == &leaders:
+			w.add(Way{Algorithm: alg})
+		case alg == &allReduceDoubling:
+			w.cut(&s, alg, s.bytes(), 1)
+		case alg == &allReduceSlices, alg == &reduceScatterSlices, alg == &allGatherSlices:
+			w.cut(&s, alg, s.bytes()/int64(s.Size), s.Size-1)
+		case alg.Name == "levels":
+			w.cut(&s, alg, min(s.bytes(), levelBytes/partsOfMemory)/int64(s.Rails*s.Nodes), partsAtOnce*(s.Nodes-1))
+		}
+	}
+	if len(w.List) < 2 || w.List[0].Algorithm == &inline && s.Code != op.AllReduce {
+		return Ways{} // what fits into an announcement is fast there: only a sum may be faster in another way, with the same bits
+	}
+	if first, err := Choose(&s); err != nil || first != w.List[0].Algorithm {
+		return Ways{}
+	}
+	if len(w.List) > tune.Most {
+		w.List, w.Names = w.List[:tune.Most], w.Names[:tune.Most]
+	}
+	return w
+}
+
+// bytes returns the length of a tensor, or of the shares of all ranks together.
+func (s *Sig) bytes() int64 {
+	elements := s.Count
+	if s.Trait().Shares != op.NoShares {
+		elements *= int64(s.Size)
+	}
+	return elements * int64(s.DType.Size())
+}
+
+func (w *Ways) add(way Way) {
+	w.List, w.Names = append(w.List, way), append(w.Names, way.String())
+}
+
+// cut adds the ways of an algorithm whose longest parts have so many bytes, and that has room for the pieces of so many other ranks.
+func (w *Ways) cut(s *Sig, alg *Algorithm, part int64, peers int) {
+	wide := sumElem(s.DType) / int64(s.DType.Size())
+	for i, of := range triedPieces {
+		if i > 0 && (part <= triedPieces[i-1].Bytes || int64(peers)*of.AtOnce*of.Bytes*wide > mostScratch) {
+			return
+		}
+		w.add(Way{alg, of})
+	}
+}
+
+// Announces returns which of the flags of a call a member announces for this way: a tensor travels with the announcement only if
+// it is the way.
+func (w Way) Announces(flags arrive.Flags) arrive.Flags {
+	if w.Algorithm != &inline {
+		flags &^= Inline
+	}
+	if w.Algorithm != &leaders {
+		flags &^= arrive.Summed
+	}
+	return flags
+}
+
+// Serves tells whether the way can serve what all members have agreed on.
+func (w Way) Serves(s *Sig) bool { return w.serves(s) }

@@ -1,0 +1,119 @@
+package group
+
+import (
+	"fmt"
+	"math"
+	"math/rand"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/paddlempi/paddlempi/gocore/coll"
+	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/work"
+	"github.com/paddlempi/paddlempi/gocore/world"
+)
+
+// While the ways of a call are measured, it gives the same bits as before, on all ranks: with ranks that come late, calls of several
+// lengths in turn, asynchronous ones, calls on which the ranks do not agree, and another group at the same time.
+func TestBitsDoNotChangeWhileWaysAreTried(t *testing.T) {
+	for name, nodes := range map[string][]int{"two nodes": {0, 1}, "three nodes": {0, 1, 2}, "two of two": {0, 0, 1, 1}, "two and one": {0, 0, 1}} {
+		if leftOut(len(nodes) > 3) {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			var mu sync.Mutex
+			taken := map[uint64][]string{} // by number of the call: what each rank took
+			ranks(t, len(nodes), nodes, func(t *testing.T, e *world.Env, g *Group) {
+				second, err := New(e, 1, g.Ranks, 20*time.Second)
+				if !assert.NoError(t, err) {
+					return
+				}
+				lengths := []int{16<<8 + 3, 70_001, 1<<18 + 5, 1<<20 + 1} // float32
+				first := map[int][]float32{}
+				rng := rand.New(rand.NewSource(int64(g.Rank)))
+				for k := range 100 {
+					count := lengths[k%len(lengths)]
+					b, free := tensor(t, (k+g.Rank)%3 == 0, count, func(i int) float32 { return float32(math.Sin(float64(g.Rank*7919 + i))) })
+					d := allReduce(b)
+					if k%10 == 7 && g.Rank == k/10%g.Size {
+						d.ReduceOp = op.Max
+					}
+					if rng.Intn(10) == 0 {
+						time.Sleep(time.Duration(rng.Intn(2000)) * time.Microsecond)
+					}
+					var other *work.Handle
+					if k%9 == 4 {
+						small, freeSmall := tensor(t, false, 50_000, func(int) float32 { return 1 })
+						defer freeSmall()
+						o := allReduce(small)
+						o.Flags = op.FlagAsync
+						other, _, err = second.Submit(o, false)
+						assert.NoError(t, err)
+					}
+					if k%4 == 1 {
+						d.Flags = op.FlagAsync
+					}
+					h, _, err := g.Submit(d, false)
+					if h != nil && err == nil {
+						_, err = h.Wait(time.Minute, nil)
+					}
+					if other != nil {
+						_, failed := other.Wait(time.Minute, nil)
+						assert.NoError(t, failed)
+					}
+					if k%10 == 7 {
+						assert.Equal(t, status.Mismatch, status.CodeOf(err))
+						free()
+						continue
+					}
+					if !assert.NoError(t, err) {
+						return
+					}
+					mu.Lock()
+					taken[uint64(k)] = append(taken[uint64(k)], g.Way())
+					mu.Unlock()
+					got := slices.Clone(values(b))
+					if first[count] == nil {
+						first[count] = got
+					}
+					if !assert.True(t, slices.Equal(first[count], got), "call %d of %d elements has other bits by %s", k, count, g.Way()) {
+						return
+					}
+					free()
+				}
+				assert.NotEmpty(t, g.Tuned())
+				for _, c := range g.Tuned() {
+					assert.GreaterOrEqual(t, len(c.Ways), 2)
+				}
+			})
+			ways := map[string]bool{}
+			for k, list := range taken {
+				assert.Len(t, list, len(nodes))
+				assert.Len(t, slices.Compact(list), 1, "call %d: ranks took different ways", k)
+				ways[list[0]] = true
+			}
+			assert.Greater(t, len(ways), 3, "%v", ways)
+		})
+	}
+}
+
+// PADDLEMPI_TUNE=off takes the usual way always.
+func TestNothingIsTriedWithoutTuning(t *testing.T) {
+	t.Setenv("PADDLEMPI_TUNE", "off")
+	ranks(t, 2, []int{0, 1}, func(t *testing.T, _ *world.Env, g *Group) {
+		assert.NotZero(t, g.Forced&coll.WithoutTuning)
+		for k := range 20 {
+			b, free := tensor(t, false, 200_000, func(int) float32 { return 1 })
+			_, err := submit(g, allReduce(b))
+			assert.NoError(t, err)
+			assert.Equal(t, "doubling", g.Way(), fmt.Sprint(k))
+			free()
+		}
+		assert.Empty(t, g.Tuned())
+	})
+}
