@@ -24,7 +24,8 @@ const (
 	again  = 128 // of so many calls of a class that is tuned, one is a trial (Always)
 	// margin is how much faster than the first way another one has to be.
 	margin = 0.95
-	// hopeless is how many times the best a way takes that is not tried again, in this class and in longer ones, for forgiven calls.
+	// hopeless is how many times the best a way takes that is not tried again, in this class and in the next longer one, for forgiven
+	// calls.
 	hopeless = 2
 	forgiven = 8 * again
 	// patience is how many trials for each that counts a class gets: where other collectives disturb them, most count for nothing.
@@ -155,13 +156,13 @@ func (t *Tuner) Done(d time.Duration) {
 	}
 }
 
-// learnFrom leaves out the ways that are hopeless in a class of shorter calls.
+// learnFrom leaves out the ways that were tried and are hopeless in a class of shorter calls.
 func (c *class) learnFrom(shorter *class) {
 	if shorter == nil {
 		return
 	}
 	for i, name := range shorter.ways {
-		if k := slices.Index(c.ways, name); k > 0 {
+		if k := slices.Index(c.ways, name); k > 0 && len(shorter.times[i]) > 0 {
 			c.out[k] = shorter.out[i]
 		}
 	}
