@@ -1,7 +1,6 @@
 package coll
 
 import (
-	"errors"
 	"slices"
 	"unsafe"
 
@@ -38,7 +37,8 @@ func (a *Args) pieces() Pieces {
 }
 
 // pieces exchanges parts between all pairs of ranks, in pieces, in up to two legs. First each rank gives each other rank
-// the part of its input that this one sums up. Then it sends its sum to all. Each leg may be missing. A sum is in rank
+// the part of its input that this one sums up. Then it sends its sum to all. Each leg may be missing. What a rank gives
+// to others and its own part may be one tensor: then it is in place, and a piece is sent before its sum replaces it. A sum is in rank
 // order, 16-bit floats in float32 with one rounding. So all ranks get the same bits, and the same from run to run.
 //
 // Bytes that leave a rank, for a tensor of S bytes: (1-1/n)S in each leg, which is the least possible.
@@ -153,7 +153,7 @@ func (x *pieces) poll() (over bool, err error) {
 	underWay := false
 	for i := range x.peers {
 		for _, r := range x.peers[i].tracks() {
-			if err := x.a.reap(r, int(x.peers[i].rank)); err != nil && x.err == nil {
+			if err := x.reap(r, x.peers[i].rank); err != nil && x.err == nil {
 				x.failed = int(x.peers[i].rank)
 				x.giveUp(err)
 			}
@@ -346,20 +346,9 @@ func (t *track) addTo(b *work.Batch, poller work.Poller) {
 	}
 }
 
-// errShort is the error of a message that has another length than it has to have.
-var errShort = errors.New("coll: a message of another length")
-
 // reap releases those of t, of messages with a rank, that have ended, and returns the first error.
-func (a *Args) reap(t *track, rank int) error {
-	err := t.reap(a.Wire)
-	if err == errShort {
-		return a.notAsAgreed(rank)
-	}
-	return err
-}
-
-// reap releases those that have ended, and returns the first error.
-func (t *track) reap(by transport.Requests) (first error) {
+func (x *pieces) reap(t *track, rank int32) (first error) {
+	by := x.a.Wire
 	for t.ended < t.started {
 		k := t.ended % mostAtOnce
 		q := t.requests[k]
@@ -368,7 +357,7 @@ func (t *track) reap(by transport.Requests) (first error) {
 		}
 		err := by.Err(q)
 		if err == nil && t.bytes[k] >= 0 && q.Cancelled == 0 && q.Bytes != t.bytes[k] {
-			err = errShort
+			err = x.a.notAsAgreed(int(rank))
 		}
 		if err != nil && first == nil {
 			first = err
