@@ -108,7 +108,9 @@ func (f failure) chunksError(o *shm.Op, state shm.State) error {
 	switch state {
 	case shm.Closed, shm.Closing:
 		if o.Damaged() {
-			return f.damagedChunks()
+			// All members write to all of these words, so it cannot be said which one did.
+			return status.New(status.GroupBroken, "%s: the words of its chunks, in memory that all these ranks map, hold what no rank writes there: the process of one of them is damaged; its result is lost, and the group is broken",
+				g.Members().Of(f.numbered()))
 		}
 		// A member that has given anything up has broken the group, so it was this operation.
 		closers, lost, late := map[int]status.Code{}, false, false

@@ -1,6 +1,7 @@
 package collective
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -208,11 +209,8 @@ func (f failure) closedBy(closers map[int]status.Code) error {
 	if reason == status.Timeout && !known {
 		why = "gave up waiting when the deadline had passed there"
 	}
-	if why == "" {
-		why = "had an operation on the group fail"
-	}
 	return status.New(status.GroupBroken, "%s: rank(s) %s %s; the group is broken",
-		f.of(), status.Brief(by), why).WithRanks(by...)
+		f.of(), status.Brief(by), cmp.Or(why, "had an operation on the group fail")).WithRanks(by...)
 }
 
 // lost is the error that members died in the collective, or before they did their part of it.
@@ -227,12 +225,7 @@ func (f failure) leftError() error {
 	if !known {
 		return nil // across nodes the members answer questions: see closedError
 	}
-	var left []int
-	for _, i := range missing {
-		if i != g.Rank && g.Env.Roster.Left(g.Ranks[i], 0) {
-			left = append(left, i)
-		}
-	}
+	left := slices.DeleteFunc(missing, func(i int) bool { return i == g.Rank || !g.Env.Roster.Left(g.Ranks[i], 0) })
 	if len(left) == 0 {
 		return nil
 	}
@@ -248,9 +241,8 @@ func (f failure) leftBefore(members []int) error {
 		f.of(), status.Brief(left)).WithRanks(left...)
 }
 
-// What the members of a group read in each other's memory may be wrong: the process of a member may be
-// damaged, and every member can write to the memory that they share. The errors that
-// follow (docs/security.md says what is checked where).
+// What the members of a group read in each other's memory may be wrong: the process of a member may be damaged, and every
+// member can write to the memory that they share. What follows has the errors of that (docs/security.md says what is checked where).
 
 // damaged is the error that a member has written what no rank writes. The text says so of its rank, which comes before more.
 func (f failure) damaged(member int, text string, more ...any) error {
@@ -293,13 +285,6 @@ func (f failure) blamed(closers []int) error {
 		}
 	}
 	return nil
-}
-
-// damagedChunks is the error that the words with which the members share out the work hold rubbish.
-// All members write to all of them, so it cannot be said which one did.
-func (f failure) damagedChunks() error {
-	return status.New(status.GroupBroken, "%s: the words of its chunks, in memory that all these ranks map, hold what no rank writes there: the process of one of them is damaged; its result is lost, and the group is broken",
-		f.g.Members().Of(f.numbered()))
 }
 
 // readable returns an error that names a member as the error of a broken group that names the rank, and any

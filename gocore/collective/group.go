@@ -20,7 +20,7 @@ import (
 // their order. All methods are safe for concurrent use.
 // Collectives from several threads run in the order of the calls.
 type Group struct {
-	Place
+	Member
 
 	// What the group is made of. It is set before Init.
 	ID       int64
@@ -62,11 +62,11 @@ type Group struct {
 	peers  *ipc.Peers // device memory of the other members; nil before its first use
 }
 
-// Place has the fields of world.Members, whose methods are those of Group.Members.
-type Place world.Members
+// Member is this process as a member of a group: it has the fields of world.Members, whose methods are those of Group.Members.
+type Member world.Members
 
 // Members returns the members of the group.
-func (g *Group) Members() *world.Members { return (*world.Members)(&g.Place) }
+func (g *Group) Members() *world.Members { return (*world.Members)(&g.Member) }
 
 // Init makes a group ready whose members and means are set.
 func (g *Group) Init(timeout time.Duration) {

@@ -344,11 +344,10 @@ func (c *collective) run() wants {
 	var err error
 	switch {
 	case c.form == coll.AtOnce: // it reads the payloads, for which the tensors were packed
-		if err = alg.Compute(&c.args); c.lends() {
-			c.computed = err
+		if c.err = alg.Compute(&c.args); c.lends() {
 			return aStep
 		}
-		return c.end(err)
+		return c.end(c.err)
 	case c.form == coll.InChunks:
 		switch err = c.chunks.shareOut(c.failure(), alg); {
 		case c.chunks.op == nil:
@@ -391,12 +390,16 @@ func (c *collective) work(spin int) wants {
 	case c.chunks.op != nil:
 		done, err = c.stepChunks(spin)
 	case c.lends():
-		done, err = isRead(&c.request, spin), c.computed
+		done, err = isRead(&c.request, spin), c.err
 	case c.form == coll.InRounds && c.handle == nil:
 		done, want, err = stepRounds(&c.args, spin)
 	default:
 		done, err = c.prog.Poll()
-		c.notePhase()
+		if p := c.prog.Phase(); p != c.phase {
+			if c.phase = p; p.Where != coll.NoPhase {
+				c.trace.Phase(int(p.Where)-1, p.Rail, p.Partner)
+			}
+		}
 		if done {
 			c.g.Env.Engine.CalledMPI() // its last messages may not have left yet
 		}
@@ -413,16 +416,4 @@ func (c *collective) work(spin int) wants {
 		}
 	}
 	return want
-}
-
-// notePhase records in which phase the program of c is, if that has changed.
-func (c *collective) notePhase() {
-	p := c.prog.Phase()
-	if p == c.phase {
-		return
-	}
-	c.phase = p
-	if p.Where != coll.NoPhase {
-		c.trace.Phase(int(p.Where)-1, p.Rail, p.Partner)
-	}
 }

@@ -22,9 +22,6 @@ MOST_METHODS = 40
 # of a group are being cut into several.
 MORE_METHODS = {
     "gocore/coll: Args": 153,
-    "gocore/collective: Group": 75,
-    "gocore/collective: collective": 108,
-    "gocore/group: Group": 88,
 }
 
 
