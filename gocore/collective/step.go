@@ -109,10 +109,8 @@ func interrupt(ask work.Interrupt, asked *time.Time) error {
 // lookAtWire looks for a moment whether all members have come by wire. A collective whose input travels in its payload is over then.
 func (c *collective) lookAtWire() (want wants) {
 	want = members
-	if c.flags&coll.Inline == 0 {
-		return want
-	}
-	for looks := int64(0); looks < wireLooks+coll.Bytes(&c.args)/bytesOfLook && want == members; looks++ {
+	most := wireLooks + coll.Bytes(&c.args)/bytesOfLook
+	for looks := int64(0); want == members && looks < most && c.flags&coll.Inline != 0; looks++ {
 		if looks >= wireSpins || c.g.Env.Node.Crowded() {
 			work.Yield()
 		}
@@ -320,7 +318,7 @@ func (c *collective) takeArrival(state arrive.State, res arrive.Result, err erro
 
 // cameAfterAll polls the arrival once more at a collective, which this member could not give up: all members had
 // announced c. It returns an error if a slot has changed since, which no member does.
-func (f failure) cameAfterAll() (arrive.State, arrive.Result, error) {
+func (f *failure) cameAfterAll() (arrive.State, arrive.Result, error) {
 	g := f.g
 	state, res, err := g.Arrival.Poll(0)
 	if err != nil || state == arrive.Agreed || state == arrive.Differ || g.Node == nil {

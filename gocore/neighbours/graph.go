@@ -32,13 +32,10 @@ func (c *Call) graph(p *pattern, sends, recvs []op.Buf) error {
 		}
 		sends, recvs = onHost[0], onHost[1]
 	}
-	n, err := p.arrange(c.Rank, sends, recvs)
-	if err != nil {
-		return err
-	}
-	c.Neighbours = n
 	c.Signature = arrive.Signature{uint64(c.Code), 0, 0}
-	return nil
+	var err error
+	c.Neighbours, err = p.arrange(c.Rank, sends, recvs)
+	return err
 }
 
 // arrange makes swaps of the tensors of a call.
