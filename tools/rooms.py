@@ -100,7 +100,8 @@ ROOMS = (
         "gocore/join",
         "how ranks come together and part: the first world, with MPI or without its launcher; a "
         "world of two parties, and jobs that find each other by TCP",
-        "channel descriptors group health mpi pmi registry rollcall status transport work world",
+        "channel comm descriptors group health mpi pmi registry rollcall status transport work "
+        "world",
         files="join ways guests start exchange connect listen peer meet",
     ),
     Room(
@@ -114,8 +115,8 @@ ROOMS = (
         "gocore/ps/job",
         "what one process has of parameter servers: its tables and KVs by number, and its part in "
         "a job of trainers and servers; the calls of rows, the control methods, checkpoints",
-        "group mem method op ps/admin ps/checkpoint ps/client ps/link ps/master ps/route ps/server "
-        "ps/table status work",
+        "comm group mem method op ps/admin ps/checkpoint ps/client ps/link ps/master ps/route "
+        "ps/server ps/table status work",
     ),
     Room(
         "gocore/diagnose",
@@ -131,7 +132,7 @@ ROOMS = (
         "gocore/collective",
         "the collectives of a group in their order, each a state machine: checks of arguments, the "
         "life of a call, errors that name ranks",
-        "arrive buffer coll coll/bounce coll/ipc coll/shm cuda grid health mem messages neighbours "
+        "arrive buffer coll coll/bounce coll/ipc coll/shm cuda health mem messages neighbours "
         "op status trace work world",
     ),
     Room(

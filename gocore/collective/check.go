@@ -37,14 +37,12 @@ func (c checker) check(d *op.Desc, t *op.Trait) error {
 	}
 	root := !t.Rooted || a.Root == g.Rank
 	sends, recvs := d.Sends(), d.Recvs()
-	if !root {
-		// What only the root gives or gets is ignored on the other ranks.
-		if t.Send.RootAlone() {
-			sends = nil
-		}
-		if t.Recv.RootAlone() {
-			recvs = nil
-		}
+	// What only the root gives or gets is ignored on the other ranks.
+	if !root && t.Send.RootAlone() {
+		sends = nil
+	}
+	if !root && t.Recv.RootAlone() {
+		recvs = nil
 	}
 	switch {
 	case !t.Send.Accepts(len(sends), g.Size, root):

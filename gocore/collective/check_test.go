@@ -13,7 +13,7 @@ import (
 // it, and on no other rank.
 func TestWhatIsStagedIsReadOrWritten(t *testing.T) {
 	for rank := range 2 {
-		g := &Group{Place: Place{Rank: rank, Size: 2, Ranks: []int{0, 1}}}
+		g := &Group{Member: Member{Rank: rank, Size: 2, Ranks: []int{0, 1}}}
 		shape, strides := []int64{2}, []int64{2}
 		wide, short := make([]float32, 4), make([]float32, 4)
 		of := func(n int64) []op.Buf {

@@ -3,6 +3,7 @@ package collective
 import (
 	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/coll"
+	"github.com/paddlempi/paddlempi/gocore/coll/ipc"
 	"github.com/paddlempi/paddlempi/gocore/op"
 )
 
@@ -27,7 +28,15 @@ func (c *collective) choose(state arrive.State, res arrive.Result) (*coll.Algori
 		return nil, c.failure().contradiction()
 	}
 	if c.args.Any&coll.Device != 0 {
-		agreeOnDevice(&c.request)
+		if c.args.DeviceArgs == nil { // the tensors of another member are in device memory, those of this one are not
+			c.args.DeviceArgs = &coll.DeviceArgs{PieceBytes: c.g.Env.Device.Chunk}
+		}
+		if c.g.Local && c.args.Agreed&coll.IPC != 0 {
+			if c.g.peers == nil {
+				c.g.peers = ipc.New(c.g.Rank, c.g.Size)
+			}
+			c.args.DeviceArgs.Peers = c.g.peers
+		}
 	}
 	alg, err := c.g.choices.Choose(&c.args.Sig)
 	if err != nil {
@@ -35,7 +44,7 @@ func (c *collective) choose(state arrive.State, res arrive.Result) (*coll.Algori
 	}
 	if c.g.Wire != nil {
 		alg = c.trial.algorithm(&c.request, alg)
-		c.g.way.Store(c.trial.way)
+		c.g.Tuner.Took(c.trial.name)
 	}
 	c.form = alg.Form(&c.args.Sig)
 	c.took(alg)

@@ -28,7 +28,7 @@ type chunks struct {
 // shareOut makes the work. After an error it may be work that others are at already: err may then be that of this member alone,
 // unless it is a mismatch, and none of the others may write into this member's tensors after its caller has the error. So the
 // chunks that no member has claimed are closed, and the work is over when those are done that are claimed.
-func (k *chunks) shareOut(f failure, alg *coll.Algorithm) (err error) {
+func (k *chunks) shareOut(f *failure, alg *coll.Algorithm) (err error) {
 	if k.op, err = alg.Share(&f.args); err == nil || status.CodeOf(err) == status.Mismatch {
 		return err
 	}
@@ -103,12 +103,14 @@ func workOn(o *shm.Op, r *request, byEngine bool) {
 }
 
 // chunksError returns why an operation in its final state has failed; nil if it has not.
-func (f failure) chunksError(o *shm.Op, state shm.State) error {
+func (f *failure) chunksError(o *shm.Op, state shm.State) error {
 	g := f.g
 	switch state {
 	case shm.Closed, shm.Closing:
 		if o.Damaged() {
-			return f.damagedChunks()
+			// All members write to all of these words, so it cannot be said which one did.
+			return status.New(status.GroupBroken, "%s: the words of its chunks, in memory that all these ranks map, hold what no rank writes there: the process of one of them is damaged; its result is lost, and the group is broken",
+				g.Members().Of(f.numbered()))
 		}
 		// A member that has given anything up has broken the group, so it was this operation.
 		closers, lost, late := map[int]status.Code{}, false, false
@@ -140,7 +142,7 @@ func (f failure) chunksError(o *shm.Op, state shm.State) error {
 // so the operation fails on all members. It also returns an error if this member cannot work, nobody
 // else does, and a member is dead: that one may be the only one that could, or it has not finished
 // with the collective before and never will.
-func (f failure) lostError(o *shm.Op) error {
+func (f *failure) lostError(o *shm.Op) error {
 	g := f.g
 	if worker := o.Worker(); worker >= 0 {
 		if worker == g.Rank || !g.Env.Roster.Died(g.Ranks[worker]) {

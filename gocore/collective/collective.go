@@ -5,9 +5,11 @@ import (
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
+	"github.com/paddlempi/paddlempi/gocore/buffer"
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/cuda"
 	"github.com/paddlempi/paddlempi/gocore/health"
+	"github.com/paddlempi/paddlempi/gocore/neighbours"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/trace"
@@ -60,10 +62,11 @@ type progress struct {
 	bare    bool // nothing was allocated for it
 	copied  bool // some tensor is copied to contiguous memory, and results from there; known once there is a handle
 
-	trial    trial  // of a way over nodes
-	chunks   chunks // its work, if the members share it out
-	computed error  // what the algorithm has returned, while others read the tensor that this member lends
-	err      error  // for a caller whose thread has taken it to its end
+	trial  trial  // of a way over nodes
+	chunks chunks // its work, if the members share it out
+	// err is what the algorithm has returned, while others read the tensor that this member lends. At the end it is for a caller
+	// whose thread has taken the collective there.
+	err error
 
 	asked error // why the caller does not want to wait any more
 	// interrupted is an interrupt, which the caller gets as an error also if it comes too late to give the collective up: once it
@@ -76,6 +79,46 @@ type progress struct {
 	slow     health.Slowness
 	news     world.News // MPI has told of a death in this collective
 	mourning world.Mourning
+}
+
+// copies stand in place of tensors of a call.
+type copies struct {
+	staged []buffer.Staging   // contiguous ones of host tensors that are not
+	shadow *neighbours.Shadow // of tensors in device memory that are exchanged with neighbours; or nil
+}
+
+// pack copies the tensors that are not contiguous to memory that is.
+func (k *copies) pack() error {
+	for i := range k.staged {
+		if err := k.staged[i].Pack(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// unpack writes results back, unless the operation failed.
+func (k *copies) unpack(err error) error {
+	for i := range k.staged {
+		if err == nil {
+			err = k.staged[i].Unpack()
+		}
+	}
+	if err == nil && k.shadow != nil {
+		err = k.shadow.Write()
+	}
+	return err
+}
+
+// free gives them back.
+func (k *copies) free() {
+	for i := range k.staged {
+		k.staged[i].Free()
+	}
+	if k.shadow != nil {
+		k.shadow.Free()
+	}
+	*k = copies{}
 }
 
 // collectives are reused, so that the synchronous path allocates nothing.
@@ -139,8 +182,11 @@ func (g *Group) submit(d *op.Desc, p *Prepared, nested bool) (*work.Handle, work
 	if err == nil && c.scratch > 0 { // later the other members would wait in MPI for this rank
 		err = c.prog.Reserve(c.scratch)
 	}
-	if err == nil && !c.async && c.args.DeviceArgs != nil {
-		err = awaitDevice(&c.request)
+	// What the producing stream of a synchronous call had queued before it ends before the call is announced, because the wait can be
+	// long, and neither the deadline nor Ctrl-C can end the blocking MPI calls that follow. If the ranks may map each other's memory,
+	// the devices wait, not the host.
+	if err == nil && !c.async && c.args.DeviceArgs != nil && c.flags&coll.IPC == 0 {
+		err = awaitEvent(&c.request, c.args.DeviceArgs.Device, c.args.DeviceArgs.Ready)
 	}
 	if err != nil {
 		c.drop()

@@ -5,7 +5,6 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/buffer"
 	"github.com/paddlempi/paddlempi/gocore/coll"
-	"github.com/paddlempi/paddlempi/gocore/coll/ipc"
 	"github.com/paddlempi/paddlempi/gocore/cuda"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
@@ -57,17 +56,6 @@ func (c checker) checkDevice() error {
 	return nil
 }
 
-// awaitDevice waits until the producing stream has finished what it had queued before a synchronous
-// call. It waits before the call is announced, because the wait can be long, and neither the
-// deadline nor Ctrl-C can end the blocking MPI calls that follow. It does not wait if the ranks may
-// map each other's memory: then the devices wait, not the host.
-func awaitDevice(r *request) error {
-	if r.flags&coll.IPC != 0 {
-		return nil
-	}
-	return awaitEvent(r, r.args.DeviceArgs.Device, r.args.DeviceArgs.Ready)
-}
-
 // awaitEvent waits, before r is announced, for what a device has to do first.
 func awaitEvent(r *request, device *cuda.Device, event cuda.Event) (err error) {
 	waitErr := r.g.Members().Wait(func() bool {
@@ -83,21 +71,6 @@ func awaitEvent(r *request, device *cuda.Device, event cuda.Event) (err error) {
 		return waitErr
 	}
 	return err
-}
-
-// agreeOnDevice completes the DeviceArgs of a call when all members have arrived. A call whose own
-// tensors are on the host gets one too, because another member's tensors are in device memory.
-func agreeOnDevice(r *request) {
-	g := r.g
-	if r.args.DeviceArgs == nil {
-		r.args.DeviceArgs = &coll.DeviceArgs{PieceBytes: g.Env.Device.Chunk}
-	}
-	if g.Local && r.args.Agreed&coll.IPC != 0 {
-		if g.peers == nil {
-			g.peers = ipc.New(g.Rank, g.Size)
-		}
-		r.args.DeviceArgs.Peers = g.peers
-	}
 }
 
 // releaseDevice gives back what the call holds on its device, once its program has ended. It

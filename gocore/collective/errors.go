@@ -1,9 +1,11 @@
 package collective
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
+	"sort"
 	"strings"
 
 	"github.com/paddlempi/paddlempi/gocore/arrive"
@@ -20,18 +22,18 @@ type failure struct {
 }
 
 // failure returns what tells why c cannot go on.
-func (c *collective) failure() failure { return failure{&c.request, c.phase} }
+func (c *collective) failure() *failure { return &failure{&c.request, c.phase} }
 
 // of describes the collective and its group.
-func (f failure) of() string { return f.g.Members().Of(health.Describe(f.sig)) }
+func (f *failure) of() string { return f.g.Members().Of(health.Describe(f.sig)) }
 
 // numbered describes the collective with its number.
-func (f failure) numbered() string {
+func (f *failure) numbered() string {
 	return fmt.Sprintf("%s, number %d", health.Describe(f.sig), f.args.Seq)
 }
 
 // inPhase says in which phase it is, or has failed, as the end of a description; "" if it has none.
-func (f failure) inPhase() string {
+func (f *failure) inPhase() string {
 	if f.phase.Where == coll.NoPhase {
 		return ""
 	}
@@ -44,7 +46,7 @@ func (f failure) inPhase() string {
 
 // failedInPhase returns err, or if it is of MPI, the error of the collective: it says in which phase, and names the rank
 // whose message it was.
-func (f failure) failedInPhase(err error) error {
+func (f *failure) failedInPhase(err error) error {
 	var e *status.Error
 	if f.phase.Where == coll.NoPhase || !errors.As(err, &e) || e.Code != status.MPI && e.Code != status.Truncate {
 		return err
@@ -59,7 +61,7 @@ func (f failure) failedInPhase(err error) error {
 
 // disagreement is the error that the members do not agree. It names the members that refused, or the calls of all
 // members.
-func (f failure) disagreement(res arrive.Result) error {
+func (f *failure) disagreement(res arrive.Result) error {
 	entries := f.g.Arrival.Entries()
 	if res.Any&arrive.Refused != 0 {
 		var who []int
@@ -75,7 +77,7 @@ func (f failure) disagreement(res arrive.Result) error {
 }
 
 // mismatch is the error that says which ranks called what.
-func (f failure) mismatch(entries []arrive.Entry) error {
+func (f *failure) mismatch(entries []arrive.Entry) error {
 	type party struct {
 		sig   arrive.Signature
 		ranks []int
@@ -90,7 +92,7 @@ func (f failure) mismatch(entries []arrive.Entry) error {
 		parties[at].ranks = append(parties[at].ranks, f.g.Ranks[i])
 	}
 	// The error names the ranks outside the largest party.
-	slices.SortStableFunc(parties, func(a, b party) int { return len(b.ranks) - len(a.ranks) })
+	sort.SliceStable(parties, func(a, b int) bool { return len(parties[a].ranks) > len(parties[b].ranks) })
 	var odd []int
 	var text []string
 	for i, p := range parties {
@@ -115,7 +117,7 @@ type harmless struct{ error }
 
 // timeoutError names the operation, its timeout and the ranks that never came. If all had come, it names those of other
 // nodes that do not answer.
-func (f failure) timeoutError() error {
+func (f *failure) timeoutError() error {
 	g := f.g
 	who, arrived := "all members had come, the transfer did not end"+f.inPhase(), g.turns.arrived == f.args.Seq
 	missing, known := g.Arrival.Missing()
@@ -134,7 +136,7 @@ func (f failure) timeoutError() error {
 }
 
 // late is timeoutError of a call that waits for the part of a member: -1 if it is not known of which.
-func (f failure) late(member int) error {
+func (f *failure) late(member int) error {
 	if member < 0 || member == f.g.Rank {
 		return f.timeoutError()
 	}
@@ -146,10 +148,10 @@ func (f failure) late(member int) error {
 // closedError says which members gave the collective up before all had arrived, and why. A member that was
 // waiting for it gets the same error as the member that gave up. A member that comes late learns
 // that it was given up.
-func (f failure) closedError() error { return f.closedBy(f.g.Arrival.Closers(f.args.Seq)) }
+func (f *failure) closedError() error { return f.closedBy(f.g.Arrival.Closers(f.args.Seq)) }
 
 // givenUp is closedError if a member has given the collective up; else nil.
-func (f failure) givenUp() error {
+func (f *failure) givenUp() error {
 	if closers := f.g.Arrival.Closers(f.args.Seq); len(closers) > 0 {
 		return f.closedBy(closers)
 	}
@@ -157,7 +159,7 @@ func (f failure) givenUp() error {
 }
 
 // closedBy is closedError for the given closers and their reasons.
-func (f failure) closedBy(closers map[int]status.Code) error {
+func (f *failure) closedBy(closers map[int]status.Code) error {
 	g := f.g
 	var who, ended []int
 	reason := status.GroupBroken
@@ -208,31 +210,23 @@ func (f failure) closedBy(closers map[int]status.Code) error {
 	if reason == status.Timeout && !known {
 		why = "gave up waiting when the deadline had passed there"
 	}
-	if why == "" {
-		why = "had an operation on the group fail"
-	}
 	return status.New(status.GroupBroken, "%s: rank(s) %s %s; the group is broken",
-		f.of(), status.Brief(by), why).WithRanks(by...)
+		f.of(), status.Brief(by), cmp.Or(why, "had an operation on the group fail")).WithRanks(by...)
 }
 
 // lost is the error that members died in the collective, or before they did their part of it.
-func (f failure) lost(members []int) error {
+func (f *failure) lost(members []int) error {
 	return f.g.Members().DiedError(f.numbered()+f.inPhase(), members, "its result is lost, and the group is broken")
 }
 
 // leftError names the members that left without coming to it; nil if shared memory shows none.
-func (f failure) leftError() error {
+func (f *failure) leftError() error {
 	g := f.g
 	missing, known := g.Arrival.Missing()
 	if !known {
 		return nil // across nodes the members answer questions: see closedError
 	}
-	var left []int
-	for _, i := range missing {
-		if i != g.Rank && g.Env.Roster.Left(g.Ranks[i], 0) {
-			left = append(left, i)
-		}
-	}
+	left := slices.DeleteFunc(missing, func(i int) bool { return i == g.Rank || !g.Env.Roster.Left(g.Ranks[i], 0) })
 	if len(left) == 0 {
 		return nil
 	}
@@ -242,33 +236,32 @@ func (f failure) leftError() error {
 	return f.leftBefore(left)
 }
 
-func (f failure) leftBefore(members []int) error {
+func (f *failure) leftBefore(members []int) error {
 	left := f.g.Members().World(members)
 	return status.New(status.PeerLeft, "%s: rank(s) %s have ended and will not come; the group is broken",
 		f.of(), status.Brief(left)).WithRanks(left...)
 }
 
-// What the members of a group read in each other's memory may be wrong: the process of a member may be
-// damaged, and every member can write to the memory that they share. The errors that
-// follow (docs/security.md says what is checked where).
+// What the members of a group read in each other's memory may be wrong: the process of a member may be damaged, and every
+// member can write to the memory that they share. What follows has the errors of that (docs/security.md says what is checked where).
 
 // damaged is the error that a member has written what no rank writes. The text says so of its rank, which comes before more.
-func (f failure) damaged(member int, text string, more ...any) error {
+func (f *failure) damaged(member int, text string, more ...any) error {
 	rank := f.g.Ranks[member]
 	told := fmt.Sprintf(text, append([]any{rank}, more...)...)
 	return status.New(status.GroupBroken, "%s: %s", f.g.Members().Of(f.numbered()), told).WithRanks(rank)
 }
 
 // rubbishError is the error that an arrival has found rubbish in the slot of a member.
-func (f failure) rubbishError() error { return f.rubbishIn(f.g.Node.Slots.Rubbish()) }
+func (f *failure) rubbishError() error { return f.rubbishIn(f.g.Node.Slots.Rubbish()) }
 
-func (f failure) rubbishIn(member int) error {
+func (f *failure) rubbishIn(member int) error {
 	return f.damaged(member, "the arrival slot of rank %d holds what no rank writes there: the process of that rank is damaged, or another one of this node writes into its memory; the group is broken")
 }
 
 // contradiction is the error that the signatures of all members agree, and so the lengths of their shares, but
 // not the flags that say whether these are all the same (coll.Even). The process of a member is damaged then.
-func (f failure) contradiction() error {
+func (f *failure) contradiction() error {
 	g := f.g
 	if g.Node != nil && f.args.Seq == g.turns.turn {
 		for i, e := range g.Arrival.Entries() {
@@ -283,7 +276,7 @@ func (f failure) contradiction() error {
 
 // blamed returns the error of rubbishIn if one of the members that gave f up says that it has found
 // rubbish; nil if none does.
-func (f failure) blamed(closers []int) error {
+func (f *failure) blamed(closers []int) error {
 	for _, i := range closers {
 		if f.g.Node == nil {
 			break
@@ -295,16 +288,9 @@ func (f failure) blamed(closers []int) error {
 	return nil
 }
 
-// damagedChunks is the error that the words with which the members share out the work hold rubbish.
-// All members write to all of them, so it cannot be said which one did.
-func (f failure) damagedChunks() error {
-	return status.New(status.GroupBroken, "%s: the words of its chunks, in memory that all these ranks map, hold what no rank writes there: the process of one of them is damaged; its result is lost, and the group is broken",
-		f.g.Members().Of(f.numbered()))
-}
-
 // readable returns an error that names a member as the error of a broken group that names the rank, and any
 // other err as it is.
-func (f failure) readable(err error) error {
+func (f *failure) readable(err error) error {
 	var (
 		sent   *arrive.Damaged
 		block  *coll.DamagedBlock

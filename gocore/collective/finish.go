@@ -66,7 +66,7 @@ func (c *collective) isOver(err error) wants {
 // breakIfFailed breaks the group if the collective failed half way with err, and returns the error for the
 // caller. Two kinds of errors do not break it, because no data was moved: harmless ones, and a mismatch that
 // the algorithm found. Algorithms name ranks of the group; the returned error names world ranks.
-func (f failure) breakIfFailed(err error, form coll.Form) error {
+func (f *failure) breakIfFailed(err error, form coll.Form) error {
 	g := f.g
 	var e *status.Error
 	var alike harmless

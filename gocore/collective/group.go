@@ -21,7 +21,7 @@ import (
 // their order. All methods are safe for concurrent use.
 // Collectives from several threads run in the order of the calls.
 type Group struct {
-	Place
+	Member
 
 	// What the group is made of. It is set before Init.
 	ID       int64
@@ -41,10 +41,10 @@ type Group struct {
 	Forced   coll.Forced   // algorithms that are preferred to the registry's order
 	Blocks   *coll.Blocks  // for these, if the members share memory; else nil
 	Bounce   *coll.Bounce  // for tensors in ordinary memory, if the members share memory; else nil
+	Tuner    *tune.Tuner   // what is known of the ways of a group with a wire; else nil. Init makes it
 	Lends    bool          // tensors of halos that lie in the heap, if the members share memory
 
 	choices  coll.Choices        // what the registry says of the calls that were made
-	tuner    *tune.Tuner         // what is known of the ways of a group with a wire; else nil
 	spin     int                 // pauses for which a synchronous call looks whether the others have come
 	ring     *trace.Ring         // the flight recorder's
 	calls    checkedCalls        // short calls that may be repeated
@@ -55,7 +55,6 @@ type Group struct {
 
 	async     atomic.Int32                   // asynchronous collectives whose end was not reported yet
 	algorithm atomic.Pointer[coll.Algorithm] // of the last collective; nil before the first
-	way       atomic.Pointer[coll.Way]       // of the last collective over nodes, if it had a choice
 	told      atomic.Bool                    // the members on other nodes were told that this one takes no part any more
 	blocking  atomic.Uint64                  // the collective for which a thread is inside blocking MPI calls; 0: none
 	stuck     stuck                          // what the watcher, which alone uses it, knows of that collective
@@ -65,11 +64,11 @@ type Group struct {
 	peers  *ipc.Peers // device memory of the other members; nil before its first use
 }
 
-// Place has the fields of world.Members, whose methods are those of Group.Members.
-type Place world.Members
+// Member is this process as a member of a group: it has the fields of world.Members, whose methods are those of Group.Members.
+type Member world.Members
 
 // Members returns the members of the group.
-func (g *Group) Members() *world.Members { return (*world.Members)(&g.Place) }
+func (g *Group) Members() *world.Members { return (*world.Members)(&g.Member) }
 
 // Init makes a group ready whose members and means are set.
 func (g *Group) Init(timeout time.Duration) {
@@ -79,7 +78,7 @@ func (g *Group) Init(timeout time.Duration) {
 	}
 	g.timeout.Store(int64(timeout))
 	if g.Wire != nil {
-		g.tuner = tune.New(modes(g.Forced))
+		g.Tuner = tune.New(modes(g.Forced))
 	}
 	if g.Here != nil {
 		g.Levels.Phases = phases{g}

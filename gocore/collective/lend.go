@@ -43,7 +43,7 @@ func haveRead(r *request) {
 }
 
 // unreadError is timeoutError of a call that waits for those that read its tensor.
-func (f failure) unreadError() error {
+func (f *failure) unreadError() error {
 	var slow []int
 	for i, r := range f.g.Ranks {
 		if reads(f.request, i) {

@@ -44,11 +44,7 @@ func onThisNode(err error) error {
 	if err == nil {
 		return nil
 	}
-	e := status.New(status.CodeOf(err), "among the ranks on this node: %v", err)
-	if from, ok := err.(*status.Error); ok {
-		e.Ranks = from.Ranks
-	}
-	return e
+	return status.New(status.CodeOf(err), "among the ranks on this node: %v", err).WithRanks(status.Plain(err).Ranks...)
 }
 
 // End ends every wait of the group because of why.

@@ -24,7 +24,7 @@ func TestACallThatIsNotRepeated(t *testing.T) {
 	d := allOf([]op.Buf{tensor})
 	place, _, ok := callPlace(d)
 	require.True(t, ok)
-	g := &Group{Place: Place{Size: 2, Ranks: []int{0, 1}}}
+	g := &Group{Member: Member{Size: 2, Ranks: []int{0, 1}}}
 	calls.kept[place].Store(&checkedCall{code: d.Code, reduce: d.ReduceOp, scale: 1, root: -1, tensor: tensor,
 		found: request{g: g, args: coll.Args{Recv: make([]coll.Part, 1)}}})
 	other := tensor

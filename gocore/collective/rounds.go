@@ -35,7 +35,7 @@ func stepRounds(a *coll.Args, spin int) (done bool, want wants, err error) {
 
 // outOfRounds returns an error if a member for which this one waits has died, or a member has given the collective up. Two members may wait
 // for each other, and one of them for the dead one, too.
-func (f failure) outOfRounds() error {
+func (f *failure) outOfRounds() error {
 	g := f.g
 	for who := range g.Ranks {
 		if who != g.Rank && g.Bounce.Awaits(who) && g.Env.Roster.Died(g.Ranks[who]) && g.Bounce.Awaits(who) { // what it did before it died counts

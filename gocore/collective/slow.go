@@ -91,14 +91,12 @@ type stuck struct {
 // Stuck returns the collective in which a thread of this process waits inside a blocking MPI call that cannot end,
 // because members have died. It returns nil if there is none.
 func (g *Group) Stuck(now time.Time) *health.Stuck {
-	seq := g.blocking.Load()
-	if seq == 0 {
-		g.stuck = stuck{}
-		return nil
-	}
-	s := &g.stuck
+	s, seq := &g.stuck, g.blocking.Load()
 	if s.seq != seq {
 		*s = stuck{seq: seq}
+	}
+	if seq == 0 {
+		return nil
 	}
 	if s.slow.Due(&g.Env.Reports, now, time.Time{}) {
 		g.reportCollective(&s.slow, recordedAs(g, seq), seq, true, -1, func() bool { return g.blocking.Load() == seq })

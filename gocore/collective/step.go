@@ -109,10 +109,8 @@ func interrupt(ask work.Interrupt, asked *time.Time) error {
 // lookAtWire looks for a moment whether all members have come by wire. A collective whose input travels in its payload is over then.
 func (c *collective) lookAtWire() (want wants) {
 	want = members
-	if c.flags&(coll.Inline|arrive.Summed) == 0 {
-		return want
-	}
-	for looks := int64(0); looks < wireLooks+coll.Bytes(&c.args)/bytesOfLook && want == members; looks++ {
+	most := wireLooks + coll.Bytes(&c.args)/bytesOfLook
+	for looks := int64(0); want == members && looks < most && c.flags&(coll.Inline|arrive.Summed) != 0; looks++ {
 		if looks >= wireSpins || c.g.Env.Node.Crowded() {
 			work.Yield()
 		}
@@ -221,7 +219,7 @@ func (c *collective) announce(spin int) wants {
 	}
 	var told uint64
 	if g.Wire != nil {
-		if told = g.tuner.Word(); !c.refused {
+		if told = g.Tuner.Word(); !c.refused {
 			c.trial.propose(&c.request)
 		}
 	}
@@ -340,7 +338,7 @@ func (c *collective) takeArrival(state arrive.State, res arrive.Result, err erro
 
 // cameAfterAll polls the arrival once more at a collective, which this member could not give up: all members had
 // announced c. It returns an error if a slot has changed since, which no member does.
-func (f failure) cameAfterAll() (arrive.State, arrive.Result, error) {
+func (f *failure) cameAfterAll() (arrive.State, arrive.Result, error) {
 	g := f.g
 	state, res, err := g.Arrival.Poll(0)
 	if err != nil || state == arrive.Agreed || state == arrive.Differ || g.Node == nil {
@@ -364,11 +362,10 @@ func (c *collective) run() wants {
 	var err error
 	switch {
 	case c.form == coll.AtOnce: // it reads the payloads, for which the tensors were packed
-		if err = alg.Compute(&c.args); c.lends() {
-			c.computed = err
+		if c.err = alg.Compute(&c.args); c.lends() {
 			return aStep
 		}
-		return c.end(err)
+		return c.end(c.err)
 	case c.form == coll.InChunks:
 		switch err = c.chunks.shareOut(c.failure(), alg); {
 		case c.chunks.op == nil:
@@ -411,12 +408,16 @@ func (c *collective) work(spin int) wants {
 	case c.chunks.op != nil:
 		done, err = c.stepChunks(spin)
 	case c.lends():
-		done, err = isRead(&c.request, spin), c.computed
+		done, err = isRead(&c.request, spin), c.err
 	case c.form == coll.InRounds && c.handle == nil:
 		done, want, err = stepRounds(&c.args, spin)
 	default:
 		done, err = c.prog.Poll()
-		c.notePhase()
+		if p := c.prog.Phase(); p != c.phase {
+			if c.phase = p; p.Where != coll.NoPhase {
+				c.trace.Phase(int(p.Where)-1, p.Rail, p.Partner)
+			}
+		}
 		if done {
 			c.g.Env.Engine.CalledMPI() // its last messages may not have left yet
 		}
@@ -433,16 +434,4 @@ func (c *collective) work(spin int) wants {
 		}
 	}
 	return want
-}
-
-// notePhase records in which phase the program of c is, if that has changed.
-func (c *collective) notePhase() {
-	p := c.prog.Phase()
-	if p == c.phase {
-		return
-	}
-	c.phase = p
-	if p.Where != coll.NoPhase {
-		c.trace.Phase(int(p.Where)-1, p.Rail, p.Partner)
-	}
 }

@@ -11,6 +11,7 @@ import (
 // trial is the way of a collective over nodes, and the measurement of its time (package tune). The zero value takes the usual way.
 type trial struct {
 	way     *coll.Way // nil: the usual one
+	name    *string
 	begun   time.Time // when it was announced; zero: its time is not measured
 	others  uint64    // see world.Overlap
 	counted bool
@@ -34,8 +35,8 @@ func (t *trial) propose(r *request) {
 	if ways.List == nil {
 		return
 	}
-	n, measured := g.tuner.Propose(ways.Class, ways.Names)
-	t.way = &ways.List[n]
+	n, measured := g.Tuner.Propose(ways.Class, ways.Names)
+	t.way, t.name = &ways.List[n], &ways.Names[n]
 	r.flags = t.way.Announces(r.flags)
 	if measured {
 		t.begun = time.Now()
@@ -44,40 +45,24 @@ func (t *trial) propose(r *request) {
 
 // agreed takes in what came with the announcements of all members.
 func (t *trial) agreed(r *request, state arrive.State, res arrive.Result) {
-	r.g.tuner.Heard(res.Told, state == arrive.Agreed && res.Any&arrive.Refused == 0)
+	r.g.Tuner.Heard(res.Told, state == arrive.Agreed && res.Any&arrive.Refused == 0)
 	t.others, t.counted = r.g.Env.Groups.Overlap.Begin(), true
 }
 
 // algorithm returns the algorithm of the way if it serves what all members have agreed on, else that of the usual way, usual.
 func (t *trial) algorithm(r *request, usual *coll.Algorithm) *coll.Algorithm {
 	if t.way == nil || !t.way.Serves(&r.args.Sig) {
-		t.way, t.begun = nil, time.Time{}
+		t.way, t.name, t.begun = nil, nil, time.Time{}
 		return usual
 	}
 	r.args.Pieces = t.way.Pieces
 	return t.way.Algorithm
 }
 
-// Tuned returns what is known of the ways of a group over nodes; nil for another group.
-func (g *Group) Tuned() []tune.Chosen {
-	if g.tuner == nil {
-		return nil
-	}
-	return g.tuner.Chosen()
-}
-
-// Way returns the way that the last collective of this member took, its algorithm if it had no choice, or "".
-func (g *Group) Way() string {
-	if way := g.way.Load(); way != nil {
-		return way.String()
-	}
-	return g.Algorithm()
-}
-
 // end tells the tuner how long the collective took, unless it has failed or another one was under way between nodes.
 func (t *trial) end(g *Group, err error) {
 	alone := t.counted && g.Env.Groups.Overlap.End(t.others)
 	if t.counted = false; alone && err == nil && !t.begun.IsZero() {
-		g.tuner.Done(time.Since(t.begun))
+		g.Tuner.Done(time.Since(t.begun))
 	}
 }

@@ -56,8 +56,12 @@ func groupInfo(g *group.Group, _ ofGroup, _ work.Interrupt) (any, error) {
 	if err := g.Broken(); err != nil {
 		broken = err.Error()
 	}
+	way := g.Tuner.Last()
+	if way == "" {
+		way = g.Algorithm()
+	}
 	return map[string]any{"group": g.ID, "rank": g.Rank, "size": g.Size, "ranks": g.Ranks,
-		"timeout": g.Timeout().Seconds(), "one_node": g.Local, "algorithm": g.Algorithm(), "way": g.Way(), "tuned": tuned(g), "broken": broken}, nil
+		"timeout": g.Timeout().Seconds(), "one_node": g.Local, "algorithm": g.Algorithm(), "way": way, "tuned": tuned(g), "broken": broken}, nil
 }
 
 // tunedClass is what a group over nodes knows of the calls of one class.
@@ -73,7 +77,7 @@ type tunedClass struct {
 
 func tuned(g *group.Group) []tunedClass {
 	list := []tunedClass{}
-	for _, c := range g.Tuned() {
+	for _, c := range g.Tuner.Chosen() {
 		row := tunedClass{c.Code.String(), c.Half, 1 << (c.Length - 1), c.Ways, nil, c.Ways[c.Best], c.Tuned}
 		for _, d := range c.Times {
 			row.Times = append(row.Times, d.Seconds())

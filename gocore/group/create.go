@@ -80,7 +80,7 @@ func New(e *world.Env, id int64, ranks []int, timeout time.Duration) (*Group, er
 
 // assemble makes everything of a group but its first communicator.
 func assemble(e *world.Env, id int64, key uint64, ranks []int, comm transport.Comm, forced coll.Forced, timeout time.Duration) (*Group, error) {
-	g := &Group{collComm: comm, Group: collective.Group{Place: collective.Place{Env: e, Rank: slices.Index(ranks, e.Topo.Rank), Size: len(ranks), Ranks: ranks}, ID: id, Key: key, MPI: coll.On(e.Base, comm), Forced: forced}}
+	g := &Group{collComm: comm, Group: collective.Group{Member: collective.Member{Env: e, Rank: slices.Index(ranks, e.Topo.Rank), Size: len(ranks), Ranks: ranks}, ID: id, Key: key, MPI: coll.On(e.Base, comm), Forced: forced}}
 	remaining.free()
 	if err := join(&g.Group, comm); err != nil {
 		return nil, err

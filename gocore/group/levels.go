@@ -39,10 +39,7 @@ func makeLevels(g *collective.Group, comm transport.Comm) (*arrive.Board, error)
 		}
 		return nil, nil
 	}
-	g.Rails = len(here)
-	for _, members := range nodes {
-		g.Rails = min(g.Rails, len(members))
-	}
+	g.Rails = len(slices.MinFunc(nodes, func(a, b []int) int { return len(a) - len(b) }))
 	if l.LocalRank < g.Rails {
 		for _, members := range nodes {
 			l.Rail = append(l.Rail, members[l.LocalRank])
@@ -52,7 +49,7 @@ func makeLevels(g *collective.Group, comm transport.Comm) (*arrive.Board, error)
 	if slots == nil {
 		return nil, nil
 	}
-	h := &collective.Group{Place: collective.Place{Env: g.Env, Rank: l.LocalRank, Size: len(here), Ranks: g.Members().World(here)}, ID: g.ID, Key: g.Key, MPI: coll.On(g.Env.Base, nil),
+	h := &collective.Group{Member: collective.Member{Env: g.Env, Rank: l.LocalRank, Size: len(here), Ranks: g.Members().World(here)}, ID: g.ID, Key: g.Key, MPI: coll.On(g.Env.Base, nil),
 		Local: true, Arrival: slots, Payloads: slots, Silent: true}
 	h.Node = &coll.Node{Slots: slots, Heaps: h.Members()}
 	h.Init(work.Longest) // the collective of the whole group has the deadline

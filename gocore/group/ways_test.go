@@ -75,19 +75,19 @@ func TestBitsDoNotChangeWhileWaysAreTried(t *testing.T) {
 						return
 					}
 					mu.Lock()
-					taken[uint64(k)] = append(taken[uint64(k)], g.Way())
+					taken[uint64(k)] = append(taken[uint64(k)], g.Tuner.Last())
 					mu.Unlock()
 					got := slices.Clone(values(b))
 					if first[count] == nil {
 						first[count] = got
 					}
-					if !assert.True(t, slices.Equal(first[count], got), "call %d of %d elements has other bits by %s", k, count, g.Way()) {
+					if !assert.True(t, slices.Equal(first[count], got), "call %d of %d elements has other bits by %s", k, count, g.Tuner.Last()) {
 						return
 					}
 					free()
 				}
-				assert.NotEmpty(t, g.Tuned())
-				for _, c := range g.Tuned() {
+				assert.NotEmpty(t, g.Tuner.Chosen())
+				for _, c := range g.Tuner.Chosen() {
 					assert.GreaterOrEqual(t, len(c.Ways), 2)
 				}
 			})
@@ -111,9 +111,9 @@ func TestNothingIsTriedWithoutTuning(t *testing.T) {
 			b, free := tensor(t, false, 200_000, func(int) float32 { return 1 })
 			_, err := submit(g, allReduce(b))
 			assert.NoError(t, err)
-			assert.Equal(t, "doubling", g.Way(), fmt.Sprint(k))
+			assert.Equal(t, "doubling", g.Algorithm(), fmt.Sprint(k))
 			free()
 		}
-		assert.Empty(t, g.Tuned())
+		assert.Empty(t, g.Tuner.Chosen())
 	})
 }

@@ -21,7 +21,8 @@ import (
 type deviceCopy struct {
 	box  op.Buf
 	at   int64
-	back bool // it comes from the block
+	from int64 // of a plan: where the box begins in the tensor, in bytes
+	back bool  // it comes from the block
 }
 
 // Shadow is the block of a call with tensors in device memory.
@@ -111,8 +112,7 @@ func (s *Shadow) Free() {
 type deviceHalo struct {
 	neighbours coll.Neighbours
 	copies     []deviceCopy
-	from       []int64 // of each copy: where the box begins in the tensor, in bytes
-	bytes      int64   // of the block
+	bytes      int64 // of the block
 }
 
 // onDevice makes the plan for a tensor in device memory. out and in are as arrange has sorted them. The block has what comes,
@@ -129,25 +129,21 @@ func (k *plan) onDevice(pattern *grid.Halo, rank int, out, in []grid.Box, steps 
 			if boxes[i].Rank == rank {
 				place = &alone
 			}
-			h.copies, h.from = append(h.copies, deviceCopy{box, *place, back}), append(h.from, from)
+			h.copies = append(h.copies, deviceCopy{box, *place, from, back})
 			*place += box.Bytes()
 		}
 		h.bytes = max(h.bytes, alone)
 	}
 	add(out, n.InBytes, false)
 	add(in, 0, true)
-	flat := func(to, from, bytes int64) ([]mem.Box, error) {
+	var made boxer
+	flat := func(to, from, bytes int64) coll.Copy {
 		b := op.Buf{Count: bytes, DType: op.UInt8}
-		box, err := mem.NewBox(to, &b, from, &b)
-		return []mem.Box{box}, err
+		return coll.Copy{Boxes: []mem.Box{made.box(to, &b, from, &b)}}
 	}
 	n.Self, n.Pack = nil, nil
 	if n.OutBytes > 0 {
-		boxes, err := flat(0, n.InBytes, n.OutBytes)
-		if err != nil {
-			return nil, err
-		}
-		n.Pack = []coll.Copy{{Boxes: boxes}}
+		n.Pack = []coll.Copy{flat(0, n.InBytes, n.OutBytes)}
 	}
 	comes := h.copies[len(out):]
 	n.Lend = &coll.Lend{Layout: n.Lend.Layout, From: k.borrow(pattern, rank, in, func(i int) (int64, op.Buf) {
@@ -156,14 +152,10 @@ func (k *plan) onDevice(pattern *grid.Halo, rank int, out, in []grid.Box, steps 
 	n.In = append([]coll.Swap(nil), n.In...)
 	at := int64(0)
 	for i := range n.In {
-		boxes, err := flat(at, 0, n.In[i].Bytes)
-		if err != nil {
-			return nil, err
-		}
-		n.In[i].Unpack = coll.Copy{Boxes: boxes}
+		n.In[i].Unpack = flat(at, 0, n.In[i].Bytes)
 		at += n.In[i].Bytes
 	}
-	return h, nil
+	return h, made.err
 }
 
 // haloOnDevice prepares the exchange of the border of a tensor in device memory.
@@ -172,8 +164,8 @@ func (c *Call) haloOnDevice(h *deviceHalo, tensor *op.Buf) error {
 	if err := s.allocate(c.Code, h.bytes); err != nil {
 		return err
 	}
-	for i, m := range h.copies {
-		m.box.Data = unsafe.Add(tensor.Data, h.from[i])
+	for _, m := range h.copies {
+		m.box.Data = unsafe.Add(tensor.Data, m.from)
 		s.copies = append(s.copies, m)
 	}
 	c.Neighbours = &h.neighbours
@@ -192,7 +184,7 @@ func (c *Call) graphOnDevice(sends, recvs []op.Buf) (onHost [2][]op.Buf, err err
 		for i := range list {
 			if b := &onHost[side][i]; !b.OnHost() {
 				moved, parts = append(moved, b), append(parts, &list[i])
-				s.copies = append(s.copies, deviceCopy{buffer.Lasting(b), bytes, side == 1})
+				s.copies = append(s.copies, deviceCopy{box: buffer.Lasting(b), at: bytes, back: side == 1})
 				bytes += (b.Bytes() + mem.Alignment - 1) &^ (mem.Alignment - 1)
 			}
 		}

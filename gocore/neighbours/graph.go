@@ -32,18 +32,16 @@ func (c *Call) graph(p *pattern, sends, recvs []op.Buf) error {
 		}
 		sends, recvs = onHost[0], onHost[1]
 	}
-	n, err := p.arrange(c.Rank, sends, recvs)
-	if err != nil {
-		return err
-	}
-	c.Neighbours = n
 	c.Signature = arrive.Signature{uint64(c.Code), 0, 0}
-	return nil
+	var err error
+	c.Neighbours, err = p.arrange(c.Rank, sends, recvs)
+	return err
 }
 
 // arrange makes swaps of the tensors of a call.
 func (p *pattern) arrange(rank int, sends, recvs []op.Buf) (*coll.Neighbours, error) {
 	n := &coll.Neighbours{}
+	var made boxer
 	var toSelf []int
 	for _, i := range p.toOrder {
 		b := &sends[i]
@@ -51,10 +49,7 @@ func (p *pattern) arrange(rank int, sends, recvs []op.Buf) (*coll.Neighbours, er
 			toSelf = append(toSelf, i)
 			continue
 		}
-		box, err := mem.NewBox(n.OutBytes, &op.Buf{Count: b.Count, DType: b.DType}, 0, b)
-		if err != nil {
-			return nil, err
-		}
+		box := made.box(n.OutBytes, &op.Buf{Count: b.Count, DType: b.DType}, 0, b)
 		n.Out = append(n.Out, coll.Swap{Rank: p.to[i], Bytes: b.Bytes()})
 		n.Pack = append(n.Pack, coll.Copy{From: i, Boxes: []mem.Box{box}})
 		n.OutBytes += b.Bytes()
@@ -71,14 +66,11 @@ func (p *pattern) arrange(rank int, sends, recvs []op.Buf) (*coll.Neighbours, er
 			n.Self = append(n.Self, coll.Copy{From: from, To: i, Boxes: []mem.Box{box}})
 			continue
 		}
-		box, err := mem.NewBox(0, b, 0, &op.Buf{Count: b.Count, DType: b.DType})
-		if err != nil {
-			return nil, err
-		}
+		box := made.box(0, b, 0, &op.Buf{Count: b.Count, DType: b.DType})
 		n.In = append(n.In, coll.Swap{Rank: p.from[i], Bytes: b.Bytes(), Unpack: coll.Copy{To: i, Boxes: []mem.Box{box}}})
 		n.InBytes += b.Bytes()
 	}
-	return n, nil
+	return n, made.err
 }
 
 // selfBox is the copy of a tensor that a rank gives to itself.

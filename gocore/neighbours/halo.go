@@ -1,6 +1,7 @@
 package neighbours
 
 import (
+	"cmp"
 	"fmt"
 	"hash/fnv"
 	"slices"
@@ -113,6 +114,7 @@ func (k *plan) arrange(rank int, out, in []grid.Box, steps []int64) error {
 	n := &k.neighbours
 	slices.SortStableFunc(out, func(x, y grid.Box) int { return x.Rank - y.Rank })
 	slices.SortStableFunc(in, func(x, y grid.Box) int { return x.Rank - y.Rank })
+	var made boxer
 	var pack, self coll.Copy
 	toSelf := slices.IndexFunc(in, func(b grid.Box) bool { return b.Rank == rank })
 	for i := range out {
@@ -120,18 +122,10 @@ func (k *plan) arrange(rank int, out, in []grid.Box, steps []int64) error {
 		if out[i].Rank == rank { // the boxes in both lists are in the same order
 			to, border := placed(&in[toSelf], k.dtype, steps)
 			toSelf++
-			box, err := mem.NewBox(to, &border, from, &layout)
-			if err != nil {
-				return err
-			}
-			self.Boxes = append(self.Boxes, box)
+			self.Boxes = append(self.Boxes, made.box(to, &border, from, &layout))
 			continue
 		}
-		box, err := mem.NewBox(n.OutBytes, &op.Buf{Count: layout.Count, DType: k.dtype}, from, &layout)
-		if err != nil {
-			return err
-		}
-		pack.Boxes = append(pack.Boxes, box)
+		pack.Boxes = append(pack.Boxes, made.box(n.OutBytes, &op.Buf{Count: layout.Count, DType: k.dtype}, from, &layout))
 		n.Out = extended(n.Out, out[i].Rank, layout.Bytes())
 		n.OutBytes += layout.Bytes()
 	}
@@ -142,10 +136,7 @@ func (k *plan) arrange(rank int, out, in []grid.Box, steps []int64) error {
 		to, layout := placed(&in[i], k.dtype, steps)
 		n.In = extended(n.In, in[i].Rank, layout.Bytes())
 		s := &n.In[len(n.In)-1]
-		box, err := mem.NewBox(to, &layout, s.Bytes-layout.Bytes(), &op.Buf{Count: layout.Count, DType: k.dtype})
-		if err != nil {
-			return err
-		}
+		box := made.box(to, &layout, s.Bytes-layout.Bytes(), &op.Buf{Count: layout.Count, DType: k.dtype})
 		s.Unpack.Boxes = append(s.Unpack.Boxes, box)
 		n.InBytes += layout.Bytes()
 	}
@@ -155,7 +146,7 @@ func (k *plan) arrange(rank int, out, in []grid.Box, steps []int64) error {
 	for i := range n.In {
 		sideBySide(n.In[i].Unpack.Boxes)
 	}
-	return nil
+	return made.err
 }
 
 // extended adds bytes to the last swap, or appends one with another rank.
@@ -201,4 +192,14 @@ func (p *pattern) fit(inner func(rank int) *[4]int64) error {
 		}
 	}
 	return nil
+}
+
+// boxer makes boxes. What it makes after an error is of no use.
+type boxer struct{ err error }
+
+// box is mem.NewBox.
+func (m *boxer) box(to int64, dst *op.Buf, from int64, src *op.Buf) mem.Box {
+	b, err := mem.NewBox(to, dst, from, src)
+	m.err = cmp.Or(m.err, err)
+	return b
 }

@@ -4,6 +4,7 @@ import (
 	"math/bits"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/op"
@@ -57,6 +58,8 @@ type Tuner struct {
 	trial   *class   // whose time is told with the next announcement; nil: none is
 	way     int      // that is tried
 	word    uint64   // what this member tells of it
+
+	last atomic.Pointer[string]
 }
 
 // proposal is the way that all members take in a call, if they agree on that call.
@@ -270,8 +273,24 @@ type Chosen struct {
 	Tuned bool            // every way was tried
 }
 
-// Chosen returns what is known, in the order of operations and lengths.
+// Took notes the way that the last collective took; nil: it had no choice.
+func (t *Tuner) Took(way *string) { t.last.Store(way) }
+
+// Last returns that way; "" if there was no choice. t may be nil.
+func (t *Tuner) Last() string {
+	if t != nil {
+		if way := t.last.Load(); way != nil {
+			return *way
+		}
+	}
+	return ""
+}
+
+// Chosen returns what is known, in the order of operations and lengths. t may be nil.
 func (t *Tuner) Chosen() (list []Chosen) {
+	if t == nil {
+		return nil
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for of, c := range t.classes {
