@@ -29,7 +29,7 @@ func (o *endpoint) bounds() {
 	o.fulls = 0
 	for from := range o.in {
 		in, full := &o.in[from], uint32(0)
-		if o.kept >= mostKept && !o.in[from].wants() {
+		if o.kept >= mostKept && from != o.rank && !in.wants() {
 			full = 1
 			o.fulls++
 		}

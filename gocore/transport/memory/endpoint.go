@@ -16,6 +16,7 @@ package memory
 
 import (
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -24,9 +25,6 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/transport"
 )
-
-// mostSpare is how many records of receives are kept for the next ones.
-const mostSpare = 64
 
 // Bytes returns how much memory the processes of a world share.
 func Bytes(size int) int64 { return bellsOf(size) + int64(size)*int64(size)*int64(stride(size)) }
@@ -54,8 +52,6 @@ type endpoint struct {
 	fulls    int       // how many ranks this one shows that it is full
 	probed   time.Time // when a probe has found no message from any rank
 	rounds   []*round
-	local    []*localMessage // long messages to this process itself that wait for a packer
-	spare    []*receiving
 
 	moving  atomic.Bool // bytes of long messages are moving
 	comms   int         // that are not freed
@@ -150,7 +146,6 @@ type message struct {
 	short   unsafe.Pointer // its bytes
 	number  uint64         // of a long one
 	at      uint64         // of a long one: where it is in its sender
-	local   *sending       // of a long one from this process
 }
 
 func newEndpoint(shared []byte, rank, size int) (*endpoint, error) {
@@ -201,9 +196,6 @@ func (o *endpoint) progress() {
 	for r := 0; r < o.size && o.longs > 0; r++ {
 		o.in[r].readOn()
 	}
-	if len(o.local) > 0 {
-		o.local = slices.DeleteFunc(o.local, o.moveLocal)
-	}
 	queued := false
 	for r := range o.size {
 		if out := &o.out[r]; out.waits() || out.stream != nil {
@@ -212,16 +204,10 @@ func (o *endpoint) progress() {
 		}
 	}
 	o.showMoves(queued)
-	if moving := o.longs+o.streams+len(o.local) > 0; moving != o.moving.Load() {
+	if moving := o.longs+o.streams > 0; moving != o.moving.Load() {
 		o.moving.Store(moving)
 	}
-	for i := 0; i < len(o.rounds); {
-		if o.rounds[i].step() {
-			o.rounds = append(o.rounds[:i], o.rounds[i+1:]...)
-		} else {
-			i++
-		}
-	}
+	o.rounds = slices.DeleteFunc(o.rounds, (*round).step)
 }
 
 // send writes a packet as soon as there is room.
@@ -456,18 +442,14 @@ func (o *endpoint) endReceive(r *receiving, code int32) {
 		o.end(r.r, code)
 	}
 	*r = receiving{}
-	if len(o.spare) < mostSpare {
-		o.spare = append(o.spare, r)
-	}
+	receivings.Put(r)
 }
 
-// newReceiving returns a receive.
-func (o *endpoint) newReceiving(r *transport.Request, room span, from, tag int32) (w *receiving) {
-	if n := len(o.spare); n > 0 {
-		w, o.spare = o.spare[n-1], o.spare[:n-1]
-	} else {
-		w = new(receiving)
-	}
+// receivings are reused, so that a receive allocates nothing.
+var receivings = sync.Pool{New: func() any { return new(receiving) }}
+
+func newReceiving(r *transport.Request, room span, from, tag int32) *receiving {
+	w := receivings.Get().(*receiving)
 	w.r, w.span, w.from, w.tag = r, room, from, tag
 	return w
 }
@@ -476,11 +458,6 @@ func (o *endpoint) newReceiving(r *transport.Request, room span, from, tag int32
 func (o *endpoint) taken(r *receiving, m *message) {
 	r.receives(m)
 	switch {
-	case m.local != nil:
-		r.wanted = r.takes(m.Bytes)
-		if l := (&localMessage{s: m.local, r: r}); !o.moveLocal(l) {
-			o.local = append(o.local, l)
-		}
 	case m.short == nil && o.in[m.peer].broken != 0:
 		o.endReceive(r, o.in[m.peer].broken)
 	case m.short == nil:

@@ -108,7 +108,7 @@ func (o *endpoint) c() *C.pm_endpoint { return (*C.pm_endpoint)(unsafe.Pointer(o
 // showMoves shows to C whether messages are under way that only calls of Go take further. Then C does not wait for long.
 func (o *endpoint) showMoves(queued bool) {
 	moves := uint32(0)
-	if queued || o.longs+o.streams+len(o.asked)+len(o.local) > 0 {
+	if queued || o.longs+o.streams+len(o.asked) > 0 {
 		moves = 1
 	}
 	if o.shared.moves != moves {
