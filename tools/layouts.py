@@ -95,12 +95,7 @@ ROOMS = (
     Room(
         "gocore/transport/memory",
         "rings.h",
-        (
-            Struct("pm_end", "ringEnd"),
-            Struct("pm_bulk", "bulkEnd", "own= way= trying= tries= reach= trial= until= pause="),
-            Struct("pm_pair", "pair"),
-            Struct("pm_endpoint", "shared", "pairs="),
-        ),
+        (Struct("pm_packet", "packet"),),
     ),
 )
 

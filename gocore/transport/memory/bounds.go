@@ -33,8 +33,8 @@ func (o *endpoint) bounds() {
 			full = 1
 			o.fulls++
 		}
-		if atomic.LoadUint32(in.full) != full {
-			atomic.StoreUint32(in.full, full)
+		if atomic.LoadUint32((*uint32)(in.full)) != full {
+			atomic.StoreUint32((*uint32)(in.full), full)
 		}
 	}
 }

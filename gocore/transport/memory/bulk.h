@@ -33,7 +33,7 @@ enum { PM_CLOSE /* into the caches, in a small reach */, PM_NEAR, PM_PAST, PM_WA
 /* Of the word kind of a packet. */
 enum { PM_KIND = 0xff, PM_REACH_FROM = 8, PM_REACH_BITS = 0x3f, PM_WAY_FROM = 16, PM_WAY_BITS = 3 };
 
-/* One end of a bulk; bulkEnd. */
+/* One end of a bulk. */
 typedef struct pm_bulk {
 	uint64_t *tail;  /* what the reader has read */
 	uint32_t *costs; /* what the reader's copies take, in ticks for each KiB; 0: not known */

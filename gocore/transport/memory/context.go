@@ -126,8 +126,8 @@ func (c *context) waits(from int32, by int) {
 			break
 		}
 	}
-	if atomic.LoadUint32(in.waits) != sought {
-		atomic.StoreUint32(in.waits, sought)
+	if atomic.LoadUint32((*uint32)(in.waits)) != sought {
+		atomic.StoreUint32((*uint32)(in.waits), sought)
 	}
 }
 

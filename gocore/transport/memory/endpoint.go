@@ -14,6 +14,9 @@
 // fail, the others go on.
 package memory
 
+// #include "rings.h"
+import "C"
+
 import (
 	"slices"
 	"sync"
@@ -34,12 +37,12 @@ type endpoint struct {
 	rank, size int
 
 	mu       mutex
-	shared   *shared
-	pairs    []pair   // by rank: ends of the rings, and what C knows of a rank
-	bells    []bell   // by rank; nil in a small world
-	rung     uint64   // this rank's bell, when it was read last
-	out      []outbox // by rank
-	in       []inbox  // by rank
+	shared   *C.pm_endpoint
+	pairs    []C.pm_pair // by rank: ends of the rings, and what C knows of a rank
+	bells    []bell      // by rank; nil in a small world
+	rung     uint64      // this rank's bell, when it was read last
+	out      []outbox    // by rank
+	in       []inbox     // by rank
 	contexts map[uint64]*context
 	waiting  int                 // receives that wait for a message from any rank
 	asked    map[uint64]*sending // by number: long messages that their receivers do not have yet
@@ -231,7 +234,7 @@ func (out *outbox) deliver() {
 	if out.waits() {
 		queued = 1
 	}
-	atomic.StoreUint32(&out.o.pairs[out.to].queued, queued)
+	atomic.StoreUint32((*uint32)(&out.o.pairs[out.to].queued), queued)
 	if sound && out.begun == nil && len(out.queue) == 0 && out.stream != nil {
 		sound = out.streamOn()
 	}
@@ -265,7 +268,7 @@ func (out *outbox) next() bool {
 	case len(out.queue) > 0:
 		out.begun = out.queue[0]
 		out.queue = without(out.queue, 0)
-	case len(out.held) > 0 && atomic.LoadUint32(out.full) == 0:
+	case len(out.held) > 0 && atomic.LoadUint32((*uint32)(out.full)) == 0:
 		out.begun = out.held[0]
 		out.held = without(out.held, 0)
 	}
@@ -277,8 +280,8 @@ func (out *outbox) next() bool {
 func (out *outbox) write(one *outgoing) (done, sound bool) {
 	for {
 		n := min(len(one.from), piece)
-		if fits, sound := out.fits(n); !fits {
-			return false, sound
+		if fits := C.pm_fits(out.ringEnd, C.uint64_t(n)); fits != 1 {
+			return false, fits == 0
 		}
 		if one.head.kind == more {
 			one.head.bytes = int64(n)
@@ -308,12 +311,12 @@ func (in *inbox) collect() {
 		return
 	}
 	for {
-		there, sound := in.come()
-		if sound && there == 0 {
+		var p packet
+		come, sound := in.next(&p)
+		if !come {
 			break
 		}
-		var p packet
-		if !sound || !in.next(&p, there) || !in.handle(&p) {
+		if !sound || !in.handle(&p) {
 			in.o.breakOff(in.from, codeDamaged)
 			return
 		}
@@ -323,7 +326,7 @@ func (in *inbox) collect() {
 
 // handle takes in the next packet of a ring. It returns false if it cannot be.
 func (in *inbox) handle(p *packet) bool {
-	switch p.kind {
+	switch p.what() {
 	case whole, ask:
 		return in.message(p)
 	case more:
@@ -336,7 +339,7 @@ func (in *inbox) handle(p *packet) bool {
 		return in.takePieces(p)
 	}
 	in.skip(p)
-	switch p.kind {
+	switch p.what() {
 	case goOn:
 		return in.out.goOn(p)
 	case lost:
@@ -347,11 +350,11 @@ func (in *inbox) handle(p *packet) bool {
 
 // message takes in a message, or its first piece.
 func (in *inbox) message(p *packet) bool {
-	if in.open.left > 0 && p.kind == whole {
+	if in.open.left > 0 && p.what() == whole {
 		return false
 	}
 	if in.o.freed.numbers[p.context] { // nobody asks for it any more
-		if p.kind == ask {
+		if p.what() == ask {
 			in.skip(p)
 		} else {
 			in.open = partly{left: p.bytes}
@@ -366,7 +369,7 @@ func (in *inbox) message(p *packet) bool {
 		r.receives(&m)
 	}
 	switch {
-	case p.kind == ask:
+	case p.what() == ask:
 		if in.skip(p); r != nil {
 			in.receiveLong(r)
 			return true
@@ -383,7 +386,7 @@ func (in *inbox) message(p *packet) bool {
 	kept := new(message)
 	*kept = m
 	c.came = append(c.came, kept)
-	if c.changed(); p.kind == whole {
+	if c.changed(); p.what() == whole {
 		in.open = partly{left: p.bytes, room: m.bytes(), kept: kept}
 		in.fill(p)
 	}
@@ -522,7 +525,7 @@ func (o *endpoint) breakOff(peer int, code int32) {
 	}
 	in, out := &o.in[peer], &o.out[peer]
 	in.broken, out.broken = code, code
-	atomic.StoreUint32(&o.pairs[peer].broken, 1)
+	atomic.StoreUint32((*uint32)(&o.pairs[peer].broken), 1)
 	for _, one := range append(append(out.queue, out.held...), out.begun) {
 		if one != nil && one.r != nil {
 			o.end(one.r, code)

@@ -32,7 +32,7 @@ func (c *Comm) OpenQuick(g transport.QuickGroup) transport.Quick {
 	if g.Crowded {
 		p.crowded = 1
 	}
-	p.endpoint, p.context, p.busy = c.o.c(), C.uint64_t(c.context), (*C.uint32_t)(busy)
+	p.endpoint, p.context, p.busy = c.o.shared, C.uint64_t(c.context), (*C.uint32_t)(busy)
 	p.trace = C.tr_ring{next: (*C.uint64_t)(g.Next), lost: (*C.uint64_t)(g.Lost), list: (*C.tr_entry)(g.Entries)}
 	if g.Counter {
 		p.trace.counter = 1

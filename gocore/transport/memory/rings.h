@@ -24,7 +24,7 @@ enum {
 /* What a packet is; packet.go says what each of them means. */
 enum { PM_WHOLE = 1, PM_MORE, PM_ASK, PM_GO_ON, PM_DATA, PM_TOOK, PM_LOST };
 
-/* One end of a ring; ringEnd. */
+/* One end of a ring. */
 typedef struct pm_end {
 	uint64_t *head, *tail;
 	char *data;
@@ -35,7 +35,7 @@ typedef struct pm_end {
 	pm_bulk bulk;
 } pm_end;
 
-/* What goes to a rank and comes from it; pair. */
+/* What goes to a rank and comes from it. */
 typedef struct pm_pair {
 	pm_end out, in;
 	uint32_t queued; /* packets to it wait for room, or until its receiver keeps less */
@@ -49,7 +49,7 @@ typedef struct pm_endpoint {
 	pm_pair pairs[];
 } pm_endpoint;
 
-/* The head of a packet, which Go writes by pm_write. */
+/* The head of a packet. */
 typedef struct pm_packet {
 	uint32_t kind; /* PM_*, and what pm_bulk_put returned */
 	int32_t tag;

@@ -128,7 +128,7 @@ func (c *costs) learn(w way, bytes int64, took time.Duration) {
 // same time, or that the bulk holds little of.
 func (r *ring) atOnce(bytes int64) uint64 {
 	n := uint64(1)
-	for n < mostOfLong/piece && int64(n)*piece*packetsOfLong <= bytes && n*piece*8 <= r.bulk.bytes {
+	for n < mostOfLong/piece && int64(n)*piece*packetsOfLong <= bytes && n*piece*8 <= uint64(r.bulk.bytes) {
 		n *= 2
 	}
 	return n
@@ -293,7 +293,7 @@ func (in *inbox) takePieces(p *packet) bool {
 		unread = 1 // no cache holds it, nor what is written to it
 	}
 	to, bytes := (*C.char)(unsafe.Pointer(unsafe.SliceData(r.part))), int64(len(r.part))
-	n := int64(C.pm_drain(in.o.c(), C.int32_t(in.from), C.uint64_t(r.claims), to, C.int64_t(bytes), C.int64_t(bytes-r.got), unread, piecePauses))
+	n := int64(C.pm_drain(in.o.shared, C.int32_t(in.from), C.uint64_t(r.claims), to, C.int64_t(bytes), C.int64_t(bytes-r.got), unread, piecePauses))
 	if n == 0 {
 		return false
 	}
@@ -446,7 +446,7 @@ func (out *outbox) streamOn() bool {
 			}
 		}
 		claims, from := (*C.uint64_t)(unsafe.Pointer(out.claims)), (*C.char)(unsafe.Pointer(unsafe.SliceData(s.part)))
-		done := C.pm_stream(out.o.c(), C.int32_t(out.to), claims, C.uint64_t(s.claims), from, C.int64_t(s.packed-int64(len(s.part))), C.int64_t(s.packed),
+		done := C.pm_stream(out.o.shared, C.int32_t(out.to), claims, C.uint64_t(s.claims), from, C.int64_t(s.packed-int64(len(s.part))), C.int64_t(s.packed),
 			C.uint64_t(out.atOnce(s.wanted)), piecePauses)
 		if done <= 0 {
 			return done == 0
