@@ -89,7 +89,7 @@ ROOMS = (
     Room(
         "gocore/trace",
         "entry.h",
-        (Struct("tr_entry", "entry"),),
+        (Struct("tr_entry", "entry"), Struct("tr_ring", "Shared")),
         (Numbers("TR_", ""),),
     ),
     Room(

@@ -314,13 +314,12 @@ func (in *inbox) collect() {
 		var p packet
 		come, sound := in.next(&p)
 		if !come {
-			break
+			return
 		}
 		if !sound || !in.handle(&p) {
 			in.o.breakOff(in.from, codeDamaged)
 			return
 		}
-		in.free() // at once: the sender may wait for it
 	}
 }
 

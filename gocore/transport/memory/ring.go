@@ -5,8 +5,8 @@ package memory
 // #cgo nocallback pm_fits
 // #cgo noescape pm_write
 // #cgo nocallback pm_write
-// #cgo noescape pm_payload
-// #cgo nocallback pm_payload
+// #cgo noescape pm_take
+// #cgo nocallback pm_take
 // #cgo noescape pm_claim
 // #cgo nocallback pm_claim
 // #cgo noescape pm_stream
@@ -114,29 +114,14 @@ func (r *ring) next(p *packet) (come, sound bool) {
 	return true, there >= align && there <= ringBytes && p.possible() && uint64(inRing(p.payload())) <= there
 }
 
-// take copies the beginning of the payload of the next packet, as much as there is room for, and goes behind the packet.
+// take copies the beginning of the payload of the next packet, as much as there is room for, and goes behind the packet. The sender
+// may use its room then.
 func (r *ring) take(p *packet, to []byte) {
-	n := p.payload()
-	C.pm_payload(r.ringEnd, 0, 0, C.uint32_t(p.kind), unsafe.Pointer(unsafe.SliceData(to)), C.uint64_t(len(to)), C.uint64_t(n), 0)
-	r.pass(n)
+	C.pm_take(r.ringEnd, C.uint32_t(p.kind), unsafe.Pointer(unsafe.SliceData(to)), C.uint64_t(len(to)), C.uint64_t(p.payload()))
 }
 
 // skip goes behind the next packet.
-func (r *ring) skip(p *packet) { r.pass(p.payload()) }
-
-// pass goes behind a packet with a payload of n bytes.
-func (r *ring) pass(n int) {
-	r.mine += C.pm_takes(C.uint64_t(n))
-	r.bulk.mine += C.pm_bulky(C.uint64_t(n))
-}
-
-// free lets the sender have the room of all that was taken.
-func (r *ring) free() {
-	if *r.bulk.tail != r.bulk.mine { // only this process writes it
-		atomic.StoreUint64((*uint64)(r.bulk.tail), uint64(r.bulk.mine))
-	}
-	atomic.StoreUint64((*uint64)(r.tail), uint64(r.mine))
-}
+func (r *ring) skip(p *packet) { r.take(p, nil) }
 
 // claim claims up to most pieces of a message of so many bytes. It returns where they begin and how many bytes they have;
 // 0: all are claimed, or the claims are those of another message.
@@ -148,11 +133,7 @@ func (r *ring) claim(number uint64, bytes int64, most uint64) (from, n int64) {
 // sendWhole writes a message of up to mostWhole bytes, if there is room, nothing has to go before it, and it need not
 // be asked for.
 func (out *outbox) sendWhole(p *packet, data unsafe.Pointer, bounded bool) bool {
-	limit := C.int(0)
-	if bounded {
-		limit = 1
-	}
-	return C.pm_send(out.o.shared, C.int32_t(out.to), C.uint64_t(p.context), C.int32_t(p.tag), data, C.uint64_t(p.bytes), limit) == 0
+	return C.pm_send(out.o.shared, C.int32_t(out.to), C.uint64_t(p.context), C.int32_t(p.tag), data, C.uint64_t(p.bytes), C.bool(bounded)) == 0
 }
 
 // soughtBy returns how the word waits says what a receive waits for.
