@@ -193,22 +193,6 @@ int pa_arrive_and_sum(pa_member *m, int n, int me, uint64_t seq, const uint64_t 
 	return PA_SUMMED_UP;
 }
 
-static uint64_t announced(const pa_slot *s) {
-	uint64_t seq = sw_read64(&s->seq);
-	if (seq & PA_HERE_BIT)
-		return seq & ~(PA_REFUSED_BIT | PA_HERE_BIT);
-	return seq & (PA_CLOSED_BIT | PA_REFUSED_BIT) ? 0 : seq;
-}
-
-uint64_t pa_seq(const pa_member *m, int i) {
-	uint64_t newest = 0;
-	for (int k = 0; k < PA_SLOTS; k++) {
-		uint64_t seq = announced(&m[i].slot[k]);
-		newest = seq > newest ? seq : newest;
-	}
-	return newest;
-}
-
 int pa_here(const pa_member *m, int i, uint64_t seq) {
 	return is_here(sw_read64(&m[i].slot[slot_of(seq)].seq), seq);
 }

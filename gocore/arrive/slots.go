@@ -66,7 +66,7 @@ func NewControlSlots(file *segment.File, n, me int) (*ControlSlots, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &ControlSlots{mem: mem, n: n, me: me, yield: yieldEvery}, nil
+	return &ControlSlots{mem: mem, n: n, me: me, yield: yieldEvery, entries: make([]Entry, n)}, nil
 }
 
 // Behind returns the memory that the file has behind the control slots. It stays until Close.
@@ -204,9 +204,6 @@ func (l *ControlSlots) Chunks(seq uint64) (words unsafe.Pointer, n int) {
 
 // Entries returns what each member has announced.
 func (l *ControlSlots) Entries() []Entry {
-	if l.entries == nil {
-		l.entries = make([]Entry, l.n)
-	}
 	members := unsafe.Slice(l.base(), l.n)
 	for i := range l.entries {
 		s := &members[i].slot[l.seq%Slots]
@@ -263,14 +260,7 @@ func (l *ControlSlots) Explain(reason status.Code) {
 func (l *ControlSlots) Why(i int) status.Code { return status.Code(C.pa_why(l.base(), C.int(i))) }
 
 // GivenUp tells whether a member takes no part in collective seq.
-func (l *ControlSlots) GivenUp(seq uint64) bool {
-	for i := range l.n {
-		if C.pa_closer(l.base(), C.int(l.n), C.int(i), C.uint64_t(seq)) != 0 {
-			return true
-		}
-	}
-	return false
-}
+func (l *ControlSlots) GivenUp(seq uint64) bool { return len(l.Closers(seq)) > 0 }
 
 // Closers returns the members that take no part in collective seq, and why.
 func (l *ControlSlots) Closers(seq uint64) map[int]status.Code {

@@ -175,9 +175,6 @@ int pa_arrive_and_sum(pa_member *m, int n, int me, uint64_t seq, const uint64_t 
 int pa_poll(const pa_member *m, int n, int me, uint64_t seq, int spin, int yield_every, int *from,
 			uint32_t *all, uint32_t *any, uint32_t *diff);
 
-/* pa_seq returns the newest sequence number that member i has announced. */
-uint64_t pa_seq(const pa_member *m, int i);
-
 /* pa_here returns 1 if member i has announced seq, whose turn it is for the caller. */
 int pa_here(const pa_member *m, int i, uint64_t seq);
 

@@ -84,9 +84,9 @@ func wireRoom(n int) int64 {
 // node, the lowest first, and board is of those on the node of this one, nil if it is alone there. If the members of some
 // node have no board, each member counts as a node: OfOneEach.
 func NewWire(end transport.Endpoint, tag int32, nodes [][]int, board *Board) (*Wire, error) {
-	w := &Wire{end: end, tag: tag, n: end.Size(), me: end.Rank()}
+	w := &Wire{end: end, tag: tag, n: end.Size(), me: end.Rank(), entries: make([]Entry, end.Size())}
 	w.seats = seatsOf(w.n, w.me, nodes, board)
-	first, err := w.another()
+	first, err := w.free()
 	if err == nil {
 		w.spare = append(w.spare, first)
 	}
@@ -102,14 +102,11 @@ func OfOneEach(n int) [][]int {
 	return nodes
 }
 
-// another makes another doubling.
-func (w *Wire) another() (*doubling, error) { return newDoubling(w.end, w.tag, w.seats) }
-
 // free returns a doubling of which no message is under way.
 func (w *Wire) free() (*doubling, error) {
 	last := len(w.spare) - 1
 	if last < 0 {
-		return w.another()
+		return newDoubling(w.end, w.tag, w.seats)
 	}
 	g := w.spare[last]
 	w.spare = w.spare[:last]
@@ -118,11 +115,6 @@ func (w *Wire) free() (*doubling, error) {
 
 // Room returns the most bytes of a payload.
 func (w *Wire) Room() int64 { return wireRoom(w.n) }
-
-// Announce starts the doubling.
-func (w *Wire) Announce(seq uint64, sig *Signature, flags Flags, payload Payload, _ int) (State, Result, error) {
-	return w.announce(seq, sig, flags, payload)
-}
 
 // Leave announces, in the place of collective seq, the next one, that this member comes to no more, because
 // of reason. So no doubling of another member stays under way for ever, and each member that comes to seq
@@ -134,12 +126,12 @@ func (w *Wire) Leave(seq uint64, reason status.Code) error {
 		return nil
 	}
 	w.last = true
-	_, _, err := w.announce(seq, &Signature{uint64(reason)}, Left, Payload{})
+	_, _, err := w.Announce(seq, &Signature{uint64(reason)}, Left, Payload{}, 0)
 	return err
 }
 
-// announce starts the doubling of what this member announces.
-func (w *Wire) announce(seq uint64, sig *Signature, flags Flags, payload Payload) (State, Result, error) {
+// Announce starts the doubling of what this member announces.
+func (w *Wire) Announce(seq uint64, sig *Signature, flags Flags, payload Payload, _ int) (State, Result, error) {
 	var vec [wireWords]uint64
 	for i, v := range sig {
 		vec[2*i], vec[2*i+1] = v, ^v
@@ -234,7 +226,6 @@ func (w *Wire) gathered() (State, Result, error) {
 	w.takeEntries()
 	switch {
 	case w.last:
-		w.learnWhoLeft()
 		w.state = Closed
 	case w.result.Diff != 0:
 		w.state = Differ
@@ -244,26 +235,16 @@ func (w *Wire) gathered() (State, Result, error) {
 	return w.state, w.result, nil
 }
 
-// takeEntries keeps what the members have announced. A payload of another length stands for nothing.
+// takeEntries keeps what the members have announced, and who has left. A payload of another length stands for nothing.
 func (w *Wire) takeEntries() {
-	if w.entries == nil {
-		w.entries = make([]Entry, w.n)
-	}
 	for i := range w.entries {
 		var e [entryWords]uint64
 		if payload := w.now.payloads[i]; payload.Bytes == 8*entryWords {
 			e = *(*[entryWords]uint64)(payload.Data)
 		}
 		copy(w.entries[i].Signature[:], e[:])
-		w.entries[i].Flags = Flags(e[entryWords-1])
-	}
-}
-
-// learnWhoLeft notes the members that have left, as they have announced.
-func (w *Wire) learnWhoLeft() {
-	for i, e := range w.entries {
-		if e.Flags&Left != 0 {
-			w.Learn(Withdrawal{w.announced.Load(), i, status.Code(e.Signature[0])})
+		if w.entries[i].Flags = Flags(e[entryWords-1]); w.entries[i].Flags&Left != 0 {
+			w.Learn(Withdrawal{w.announced.Load(), i, status.Code(e[0])})
 		}
 	}
 }
@@ -336,11 +317,7 @@ func (w *Wire) Standing() Standing {
 }
 
 // GaveUp returns the withdrawal of this member, nil while it takes part in everything.
-func (w *Wire) GaveUp() *Withdrawal {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.gaveUp
-}
+func (w *Wire) GaveUp() *Withdrawal { return w.Standing().GaveUp }
 
 // Learn records what another member has answered. It is safe for concurrent use.
 func (w *Wire) Learn(about Withdrawal) {
