@@ -132,7 +132,6 @@ type Ring struct {
 
 	mu       sync.Mutex // guards the groups of the file, and what follows
 	groups   []noted    // what the file has
-	ended    int        // how many of them have ended
 	nextTold int
 }
 

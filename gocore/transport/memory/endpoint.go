@@ -67,8 +67,7 @@ type outbox struct {
 	ring
 	o      *endpoint
 	to     int
-	begun  *outgoing   // is written in part
-	queue  []*outgoing // packets of this core
+	queue  []*outgoing // packets of this core. The first one may be written in part
 	held   []*outgoing // of the application; they go when the queue is empty, and the receiver is not full
 	stream *sending    // the long message whose receiver has said go; nil: none
 	broken int32       // the code with which requests end; 0: it is not broken
@@ -235,7 +234,7 @@ func (out *outbox) deliver() {
 		queued = 1
 	}
 	atomic.StoreUint32((*uint32)(&out.o.pairs[out.to].queued), queued)
-	if sound && out.begun == nil && len(out.queue) == 0 && out.stream != nil {
+	if sound && len(out.queue) == 0 && out.stream != nil {
 		sound = out.streamOn()
 	}
 	if !sound {
@@ -245,35 +244,25 @@ func (out *outbox) deliver() {
 
 // writeQueue writes the packets that wait, as far as there is room. The receiver's words may be unsound.
 func (out *outbox) writeQueue() (sound bool) {
-	for out.next() {
-		one := out.begun
-		done, sound := out.write(one)
-		if !done {
+	for {
+		if len(out.queue) == 0 && len(out.held) > 0 && atomic.LoadUint32((*uint32)(out.full)) == 0 {
+			out.queue, out.held = append(out.queue, out.held[0]), without(out.held, 0)
+		}
+		if len(out.queue) == 0 {
+			return true
+		}
+		one := out.queue[0]
+		if done, sound := out.write(one); !done {
 			return sound
 		}
-		if out.begun = nil; one.r != nil {
+		if out.queue = without(out.queue, 0); one.r != nil {
 			out.o.end(one.r, 0)
 		}
 	}
-	return true
 }
 
 // waits tells whether packets wait to be written.
-func (out *outbox) waits() bool { return out.begun != nil || len(out.queue)+len(out.held) > 0 }
-
-// next begins the next packet that may be written, if there is one.
-func (out *outbox) next() bool {
-	switch {
-	case out.begun != nil:
-	case len(out.queue) > 0:
-		out.begun = out.queue[0]
-		out.queue = without(out.queue, 0)
-	case len(out.held) > 0 && atomic.LoadUint32((*uint32)(out.full)) == 0:
-		out.begun = out.held[0]
-		out.held = without(out.held, 0)
-	}
-	return out.begun != nil
-}
+func (out *outbox) waits() bool { return len(out.queue)+len(out.held) > 0 }
 
 // write writes a packet and its pieces, as far as there is room. It tells whether all are written. The receiver's words may
 // be unsound.
@@ -525,12 +514,12 @@ func (o *endpoint) breakOff(peer int, code int32) {
 	in, out := &o.in[peer], &o.out[peer]
 	in.broken, out.broken = code, code
 	atomic.StoreUint32((*uint32)(&o.pairs[peer].broken), 1)
-	for _, one := range append(append(out.queue, out.held...), out.begun) {
-		if one != nil && one.r != nil {
+	for _, one := range append(out.queue, out.held...) {
+		if one.r != nil {
 			o.end(one.r, code)
 		}
 	}
-	out.begun, out.queue, out.held = nil, nil, nil
+	out.queue, out.held = nil, nil
 	out.endStream()
 	for number, s := range o.asked {
 		if s.to == peer {
@@ -548,12 +537,10 @@ func (o *endpoint) breakOff(peer int, code int32) {
 	o.longs -= len(in.longs)
 	in.longs, in.stale = nil, nil
 	for _, c := range o.contexts {
-		for i := 0; i < len(c.waiting); {
-			if r := c.waiting[i]; r.from >= 0 && c.members[r.from] == peer {
-				c.waitNoMore(i)
+		for _, r := range slices.Clone(c.waiting) {
+			if r.from >= 0 && c.members[r.from] == peer {
+				c.waitNoMore(slices.Index(c.waiting, r))
 				o.endReceive(r, code)
-			} else {
-				i++
 			}
 		}
 	}
