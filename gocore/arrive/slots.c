@@ -166,20 +166,13 @@ int pa_poll(const pa_member *m, int n, int me, uint64_t seq, int spin, int yield
 
 int pa_arrive(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word, uint32_t flags,
 			  const uint8_t *payload, uint32_t bytes, int spin, int yield_every, int *from,
-			  uint32_t *all, uint32_t *any, uint32_t *diff) {
+			  uint32_t *all, uint32_t *any, uint32_t *diff, const pa_sum *s, const char *fold) {
 	pa_turn(m, me, seq);
 	pa_announce(m, n, me, seq, word, flags, payload, bytes);
 	*from = 0;
-	return pa_poll(m, n, me, seq, spin, yield_every, from, all, any, diff);
-}
-
-int pa_arrive_and_sum(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word,
-					  uint32_t flags, const uint8_t *payload, uint32_t bytes, int spin,
-					  int yield_every, int *from, uint32_t *all, uint32_t *any, uint32_t *diff,
-					  const pa_sum *s, const char *fold) {
-	int state = pa_arrive(m, n, me, seq, word, flags, payload, bytes, spin, yield_every, from, all,
-						  any, diff);
-	if (state != PA_AGREED || (*all & s->need) != s->need || (*any & s->avoid) || n > PA_SUMMED)
+	int state = pa_poll(m, n, me, seq, spin, yield_every, from, all, any, diff);
+	if (s == NULL || state != PA_AGREED || (*all & s->need) != s->need || (*any & s->avoid) ||
+		n > PA_SUMMED)
 		return state;
 	const void *payloads[PA_SUMMED];
 	for (int i = 0; i < n; i++) {

@@ -55,16 +55,14 @@ func (c *Comm) Start(what transport.Round, mine, all unsafe.Pointer, words int) 
 			continue
 		}
 		in, err := c.rounds.Receive(unsafe.Add(w.block, bytes*int64(member)), bytes, int32(member), tag)
-		if err == nil {
-			w.under = append(w.under, part{in, member})
-			var out *transport.Request
-			if out, err = c.rounds.Send(own, bytes, int32(member), tag); err == nil {
-				w.under = append(w.under, part{out, sent})
-			}
-		}
 		if err != nil {
 			return nil, err // only without memory; the others wait until their deadline
 		}
+		out, err := c.rounds.Send(own, bytes, int32(member), tag)
+		if err != nil {
+			return nil, err
+		}
+		w.under = append(w.under, part{in, member}, part{out, sent})
 	}
 	c.o.mu.Lock()
 	defer c.o.mu.Unlock()
