@@ -1,6 +1,7 @@
 package arrive
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -32,8 +33,7 @@ type Wire struct {
 	withdrawn map[int]Withdrawal // members that take part no more, as far as this one has learnt; by the first of them
 
 	now     *doubling   // the one under way, or the last; its payloads are valid
-	spare   []*doubling // those of which no message is under way
-	unsent  []*doubling // those whose messages have not all arrived
+	made    []*doubling // all that were made: messages of some may not have arrived yet
 	entry   [entryWords]uint64
 	stage   stage
 	last    bool // a member has left: the doubling under way, or the one before, is the last
@@ -86,10 +86,7 @@ func wireRoom(n int) int64 {
 func NewWire(end transport.Endpoint, tag int32, nodes [][]int, board *Board) (*Wire, error) {
 	w := &Wire{end: end, tag: tag, n: end.Size(), me: end.Rank(), entries: make([]Entry, end.Size())}
 	w.seats = seatsOf(w.n, w.me, nodes, board)
-	first, err := w.free()
-	if err == nil {
-		w.spare = append(w.spare, first)
-	}
+	_, err := w.free()
 	return w, err
 }
 
@@ -102,15 +99,18 @@ func OfOneEach(n int) [][]int {
 	return nodes
 }
 
-// free returns a doubling of which no message is under way.
+// free returns a doubling of which no message is under way, but not the one whose payloads are valid.
 func (w *Wire) free() (*doubling, error) {
-	last := len(w.spare) - 1
-	if last < 0 {
-		return newDoubling(w.end, w.tag, w.seats)
+	for _, g := range w.made {
+		if g != w.now && g.settled() {
+			return g, nil
+		}
 	}
-	g := w.spare[last]
-	w.spare = w.spare[:last]
-	return g, nil
+	g, err := newDoubling(w.end, w.tag, w.seats)
+	if err == nil {
+		w.made = append(w.made, g)
+	}
+	return g, err
 }
 
 // Room returns the most bytes of a payload.
@@ -145,8 +145,7 @@ func (w *Wire) Announce(seq uint64, sig *Signature, flags Flags, payload Payload
 
 // gather starts a doubling. What was not started is not announced.
 func (w *Wire) double(what stage, seq uint64, vec *[wireWords]uint64, payload Payload) (State, Result, error) {
-	w.state = Pending
-	w.putAside()
+	w.state, w.now = Pending, nil
 	g, err := w.free()
 	if err != nil {
 		return Pending, Result{}, err
@@ -162,24 +161,6 @@ func (w *Wire) double(what stage, seq uint64, vec *[wireWords]uint64, payload Pa
 		return w.gathered()
 	}
 	return Pending, Result{}, nil
-}
-
-// putAside takes the last doubling, and those whose messages have arrived since, out of use.
-func (w *Wire) putAside() {
-	if w.now != nil {
-		w.unsent = append(w.unsent, w.now)
-		w.now = nil
-	}
-	kept := w.unsent[:0]
-	for _, g := range w.unsent {
-		if g.settled() {
-			w.spare = append(w.spare, g)
-		} else {
-			kept = append(kept, g)
-		}
-	}
-	clear(w.unsent[len(kept):])
-	w.unsent = kept
 }
 
 // Poll takes the doubling further. It ignores spin, because every look is a test of a request. A
@@ -355,11 +336,7 @@ func (w *Wire) Settled() bool {
 	if w.stage != idle {
 		_, _, _ = w.Poll(0)
 	}
-	if w.stage != idle {
-		return false
-	}
-	w.putAside()
-	return len(w.unsent) == 0
+	return w.stage == idle && !slices.ContainsFunc(w.made, func(g *doubling) bool { return !g.settled() })
 }
 
 // Close frees the buffers, except for those of messages that are under way: the transport may still use them.
@@ -367,11 +344,13 @@ func (w *Wire) Close() error {
 	if w.stage != idle {
 		return nil
 	}
-	w.putAside()
-	for _, g := range w.spare {
-		g.free()
-	}
-	w.spare = nil
+	w.made = slices.DeleteFunc(w.made, func(g *doubling) bool {
+		over := g.settled()
+		if over {
+			g.free()
+		}
+		return over
+	})
 	return nil
 }
 
