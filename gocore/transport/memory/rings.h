@@ -169,7 +169,8 @@ static inline void pm_pass(pm_end *e, uint64_t takes, uint64_t in_bulk) {
 	sw_write64(e->tail, e->mine);
 }
 
-/* pm_take copies as much of the payload of the next packet as there is room for, and goes behind it. */
+/* pm_take copies as much of the payload of the next packet as there is room for, and goes behind
+ * it. */
 static inline void pm_take(pm_end *e, uint32_t kind, void *to, uint64_t room, uint64_t n) {
 	pm_payload(e, 0, 0, kind, to, room, n, false);
 	pm_pass(e, pm_takes(n), pm_bulky(n));
