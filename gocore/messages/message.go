@@ -315,13 +315,12 @@ func (m *message) Poll() bool {
 				m.giveUp(err)
 			}
 		}
-	}
-	for i := 0; i < m.n; i++ {
-		tr := &m.transfers[i]
 		if tr.fragments != nil && tr.fragments.work() {
 			m.comm.Poller().Poll(nil) // the transport has waited for it
 		}
-		if !tr.over() {
+	}
+	for i := 0; i < m.n; i++ {
+		if !m.transfers[i].over() {
 			m.overdue()
 			return false
 		}
