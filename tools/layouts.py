@@ -89,18 +89,13 @@ ROOMS = (
     Room(
         "gocore/trace",
         "entry.h",
-        (Struct("tr_entry", "entry"),),
+        (Struct("tr_entry", "entry"), Struct("tr_ring", "Shared")),
         (Numbers("TR_", ""),),
     ),
     Room(
         "gocore/transport/memory",
         "rings.h",
-        (
-            Struct("pm_end", "ringEnd"),
-            Struct("pm_bulk", "bulkEnd", "own= way= trying= tries= reach= trial= until= pause="),
-            Struct("pm_pair", "pair"),
-            Struct("pm_endpoint", "shared", "pairs="),
-        ),
+        (Struct("pm_packet", "packet"),),
     ),
 )
 

@@ -88,41 +88,36 @@ func (b *Board) put(seq, kind uint64, words *[wireWords]uint64, payload Payload)
 // through when the leader has told the rest. After an error the doubling is given up.
 func (g *doubling) look() (over bool, err error) {
 	if g.board.me == 0 {
-		err = g.hear()
+		over, err = g.hear()
 	} else {
 		over, err = g.listen()
 	}
 	if err != nil {
 		g.onBoard = false
-		return false, err
 	}
-	if !g.onBoard && g.board.me == 0 {
-		g.at = -1
-		return g.next()
-	}
-	return over, nil
+	return over, err
 }
 
 // hear takes in what the members on the node have announced, in their order.
-func (g *doubling) hear() error {
+func (g *doubling) hear() (over bool, err error) {
 	b := g.board
 	for g.heard < len(b.members) {
 		member := b.members[g.heard]
 		slot := b.slot(g.heard, g.number)
 		if there, err := b.has(slot, g.number, member); !there {
-			return err
+			return false, err
 		}
 		if err := g.takeSlot(slot, member); err != nil {
-			return err
+			return false, err
 		}
 	}
-	g.onBoard = false
 	if g.sums.alike {
 		g.sumUp()
 	} else {
 		g.learnNode()
 	}
-	return nil
+	g.onBoard, g.at = false, -1
+	return g.next()
 }
 
 // takeSlot takes in what a member on the node has announced.

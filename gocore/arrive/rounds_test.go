@@ -132,7 +132,7 @@ func TestOneSpeaksForANode(t *testing.T) {
 			return err
 		}
 		end := &counted{Endpoint: w.end}
-		for _, g := range w.spare {
+		for _, g := range w.made {
 			g.end = end
 		}
 		w.end = end

@@ -166,20 +166,13 @@ int pa_poll(const pa_member *m, int n, int me, uint64_t seq, int spin, int yield
 
 int pa_arrive(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word, uint32_t flags,
 			  const uint8_t *payload, uint32_t bytes, int spin, int yield_every, int *from,
-			  uint32_t *all, uint32_t *any, uint32_t *diff) {
+			  uint32_t *all, uint32_t *any, uint32_t *diff, const pa_sum *s, const char *fold) {
 	pa_turn(m, me, seq);
 	pa_announce(m, n, me, seq, word, flags, payload, bytes);
 	*from = 0;
-	return pa_poll(m, n, me, seq, spin, yield_every, from, all, any, diff);
-}
-
-int pa_arrive_and_sum(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word,
-					  uint32_t flags, const uint8_t *payload, uint32_t bytes, int spin,
-					  int yield_every, int *from, uint32_t *all, uint32_t *any, uint32_t *diff,
-					  const pa_sum *s, const char *fold) {
-	int state = pa_arrive(m, n, me, seq, word, flags, payload, bytes, spin, yield_every, from, all,
-						  any, diff);
-	if (state != PA_AGREED || (*all & s->need) != s->need || (*any & s->avoid) || n > PA_SUMMED)
+	int state = pa_poll(m, n, me, seq, spin, yield_every, from, all, any, diff);
+	if (s == NULL || state != PA_AGREED || (*all & s->need) != s->need || (*any & s->avoid) ||
+		n > PA_SUMMED)
 		return state;
 	const void *payloads[PA_SUMMED];
 	for (int i = 0; i < n; i++) {
@@ -191,22 +184,6 @@ int pa_arrive_and_sum(pa_member *m, int n, int me, uint64_t seq, const uint64_t 
 	void *to = (void *)s->to;
 	((pa_folder)s->folder)(fold, &to, 1, payloads, n, s->count);
 	return PA_SUMMED_UP;
-}
-
-static uint64_t announced(const pa_slot *s) {
-	uint64_t seq = sw_read64(&s->seq);
-	if (seq & PA_HERE_BIT)
-		return seq & ~(PA_REFUSED_BIT | PA_HERE_BIT);
-	return seq & (PA_CLOSED_BIT | PA_REFUSED_BIT) ? 0 : seq;
-}
-
-uint64_t pa_seq(const pa_member *m, int i) {
-	uint64_t newest = 0;
-	for (int k = 0; k < PA_SLOTS; k++) {
-		uint64_t seq = announced(&m[i].slot[k]);
-		newest = seq > newest ? seq : newest;
-	}
-	return newest;
 }
 
 int pa_here(const pa_member *m, int i, uint64_t seq) {

@@ -4,8 +4,6 @@ package arrive
 #include "slots.h"
 #cgo noescape pa_arrive
 #cgo nocallback pa_arrive
-#cgo noescape pa_arrive_and_sum
-#cgo nocallback pa_arrive_and_sum
 #cgo noescape pa_poll
 #cgo nocallback pa_poll
 #cgo noescape pa_payload
@@ -69,7 +67,7 @@ func NewControlSlots(file *segment.File, n, me int) (*ControlSlots, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &ControlSlots{mem: mem, n: n, me: me, yield: yieldEvery}, nil
+	return &ControlSlots{mem: mem, n: n, me: me, yield: yieldEvery, entries: make([]Entry, n)}, nil
 }
 
 // Behind returns the memory that the file has behind the control slots. It stays until Close.
@@ -88,11 +86,8 @@ func (l *ControlSlots) base() *C.pa_member {
 
 // Announce announces collective seq, whose turn it is, and polls once.
 func (l *ControlSlots) Announce(seq uint64, sig *Signature, flags Flags, payload Payload, spin int) (State, Result, error) {
-	l.seq = seq
-	var all, any, diff C.uint32_t
-	s := C.pa_arrive(l.base(), C.int(l.n), C.int(l.me), C.uint64_t(seq), (*C.uint64_t)(&sig[0]), C.uint32_t(flags),
-		(*C.uint8_t)(payload.Data), C.uint32_t(payload.Bytes), C.int(spin), l.yield, &l.from, &all, &any, &diff)
-	return State(s), Result{All: Flags(all), Any: Flags(any), Diff: uint32(diff)}, nil
+	_, state, r := l.AnnounceAndSum(seq, sig, flags, payload, spin, nil, nil)
+	return state, r, nil
 }
 
 // Sum is a reduction of the payloads of all members, which AnnounceAndSum carries out if all have announced. It has the
@@ -104,12 +99,12 @@ type Sum struct {
 	Need, Avoid Flags          // that all members must have set, and that no member may have set
 }
 
-// AnnounceAndSum is Announce that goes on to s, with fold, if all members have arrived, agree and have the right flags.
+// AnnounceAndSum is Announce that goes on to s (nil: to nothing), with fold, if all members have arrived, agree and have the right flags.
 // summed says that it did. Then nothing is left to be done with this collective.
 func (l *ControlSlots) AnnounceAndSum(seq uint64, sig *Signature, flags Flags, payload Payload, spin int, s *Sum, fold unsafe.Pointer) (summed bool, state State, r Result) {
 	l.seq = seq
 	var all, any, diff C.uint32_t
-	got := C.pa_arrive_and_sum(l.base(), C.int(l.n), C.int(l.me), C.uint64_t(seq), (*C.uint64_t)(&sig[0]), C.uint32_t(flags),
+	got := C.pa_arrive(l.base(), C.int(l.n), C.int(l.me), C.uint64_t(seq), (*C.uint64_t)(&sig[0]), C.uint32_t(flags),
 		(*C.uint8_t)(payload.Data), C.uint32_t(payload.Bytes), C.int(spin), l.yield, &l.from, &all, &any, &diff, (*C.pa_sum)(unsafe.Pointer(s)), (*C.char)(fold))
 	summed = got == C.PA_SUMMED_UP
 	if summed {
@@ -207,9 +202,6 @@ func (l *ControlSlots) Chunks(seq uint64) (words unsafe.Pointer, n int) {
 
 // Entries returns what each member has announced.
 func (l *ControlSlots) Entries() []Entry {
-	if l.entries == nil {
-		l.entries = make([]Entry, l.n)
-	}
 	members := unsafe.Slice(l.base(), l.n)
 	for i := range l.entries {
 		s := &members[i].slot[l.seq%Slots]
@@ -266,14 +258,7 @@ func (l *ControlSlots) Explain(reason status.Code) {
 func (l *ControlSlots) Why(i int) status.Code { return status.Code(C.pa_why(l.base(), C.int(i))) }
 
 // GivenUp tells whether a member takes no part in collective seq.
-func (l *ControlSlots) GivenUp(seq uint64) bool {
-	for i := range l.n {
-		if C.pa_closer(l.base(), C.int(l.n), C.int(i), C.uint64_t(seq)) != 0 {
-			return true
-		}
-	}
-	return false
-}
+func (l *ControlSlots) GivenUp(seq uint64) bool { return len(l.Closers(seq)) > 0 }
 
 // Closers returns the members that take no part in collective seq, and why.
 func (l *ControlSlots) Closers(seq uint64) map[int]status.Code {

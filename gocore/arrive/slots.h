@@ -84,7 +84,7 @@ typedef struct pa_member {
 /* The flag of a member that refuses a collective, in pa_slot.flags. */
 #define PA_REFUSED 2
 
-/* Results of pa_poll; PA_SUMMED_UP is one of pa_arrive_and_sum alone. */
+/* Results of pa_poll; PA_SUMMED_UP is one of pa_arrive alone. */
 enum {
 	PA_PENDING = 0,
 	PA_AGREED = 1,
@@ -134,18 +134,12 @@ int pa_finished(const pa_member *m, int n, uint64_t seq);
 /* pa_has_finished is pa_finished for member i. */
 int pa_has_finished(const pa_member *m, int i, uint64_t seq);
 
-/* pa_arrive calls pa_turn, pa_announce and pa_poll. Usually the other members have announced
- * already, and a call from Go into C costs as much as the rest. */
-int pa_arrive(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word, uint32_t flags,
-			  const uint8_t *payload, uint32_t bytes, int spin, int yield_every, int *from,
-			  uint32_t *all, uint32_t *any, uint32_t *diff);
-
 /* A pa_folder reduces count elements at each of n sources, in their order, into *to: a pmpi_folder
  * of package reduce, for which fold describes the reduction. */
 typedef void (*pa_folder)(const void *fold, void *const *to, int one, const void *const *from,
 						  int n, int64_t count);
 
-/* A pa_sum says what pa_arrive_and_sum does at once when all have arrived. */
+/* A pa_sum says what pa_arrive does at once when all have arrived. */
 typedef struct pa_sum {
 	uintptr_t folder; /* a pa_folder */
 	uintptr_t to;     /* gets the result */
@@ -154,16 +148,17 @@ typedef struct pa_sum {
 	uint32_t avoid;   /* flags that no member may have set */
 } pa_sum;
 
-/* The most members for which pa_arrive_and_sum adds up. */
+/* The most members for which pa_arrive adds up. */
 #define PA_SUMMED 64
 
-/* pa_arrive_and_sum calls pa_arrive, and reduces the payloads of all members into s->to if all have
- * arrived, agree, have the flags that s wants, and have payloads of as many bytes as this one. Then
- * it returns PA_SUMMED_UP. Otherwise it returns what pa_arrive returns, and nothing is written. */
-int pa_arrive_and_sum(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word,
-					  uint32_t flags, const uint8_t *payload, uint32_t bytes, int spin,
-					  int yield_every, int *from, uint32_t *all, uint32_t *any, uint32_t *diff,
-					  const pa_sum *s, const char *fold);
+/* pa_arrive calls pa_turn, pa_announce and pa_poll. Usually the other members have announced
+ * already, and a call from Go into C costs as much as the rest. If s is not NULL, it also reduces
+ * the payloads of all members into s->to if all have arrived, agree, have the flags that s wants,
+ * and have payloads of as many bytes as this one. Then it returns PA_SUMMED_UP. Otherwise it
+ * returns what pa_poll returns, and nothing is written. */
+int pa_arrive(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word, uint32_t flags,
+			  const uint8_t *payload, uint32_t bytes, int spin, int yield_every, int *from,
+			  uint32_t *all, uint32_t *any, uint32_t *diff, const pa_sum *s, const char *fold);
 
 /* pa_poll tests whether all n members have announced seq, and pauses at most spin times
  * (with a sched_yield every yield_every pauses, unless that is 0). *from is the first
@@ -174,9 +169,6 @@ int pa_arrive_and_sum(pa_member *m, int n, int me, uint64_t seq, const uint64_t 
  * number that no member writes there. Returns one of the enum. */
 int pa_poll(const pa_member *m, int n, int me, uint64_t seq, int spin, int yield_every, int *from,
 			uint32_t *all, uint32_t *any, uint32_t *diff);
-
-/* pa_seq returns the newest sequence number that member i has announced. */
-uint64_t pa_seq(const pa_member *m, int i);
 
 /* pa_here returns 1 if member i has announced seq, whose turn it is for the caller. */
 int pa_here(const pa_member *m, int i, uint64_t seq);

@@ -1,6 +1,7 @@
 package arrive
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -32,8 +33,7 @@ type Wire struct {
 	withdrawn map[int]Withdrawal // members that take part no more, as far as this one has learnt; by the first of them
 
 	now     *doubling   // the one under way, or the last; its payloads are valid
-	spare   []*doubling // those of which no message is under way
-	unsent  []*doubling // those whose messages have not all arrived
+	made    []*doubling // all that were made: messages of some may not have arrived yet
 	entry   [entryWords]uint64
 	stage   stage
 	last    bool // a member has left: the doubling under way, or the one before, is the last
@@ -108,12 +108,9 @@ func wireRoom(n int) int64 {
 // node, the lowest first, and board is of those on the node of this one, nil if it is alone there. If the members of some
 // node have no board, each member counts as a node: OfOneEach.
 func NewWire(end transport.Endpoint, tag int32, nodes [][]int, board *Board) (*Wire, error) {
-	w := &Wire{end: end, tag: tag, n: end.Size(), me: end.Rank()}
+	w := &Wire{end: end, tag: tag, n: end.Size(), me: end.Rank(), entries: make([]Entry, end.Size())}
 	w.seats = seatsOf(w.n, w.me, nodes, board)
-	first, err := w.another()
-	if err == nil {
-		w.spare = append(w.spare, first)
-	}
+	_, err := w.free()
 	return w, err
 }
 
@@ -126,18 +123,18 @@ func OfOneEach(n int) [][]int {
 	return nodes
 }
 
-// another makes another doubling.
-func (w *Wire) another() (*doubling, error) { return newDoubling(w.end, w.tag, w.seats) }
-
-// free returns a doubling of which no message is under way.
+// free returns a doubling of which no message is under way, but not the one whose payloads are valid.
 func (w *Wire) free() (*doubling, error) {
-	last := len(w.spare) - 1
-	if last < 0 {
-		return w.another()
+	for _, g := range w.made {
+		if g != w.now && g.settled() {
+			return g, nil
+		}
 	}
-	g := w.spare[last]
-	w.spare = w.spare[:last]
-	return g, nil
+	g, err := newDoubling(w.end, w.tag, w.seats)
+	if err == nil {
+		w.made = append(w.made, g)
+	}
+	return g, err
 }
 
 // Room returns the most bytes of a payload.
@@ -145,14 +142,6 @@ func (w *Wire) Room() int64 { return wireRoom(w.n) }
 
 // SumRoom returns the most bytes of a payload that is summed up on its node, and of that sum; 0 if none is.
 func (w *Wire) SumRoom() int64 { return w.seats.rooms.sum }
-
-// Nodes returns the members by node.
-func (w *Wire) Nodes() [][]int { return w.seats.nodes }
-
-// Announce starts the doubling.
-func (w *Wire) Announce(seq uint64, sig *Signature, flags Flags, payload Payload, _ int) (State, Result, error) {
-	return w.announce(seq, sig, flags, payload)
-}
 
 // Leave announces, in the place of collective seq, the next one, that this member comes to no more, because
 // of reason. So no doubling of another member stays under way for ever, and each member that comes to seq
@@ -164,12 +153,12 @@ func (w *Wire) Leave(seq uint64, reason status.Code) error {
 		return nil
 	}
 	w.last = true
-	_, _, err := w.announce(seq, &Signature{uint64(reason)}, Left, Payload{})
+	_, _, err := w.Announce(seq, &Signature{uint64(reason)}, Left, Payload{}, 0)
 	return err
 }
 
-// announce starts the doubling of what this member announces.
-func (w *Wire) announce(seq uint64, sig *Signature, flags Flags, payload Payload) (State, Result, error) {
+// Announce starts the doubling of what this member announces.
+func (w *Wire) Announce(seq uint64, sig *Signature, flags Flags, payload Payload, _ int) (State, Result, error) {
 	var vec [wireWords]uint64
 	for i, v := range sig {
 		vec[2*i], vec[2*i+1] = v, ^v
@@ -183,8 +172,7 @@ func (w *Wire) announce(seq uint64, sig *Signature, flags Flags, payload Payload
 
 // gather starts a doubling. What was not started is not announced.
 func (w *Wire) double(what stage, seq uint64, vec *[wireWords]uint64, payload Payload) (State, Result, error) {
-	w.state = Pending
-	w.putAside()
+	w.state, w.now = Pending, nil
 	g, err := w.free()
 	if err != nil {
 		return Pending, Result{}, err
@@ -200,24 +188,6 @@ func (w *Wire) double(what stage, seq uint64, vec *[wireWords]uint64, payload Pa
 		return w.gathered()
 	}
 	return Pending, Result{}, nil
-}
-
-// putAside takes the last doubling, and those whose messages have arrived since, out of use.
-func (w *Wire) putAside() {
-	if w.now != nil {
-		w.unsent = append(w.unsent, w.now)
-		w.now = nil
-	}
-	kept := w.unsent[:0]
-	for _, g := range w.unsent {
-		if g.settled() {
-			w.spare = append(w.spare, g)
-		} else {
-			kept = append(kept, g)
-		}
-	}
-	clear(w.unsent[len(kept):])
-	w.unsent = kept
 }
 
 // Poll takes the doubling further. It ignores spin, because every look is a test of a request. A
@@ -264,7 +234,6 @@ func (w *Wire) gathered() (State, Result, error) {
 	w.takeEntries()
 	switch {
 	case w.last:
-		w.learnWhoLeft()
 		w.state = Closed
 	case w.result.Diff != 0:
 		w.state = Differ
@@ -274,26 +243,16 @@ func (w *Wire) gathered() (State, Result, error) {
 	return w.state, w.result, nil
 }
 
-// takeEntries keeps what the members have announced. A payload of another length stands for nothing.
+// takeEntries keeps what the members have announced, and who has left. A payload of another length stands for nothing.
 func (w *Wire) takeEntries() {
-	if w.entries == nil {
-		w.entries = make([]Entry, w.n)
-	}
 	for i := range w.entries {
 		var e [entryWords]uint64
 		if payload := w.now.payloads[i]; payload.Bytes == 8*entryWords {
 			e = *(*[entryWords]uint64)(payload.Data)
 		}
 		copy(w.entries[i].Signature[:], e[:])
-		w.entries[i].Flags = Flags(e[entryWords-1])
-	}
-}
-
-// learnWhoLeft notes the members that have left, as they have announced.
-func (w *Wire) learnWhoLeft() {
-	for i, e := range w.entries {
-		if e.Flags&Left != 0 {
-			w.Learn(Withdrawal{w.announced.Load(), i, status.Code(e.Signature[0])})
+		if w.entries[i].Flags = Flags(e[entryWords-1]); w.entries[i].Flags&Left != 0 {
+			w.Learn(Withdrawal{w.announced.Load(), i, status.Code(e[0])})
 		}
 	}
 }
@@ -366,11 +325,7 @@ func (w *Wire) Standing() Standing {
 }
 
 // GaveUp returns the withdrawal of this member, nil while it takes part in everything.
-func (w *Wire) GaveUp() *Withdrawal {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.gaveUp
-}
+func (w *Wire) GaveUp() *Withdrawal { return w.Standing().GaveUp }
 
 // Learn records what another member has answered. It is safe for concurrent use.
 func (w *Wire) Learn(about Withdrawal) {
@@ -408,11 +363,7 @@ func (w *Wire) Settled() bool {
 	if w.stage != idle {
 		_, _, _ = w.Poll(0)
 	}
-	if w.stage != idle {
-		return false
-	}
-	w.putAside()
-	return len(w.unsent) == 0
+	return w.stage == idle && !slices.ContainsFunc(w.made, func(g *doubling) bool { return !g.settled() })
 }
 
 // Close frees the buffers, except for those of messages that are under way: the transport may still use them.
@@ -420,11 +371,13 @@ func (w *Wire) Close() error {
 	if w.stage != idle {
 		return nil
 	}
-	w.putAside()
-	for _, g := range w.spare {
-		g.free()
-	}
-	w.spare = nil
+	w.made = slices.DeleteFunc(w.made, func(g *doubling) bool {
+		over := g.settled()
+		if over {
+			g.free()
+		}
+		return over
+	})
 	return nil
 }
 

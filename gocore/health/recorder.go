@@ -11,7 +11,6 @@ import (
 	"strconv"
 	"sync"
 	"syscall"
-	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/dl"
 	"github.com/paddlempi/paddlempi/gocore/op"
@@ -144,11 +143,6 @@ func (r *Recorder) Join(g trace.Group) { r.ring.Join(g) }
 
 // Leave removes the group with an id.
 func (r *Recorder) Leave(id int64) { r.ring.Leave(id) }
-
-// Shared is that of the ring.
-func (r *Recorder) Shared() (next, lost *uint64, list unsafe.Pointer, counter bool) {
-	return r.ring.Shared()
-}
 
 // Ring returns the ring, for entries of collectives.
 func (r *Recorder) Ring() *trace.Ring { return r.ring }

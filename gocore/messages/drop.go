@@ -16,7 +16,6 @@ const mostDropped = 1 << 30
 
 // dropped is a message that is received, or refused, only so that its sender is done.
 type dropped struct {
-	on      transport.Endpoint
 	request *transport.Request
 	block   unsafe.Pointer
 }
@@ -24,17 +23,17 @@ type dropped struct {
 // DropNext takes the next message that has come for this member, and the one before further. It tells whether one is under
 // way. Only the end of the world calls it.
 func (g *Messages) DropNext() bool {
-	if m := g.dropped; m != nil {
-		if !transport.Over(m.on, m.request) {
-			return true
-		}
-		m.on.Release(m.request)
-		mem.Free(m.block)
-		g.dropped = nil
-	}
 	on := g.Comm()
 	if on == nil {
 		return false
+	}
+	if m := g.dropped; m != nil {
+		if !transport.Over(on, m.request) {
+			return true
+		}
+		on.Release(m.request)
+		mem.Free(m.block)
+		g.dropped = nil
 	}
 	_, refuses := on.(transport.Fragmenter)
 	if st, found, err := on.Probe(transport.AnySource, transport.AnyTag); err == nil && found && (refuses || st.Bytes <= mostDropped) {
@@ -47,7 +46,7 @@ func (g *Messages) DropNext() bool {
 
 // drop begins to take a message. It returns nil if that fails.
 func drop(on transport.Endpoint, msg transport.Message) *dropped {
-	m, err := &dropped{on: on}, error(nil)
+	m, err := new(dropped), error(nil)
 	if f, ok := on.(transport.Fragmenter); ok {
 		m.request, err = f.Refuse(msg)
 	} else if m.block, err = mem.Alloc(max(1, msg.Bytes)); err == nil { // Open MPI 5 crashes if a long message has no room

@@ -151,20 +151,13 @@ type transfer struct {
 	bytes    int64              // length of the message, or of the tensors that receive it
 	peer     int32              // group rank, -1 for any
 	tag      int32
-	onDevice *deviceTensor // the tensors, if some are in device memory
 	// dropped says that the transfer was given up before MPI was called for it.
 	dropped   bool
-	queued    bool // it is in Messages.waiting
-	ready     bool // it is there although its tensor is ready; guarded by waiting.mu
-	buried    bool // its peer has died, and its requests were ended
-	packed    *packed
+	queued    bool       // it is in Messages.waiting
+	ready     bool       // it is there although its tensor is ready; guarded by waiting.mu
+	buried    bool       // its peer has died, and its requests were ended
+	packed    *packed    // nil if the message is one contiguous tensor in host memory
 	fragments *fragments // nil if the message goes as a whole
-}
-
-// packed is what a message has in host memory that is not one contiguous tensor.
-type packed struct {
-	content
-	block unsafe.Pointer // the whole message; nil if it goes in fragments
 }
 
 // prepare checks the arguments and prepares the transfers.
@@ -211,33 +204,10 @@ func (m *message) addTransfer(code op.Code, receives bool, side string, bufs []o
 	for i := range bufs {
 		tr.bytes += bufs[i].Bytes()
 	}
-	switch {
-	case dev != nil:
-		var whole bool
-		if tr.onDevice, whole, err = m.g.newDeviceTensor(code, side, bufs, dev, viaCopy, m.stream); err != nil {
-			return err
-		}
-		if tr.data = tr.onDevice.data(); !whole {
-			tr.data = nil
-			tr.fragments, err = newFragments(&tr.onDevice.content, receives, tr.onDevice)
-		}
-	case tr.bytes > 0 && (len(bufs) > 1 || viaCopy || !bufs[0].Contiguous()):
-		tr.packed = &packed{content: newContent(bufs)}
-		if tr.data = nil; fragmenter(m.comm, tr.bytes) != nil && !viaCopy {
-			tr.fragments, err = newFragments(&tr.packed.content, receives, nil)
-			break
-		}
-		if tr.packed.block, err = mem.Alloc(tr.bytes); err != nil {
-			return err
-		}
-		tr.data = tr.packed.block
-		if !receives {
-			if err := tr.packed.copy(tr.packed.block, 0, tr.bytes, false, 0); err != nil {
-				return err
-			}
-		}
+	if tr.bytes > 0 && (dev != nil || len(bufs) > 1 || viaCopy || !bufs[0].Contiguous()) {
+		return m.pack(tr, side, bufs, dev, viaCopy)
 	}
-	return err
+	return nil
 }
 
 // start posts the receive before the send, each only if its tensor is ready.
@@ -256,7 +226,7 @@ func (m *message) tryStart(tr *transfer) error {
 	if tr.request != nil || tr.dropped {
 		return nil
 	}
-	ready, err := tr.onDevice.ready()
+	ready, err := tr.packed.ready()
 	if err != nil {
 		m.g.waiting.unqueue(tr)
 		return err
@@ -291,7 +261,7 @@ func (m *message) tryStart(tr *transfer) error {
 // copiesSend tells whether a device still copies what a sendrecv sends.
 func (m *message) copiesSend() bool {
 	send := &m.transfers[0]
-	return m.n == 2 && send.onDevice != nil && send.onDevice.gate != 0 && !send.dropped
+	return m.n == 2 && send.packed != nil && send.packed.gate != 0 && !send.dropped
 }
 
 // receive begins to receive a message. It returns nil if it looks for one, and none has come.
@@ -345,6 +315,9 @@ func (m *message) Poll() bool {
 				m.giveUp(err)
 			}
 		}
+		if tr.fragments != nil && tr.fragments.work() {
+			m.comm.Poller().Poll(nil) // the transport has waited for it
+		}
 	}
 	for i := 0; i < m.n; i++ {
 		if !m.transfers[i].over() {
@@ -370,8 +343,10 @@ func (m *message) outcome() (r work.Result, err error) {
 			return r, m.gaveUp
 		}
 		e := m.comm.Err(tr.request)
-		if tr.fragments != nil && tr.fragments.err != nil {
-			e = tr.fragments.err
+		if f := tr.fragments; f != nil {
+			if f.work(); f.err != nil {
+				e = f.err
+			}
 		}
 		if e != nil && err == nil {
 			err = m.named(tr, e)
@@ -387,12 +362,9 @@ func (m *message) outcome() (r work.Result, err error) {
 			err = status.New(status.Truncate, "%s: the message from rank %d of the group with tag %d has %d bytes, the buffer %d; they must be equal (probe tells the length before)",
 				m.code, r.Source, r.Tag, r.Bytes, tr.bytes).WithRanks(m.g.Ranks[r.Source])
 		}
-		if err == nil && tr.packed != nil && tr.packed.block != nil {
-			err = tr.packed.copy(tr.packed.block, 0, tr.bytes, true, 0)
-		}
-		if err == nil && tr.onDevice != nil {
-			if err = tr.onDevice.arrived(); tr.fragments != nil {
-				tr.onDevice.copied = tr.fragments.last()
+		if err == nil && tr.packed != nil {
+			if err = tr.packed.arrived(); tr.fragments != nil {
+				tr.packed.copied = tr.fragments.last()
 			}
 		}
 	}
@@ -413,14 +385,8 @@ func (m *message) free() {
 		mem.Free(tr.spill)
 		tr.spill = nil
 		if tr.packed != nil {
-			if tr.packed.block != nil {
-				mem.Free(tr.packed.block)
-			}
+			tr.packed.free()
 			tr.packed = nil
-		}
-		if tr.onDevice != nil {
-			tr.onDevice.free()
-			tr.onDevice = nil
 		}
 	}
 }

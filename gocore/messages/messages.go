@@ -91,7 +91,9 @@ func (g *Messages) endpoint() (transport.Comm, error) {
 // Carry carries out send, recv, sendrecv and probe. It may return a handle with an error, after which MPI may use the
 // memory longer.
 func (g *Messages) Carry(d *op.Desc) (*work.Handle, work.Result, error) {
-	if err := g.enter(d.Code); err != nil {
+	g.underWay.Add(1) // before the look at the group, so that the end of the group does not miss it
+	if err := g.group.Usable(d.Code); err != nil {
+		g.underWay.Add(-1)
 		return nil, work.Result{}, err
 	}
 	timeout := d.Timeout(g.group.Timeout(), work.Longest)
@@ -163,17 +165,6 @@ func (g *Messages) Check(d *op.Desc) error {
 	m := message{g: g, code: d.Code, stream: cuda.Stream(d.Stream)}
 	defer m.free()
 	return m.prepare(d)
-}
-
-// enter counts a message as under way, if the group is usable. It is counted before the look at the group, so that the
-// end of the group does not miss it.
-func (g *Messages) enter(code op.Code) error {
-	g.underWay.Add(1)
-	err := g.group.Usable(code)
-	if err != nil {
-		g.underWay.Add(-1)
-	}
-	return err
 }
 
 // checkAddress checks peer and tag. wild allows MPI's wildcards for both.

@@ -1,6 +1,10 @@
 package messages
 
-import "github.com/paddlempi/paddlempi/gocore/transport"
+import (
+	"unsafe"
+
+	"github.com/paddlempi/paddlempi/gocore/transport"
+)
 
 // openQuick lets C carry out short messages of the group by itself, if all members are on this node. It returns nil if it cannot.
 func (g *Messages) openQuick() transport.Quick {
@@ -8,9 +12,8 @@ func (g *Messages) openQuick() transport.Quick {
 	if !ok || g.Size < 2 || g.Env.Topo.Joined {
 		return nil
 	}
-	of := transport.QuickGroup{ID: g.id, MaxTag: g.Env.Base.MaxTag(), Crowded: g.Env.Node.Crowded()}
-	of.Next, of.Lost, of.Entries, of.Counter = g.Env.Recorder.Shared()
-	return on.OpenQuick(of)
+	ring := g.Env.Recorder.Ring().Shared()
+	return on.OpenQuick(transport.QuickGroup{ID: g.id, MaxTag: g.Env.Base.MaxTag(), Crowded: g.Env.Node.Crowded(), Trace: unsafe.Pointer(&ring)})
 }
 
 // CloseQuick ends what openQuick has begun: the group takes no more calls, or its comm is about to be freed. It does nothing on nil:

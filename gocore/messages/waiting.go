@@ -40,15 +40,8 @@ func (w *waiting) mayStart(tr *transfer, ready bool) bool {
 	defer w.mu.Unlock()
 	tr.ready = ready
 	w.enqueue(tr)
-	for _, first := range w.transfers {
-		if first == tr {
-			break
-		}
-		if first.goesBefore(tr) {
-			return false
-		}
-	}
-	return ready
+	first := w.transfers[:slices.Index(w.transfers, tr)]
+	return ready && !slices.ContainsFunc(first, func(one *transfer) bool { return one.goesBefore(tr) })
 }
 
 // goesBefore tells whether MPI has to be called for tr, which was first, before it is called for other.
@@ -96,13 +89,10 @@ func (w *waiting) unqueue(tr *transfer) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	tr.queued = false
-	for i, s := range w.transfers {
-		if s == tr {
-			w.transfers = append(w.transfers[:i], w.transfers[i+1:]...)
-			w.queued.Add(-1)
-			w.hold(-1)
-			return
-		}
+	if i := slices.Index(w.transfers, tr); i >= 0 {
+		w.transfers = slices.Delete(w.transfers, i, i+1)
+		w.queued.Add(-1)
+		w.hold(-1)
 	}
 }
 

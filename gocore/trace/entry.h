@@ -16,7 +16,8 @@ enum {
 	TR_NUMBER_FROM = 2,
 	TR_TRIES = 16, /* entries that an operation looks at before it goes without one */
 	TR_ASYNC = 1,  /* flags */
-	TR_MESSAGE = 2
+	TR_MESSAGE = 2,
+	TR_CLOCK_COUNTER = 1 /* times are those of the time stamp counter, else nanoseconds */
 };
 
 typedef struct tr_entry {
@@ -28,17 +29,17 @@ typedef struct tr_entry {
 	uint32_t phase[2];
 } tr_entry;
 
-/* Where the ring of this process is. */
+/* Where the ring of this process is; Shared. */
 typedef struct tr_ring {
 	uint64_t *next, *lost;
-	tr_entry *list;   /* NULL: there is no ring */
-	uint64_t counter; /* times are those of the time stamp counter, else nanoseconds */
+	tr_entry *list; /* NULL: there is no ring */
+	uint64_t clock; /* TR_CLOCK_COUNTER, or another one */
 } tr_ring;
 
 /* tr_now returns the time as entries have it. */
 static inline uint64_t tr_now(const tr_ring *r) {
 #if defined(__x86_64__)
-	if (r->counter)
+	if (r->clock == TR_CLOCK_COUNTER)
 		return __builtin_ia32_rdtsc();
 #endif
 	struct timespec t;

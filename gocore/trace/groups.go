@@ -2,6 +2,7 @@ package trace
 
 import (
 	"encoding/binary"
+	"slices"
 	"sync/atomic"
 )
 
@@ -55,7 +56,7 @@ func (r *Ring) Join(g Group) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	n := noted{id: g.ID, record: encodeGroup(g)}
-	if r.groupsBytes()+len(n.record) > areaSize && r.ended > 0 {
+	if r.groupsBytes()+len(n.record) > areaSize && slices.ContainsFunc(r.groups, func(n noted) bool { return n.ended }) {
 		r.dropEnded(len(n.record))
 	}
 	if r.groupsBytes()+len(n.record) <= areaSize {
@@ -72,9 +73,8 @@ func (r *Ring) Leave(id int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for i := range r.groups {
-		if r.groups[i].id == id && !r.groups[i].ended {
+		if r.groups[i].id == id {
 			r.groups[i].ended = true
-			r.ended++
 		}
 	}
 }
@@ -98,23 +98,17 @@ func (r *Ring) dropEnded(more int) {
 			room -= len(n.record)
 		}
 	}
-	kept := len(r.groups)
-	for kept > 0 && (!r.groups[kept-1].ended || len(r.groups[kept-1].record) <= room) {
-		if kept--; r.groups[kept].ended {
-			room -= len(r.groups[kept].record)
+	var kept []noted
+	for _, n := range slices.Backward(r.groups) {
+		if n.ended {
+			room -= len(n.record)
+		}
+		if !n.ended || room >= 0 {
+			kept = append(kept, n)
 		}
 	}
-	var list []noted
-	r.ended = 0
-	for i, n := range r.groups {
-		if i < kept && n.ended {
-			continue
-		}
-		if list = append(list, n); n.ended {
-			r.ended++
-		}
-	}
-	r.groups = list
+	slices.Reverse(kept)
+	r.groups = kept
 	h := r.header()
 	next := joined(uint64(joined(h.joined).changes()+1) << 32)
 	area, bytes := next.area(r.mem[headerSize:headerSize+groupsSize]), 0
@@ -125,17 +119,14 @@ func (r *Ring) dropEnded(more int) {
 }
 
 func encodeGroup(g Group) []byte {
-	members, step := g.Ranks, stepOf(g.Ranks)
-	if step != 0 {
-		members = members[:1]
+	step := stepOf(g.Ranks)
+	words := []uint32{uint32(g.ID), uint32(g.Key), uint32(g.Key >> 32), uint32(g.Rank), uint32(len(g.Ranks)), uint32(int32(step))}
+	for i, rank := range g.Ranks {
+		if i == 0 || step == 0 {
+			words = append(words, uint32(rank))
+		}
 	}
-	var b []byte
-	for _, word := range []uint32{uint32(g.ID), uint32(g.Key), uint32(g.Key >> 32), uint32(g.Rank), uint32(len(g.Ranks)), uint32(int32(step))} {
-		b = binary.LittleEndian.AppendUint32(b, word)
-	}
-	for _, rank := range members {
-		b = binary.LittleEndian.AppendUint32(b, uint32(rank))
-	}
+	b, _ := binary.Append(nil, binary.LittleEndian, words)
 	return b
 }
 
@@ -159,9 +150,7 @@ func decodeGroups(b []byte, size int) (groups []Group) {
 	left := mostMembers
 	for len(b) >= 4*groupWords {
 		var w [groupWords]uint32
-		for i := range w {
-			w[i] = binary.LittleEndian.Uint32(b[4*i:])
-		}
+		_, _ = binary.Decode(b, binary.LittleEndian, &w)
 		b = b[4*groupWords:]
 		rank, n, step := int(int32(w[3])), int(int32(w[4])), int(int32(w[5]))
 		stored := n
@@ -173,12 +162,8 @@ func decodeGroups(b []byte, size int) (groups []Group) {
 		}
 		g := Group{ID: int64(w[0]), Key: uint64(w[1]) | uint64(w[2])<<32, Rank: rank, Ranks: make([]int, n)}
 		for i := range g.Ranks {
-			if step != 0 {
-				g.Ranks[i] = int(int32(binary.LittleEndian.Uint32(b))) + i*step
-			} else {
-				g.Ranks[i] = int(int32(binary.LittleEndian.Uint32(b[4*i:])))
-			}
-			if g.Ranks[i] < 0 || g.Ranks[i] >= size {
+			at := min(i, stored-1) // of one that is stored
+			if g.Ranks[i] = int(int32(binary.LittleEndian.Uint32(b[4*at:]))) + i*step; g.Ranks[i] < 0 || g.Ranks[i] >= size {
 				return groups
 			}
 		}

@@ -44,9 +44,7 @@ func hex(v uint64) string { return fmt.Sprintf("%016x", v) }
 
 // text returns what a reader may print of a name that ends at its first 0.
 func text(b []byte) string {
-	if i := bytes.IndexByte(b, 0); i >= 0 {
-		b = b[:i]
-	}
+	b, _, _ = bytes.Cut(b, []byte{0})
 	return string(bytes.Map(func(r rune) rune {
 		if r <= ' ' || r > '~' {
 			return -1

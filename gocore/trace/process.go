@@ -89,12 +89,9 @@ func Processes() []int {
 func innerPID(pid int) int64 {
 	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	for _, line := range strings.Split(string(b), "\n") {
-		if numbers, ok := strings.CutPrefix(line, "NSpid:"); ok {
-			fields := strings.Fields(numbers)
-			if len(fields) > 0 {
-				if inner, err := strconv.ParseInt(fields[len(fields)-1], 10, 64); err == nil {
-					return inner
-				}
+		if fields := strings.Fields(line); len(fields) > 1 && fields[0] == "NSpid:" {
+			if inner, err := strconv.ParseInt(fields[len(fields)-1], 10, 64); err == nil {
+				return inner
 			}
 		}
 	}
@@ -133,25 +130,21 @@ func (s *Snapshot) FileName() string { return fmt.Sprintf("rank-%d.json", s.Rank
 // Write writes s into a folder, which it makes if need be, and returns the path: FileName in the
 // folder. A file of that name is replaced in one step.
 func (s *Snapshot) Write(folder string) (string, error) {
-	fail := func(err error) (string, error) {
-		return "", status.New(status.Argument, "cannot write the trace of rank %d: %v", s.Rank, err)
-	}
-	if err := os.MkdirAll(folder, 0o777); err != nil {
-		return fail(err)
-	}
-	b, err := json.Marshal(s)
-	if err != nil {
-		return fail(err)
-	}
 	path := filepath.Join(folder, s.FileName())
 	staged := filepath.Join(folder, fmt.Sprintf(".rank-%d.%d", s.Rank, os.Getpid()))
-	if err := os.WriteFile(staged, append(b, '\n'), 0o666); err != nil {
-		_ = os.Remove(staged)
-		return fail(err)
+	b, err := json.Marshal(s)
+	if err == nil {
+		err = os.MkdirAll(folder, 0o777)
 	}
-	if err := os.Rename(staged, path); err != nil {
+	if err == nil {
+		err = os.WriteFile(staged, append(b, '\n'), 0o666)
+	}
+	if err == nil {
+		err = os.Rename(staged, path)
+	}
+	if err != nil {
 		_ = os.Remove(staged)
-		return fail(err)
+		return "", status.New(status.Argument, "cannot write the trace of rank %d: %v", s.Rank, err)
 	}
 	return path, nil
 }

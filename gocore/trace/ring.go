@@ -132,7 +132,6 @@ type Ring struct {
 
 	mu       sync.Mutex // guards the groups of the file, and what follows
 	groups   []noted    // what the file has
-	ended    int        // how many of them have ended
 	nextTold int
 }
 
@@ -177,14 +176,19 @@ func (r *Ring) Close() {
 	r.file.Close()
 }
 
-// Shared returns where the ring is, for C code of this process that enters operations (entry.h): a tr_ring. It is valid
-// until Close.
-func (r *Ring) Shared() (next, lost *uint64, list unsafe.Pointer, counter bool) {
+// Shared is where the ring is, for C code of this process that enters operations: tr_ring of entry.h. It is valid until Close.
+type Shared struct {
+	Next, Lost *uint64
+	List       unsafe.Pointer
+	Clock      uint64
+}
+
+// Shared returns where the ring is; zeros: there is none.
+func (r *Ring) Shared() Shared {
 	if r == nil || r.list == nil {
-		return nil, nil, nil, false
+		return Shared{}
 	}
-	h := r.header()
-	return &h.next, &h.lost, unsafe.Pointer(r.list), useCounter
+	return Shared{&r.header().next, &r.header().lost, unsafe.Pointer(r.list), clockKind()}
 }
 
 // SetJob tells readers which rings are of the same world.

@@ -75,15 +75,12 @@ type Quick interface {
 	Close()
 }
 
-// QuickGroup is what C has to know of a group. Memory of it is outside the Go heap.
+// QuickGroup is what C has to know of a group.
 type QuickGroup struct {
 	ID      int64 // in this process
 	MaxTag  int32
-	Crowded bool // the node has fewer cores than ranks
-	// The memory of the flight recorder: trace.Ring.Shared.
-	Next, Lost *uint64
-	Entries    unsafe.Pointer
-	Counter    bool
+	Crowded bool           // the node has fewer cores than ranks
+	Trace   unsafe.Pointer // a trace.Shared, which is read at once
 }
 
 // Fragmenter is an Endpoint that moves a message in fragments. So tensors that do not lie in one piece are packed and unpacked

@@ -113,9 +113,8 @@ func (c *completions) reportLate() {
 
 // TakeCompletion takes the completion of an operation that NextCompletions has not returned yet. It
 // returns false if there is none. NextCompletions never returns a completion that was taken.
-func TakeCompletion(id uint64) bool { return completed.take(id) }
-
-func (c *completions) take(id uint64) bool {
+func TakeCompletion(id uint64) bool {
+	c := &completed
 	same := func(h *Handle) bool { return h.id.Load() == id }
 	c.mu.Lock()
 	defer c.mu.Unlock()

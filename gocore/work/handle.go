@@ -89,7 +89,16 @@ const (
 func (h *Handle) Watch(cookie uint64, state *uint32) { h.cookie, h.state = cookie, state }
 
 // Register gives h a number, which stands for it across the C ABI until Release.
-func Register(h *Handle) uint64 { return handles.add(h) }
+func Register(h *Handle) uint64 {
+	handles.mu.Lock()
+	handles.last++
+	id := handles.last
+	handles.m[id] = h
+	handles.mu.Unlock()
+	h.id.Store(id)
+	h.listCompletion()
+	return id
+}
 
 // Lookup returns the handle with a number.
 func Lookup(id uint64) (*Handle, error) {
@@ -320,30 +329,14 @@ func (h *Handle) Wait(limit time.Duration, interrupt Interrupt) (Result, error) 
 	}
 }
 
-// lastID numbers the handles of all engines, so that no number is used twice in a process, not even
-// after a destroy and another init.
-var lastID atomic.Uint64
-
-// handles holds the handles of all engines, because a caller may ask for the outcome of an
-// operation whose world was destroyed.
-var handles handleTable
+// handles holds the handles of all engines, because a caller may ask for the outcome of an operation whose
+// world was destroyed. No number is used twice in a process, not even after a destroy and another init.
+var handles = handleTable{m: map[uint64]*Handle{}}
 
 type handleTable struct {
-	mu sync.Mutex
-	m  map[uint64]*Handle
-}
-
-func (t *handleTable) add(h *Handle) uint64 {
-	id := lastID.Add(1)
-	t.mu.Lock()
-	if t.m == nil {
-		t.m = make(map[uint64]*Handle)
-	}
-	t.m[id] = h
-	t.mu.Unlock()
-	h.id.Store(id)
-	h.listCompletion()
-	return id
+	mu   sync.Mutex
+	last uint64 // the number that was given last
+	m    map[uint64]*Handle
 }
 
 func (t *handleTable) get(id uint64) *Handle {

@@ -29,12 +29,12 @@ func (o *endpoint) bounds() {
 	o.fulls = 0
 	for from := range o.in {
 		in, full := &o.in[from], uint32(0)
-		if o.kept >= mostKept && !o.in[from].wants() {
+		if o.kept >= mostKept && from != o.rank && !in.wants() {
 			full = 1
 			o.fulls++
 		}
-		if atomic.LoadUint32(in.full) != full {
-			atomic.StoreUint32(in.full, full)
+		if atomic.LoadUint32((*uint32)(in.full)) != full {
+			atomic.StoreUint32((*uint32)(in.full), full)
 		}
 	}
 }

@@ -11,6 +11,7 @@
 #ifndef PADDLEMPI_MEMORY_BULK_H
 #define PADDLEMPI_MEMORY_BULK_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -33,7 +34,7 @@ enum { PM_CLOSE /* into the caches, in a small reach */, PM_NEAR, PM_PAST, PM_WA
 /* Of the word kind of a packet. */
 enum { PM_KIND = 0xff, PM_REACH_FROM = 8, PM_REACH_BITS = 0x3f, PM_WAY_FROM = 16, PM_WAY_BITS = 3 };
 
-/* One end of a bulk; bulkEnd. */
+/* One end of a bulk. */
 typedef struct pm_bulk {
 	uint64_t *tail;  /* what the reader has read */
 	uint32_t *costs; /* what the reader's copies take, in ticks for each KiB; 0: not known */
@@ -89,7 +90,7 @@ static inline int pm_bulk_fits(pm_bulk *b, uint64_t n) {
 }
 
 /* pm_timed copies, and returns what it took; 0: there is no clock. */
-static inline uint32_t pm_timed(void *to, const void *from, uint64_t n, int past) {
+static inline uint32_t pm_timed(void *to, const void *from, uint64_t n, bool past) {
 	const uint64_t began = pmpi_far_ticks();
 	if (past)
 		pmpi_copy_past(to, from, (int64_t)n);
@@ -153,7 +154,7 @@ static inline uint32_t pm_bulk_put(pm_bulk *b, const void *payload, uint64_t n) 
 /* pm_bulk_take copies n bytes of a payload that is behind ahead bytes. kind is that of the packet,
  * of which nothing is believed. */
 static inline void pm_bulk_take(pm_bulk *b, uint64_t ahead, uint32_t kind, void *to, uint64_t n,
-								int unread) {
+								bool unread) {
 	uint64_t reach = UINT64_C(1) << (kind >> PM_REACH_FROM & PM_REACH_BITS);
 	const uint32_t way = kind >> PM_WAY_FROM & PM_WAY_BITS;
 	if (reach > b->bytes || reach < n)

@@ -61,18 +61,16 @@ func New(shared []byte, rank, size int, release func()) (*Comm, error) {
 
 // comm returns the Comm of some ranks of the endpoint.
 func (o *endpoint) comm(number uint64, members []int) *Comm {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.comms++
 	c := o.part(number, members)
 	c.rounds = o.part(child(number, 0), members)
-	o.mu.Lock()
-	o.comms++
-	o.mu.Unlock()
 	return c
 }
 
-// part returns a Comm without rounds.
+// part returns a Comm without rounds. The caller holds mu.
 func (o *endpoint) part(number uint64, members []int) *Comm {
-	o.mu.Lock()
-	defer o.mu.Unlock()
 	delete(o.freed.numbers, number)
 	c := o.context(number)
 	c.members, c.places = members, map[int]int32{}
@@ -167,11 +165,6 @@ func (c *Comm) send(what span, to, tag int32) (*transport.Request, error) {
 	switch {
 	case out.broken != 0:
 		o.end(r, out.broken)
-	case peer == o.rank:
-		if err := o.sendHere(&sending{span: what, r: r, to: peer}, &p); err != nil {
-			mem.Free(unsafe.Pointer(r))
-			return nil, err
-		}
 	case what.packer == nil && bytes <= mostWhole && out.sendWhole(&p, what.address(), c.bounded):
 		o.end(r, 0)
 	case bytes > short:
@@ -184,27 +177,6 @@ func (c *Comm) send(what span, to, tag int32) (*transport.Request, error) {
 		out.send(&outgoing{head: p, from: what.data, r: r, bounded: c.bounded})
 	}
 	return r, nil
-}
-
-// sendHere sends a message to this process itself. The caller holds mu.
-func (o *endpoint) sendHere(s *sending, p *packet) error {
-	c := o.context(p.context)
-	m := &message{Status: transport.Status{Source: c.places[o.rank], Tag: p.tag, Bytes: p.bytes}, context: p.context, peer: o.rank, local: s}
-	if r := c.match(m); r != nil {
-		o.taken(r, m)
-		return nil
-	}
-	if p.bytes <= short {
-		if err := o.keep(m); err != nil {
-			return err
-		}
-		copy(m.bytes(), s.data)
-		m.local = nil
-		o.end(s.r, 0)
-	}
-	c.came = append(c.came, m)
-	c.changed()
-	return nil
 }
 
 // Receive implements transport.Endpoint.
@@ -228,7 +200,7 @@ func (c *Comm) receive(room span, from, tag int32) (*transport.Request, error) {
 	o := c.o
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	w := o.newReceiving(r, room, from, tag)
+	w := newReceiving(r, room, from, tag)
 	in := o.context(c.context)
 	if at := in.find(from, tag); at >= 0 {
 		o.taken(w, in.takeOut(at))
@@ -244,23 +216,18 @@ func (c *Comm) receive(room span, from, tag int32) (*transport.Request, error) {
 
 // Probe implements transport.Endpoint.
 func (c *Comm) Probe(from, tag int32) (st transport.Status, found bool, err error) {
-	if err := c.check(from, tag, true); err != nil {
-		return st, false, err
-	}
-	o := c.o
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	in := o.context(c.context)
-	at := in.look(from, tag)
-	if at < 0 {
-		o.probes(c, from)
-		return st, false, nil
-	}
-	return in.came[at].Status, true, nil
+	m, found, err := c.look(from, tag, false)
+	return m.Status, found, err
 }
 
 // Match implements transport.Endpoint.
 func (c *Comm) Match(from, tag int32) (m transport.Message, found bool, err error) {
+	return c.look(from, tag, true)
+}
+
+// look returns the first message that has come from a rank with a tag. If there is none it takes everything further first. out says
+// that the message is taken out.
+func (c *Comm) look(from, tag int32, out bool) (m transport.Message, found bool, err error) {
 	if err := c.check(from, tag, true); err != nil {
 		return m, false, err
 	}
@@ -268,14 +235,20 @@ func (c *Comm) Match(from, tag int32) (m transport.Message, found bool, err erro
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	in := o.context(c.context)
-	at := in.look(from, tag)
+	at := in.find(from, tag)
 	if at < 0 {
-		return m, false, nil
+		o.progress()
+		if at = in.find(from, tag); at < 0 {
+			o.probes(c, from)
+			return m, false, nil
+		}
 	}
-	got := in.takeOut(at)
-	o.numbers++
-	o.matched[o.numbers] = got
-	return transport.Message{Status: got.Status, Handle: uintptr(o.numbers)}, true, nil
+	m.Status = in.came[at].Status
+	if out {
+		o.numbers++
+		o.matched[o.numbers], m.Handle = in.takeOut(at), uintptr(o.numbers)
+	}
+	return m, true, nil
 }
 
 // Take implements transport.Endpoint.
@@ -293,7 +266,7 @@ func (c *Comm) Take(m transport.Message, data unsafe.Pointer, bytes int64) (*tra
 		return nil, status.New(status.Argument, "a message that was not matched, or was taken")
 	}
 	delete(o.matched, uint64(m.Handle))
-	o.taken(o.newReceiving(r, spanOf(data, bytes), 0, 0), got)
+	o.taken(newReceiving(r, spanOf(data, bytes), 0, 0), got)
 	return r, nil
 }
 
@@ -318,9 +291,6 @@ func (o *endpoint) giveUp(in *context, r *transport.Request) {
 			return
 		}
 	}
-	if o.leaveLocal(r) {
-		return
-	}
 	for peer := range o.in {
 		if o.in[peer].leaveLong(r) || o.in[peer].leaveOpen(r) {
 			return
@@ -342,11 +312,7 @@ func (c *Comm) FailPeer(rank int) {
 // child returns the number of a Comm that all members make of another one, in the same order.
 func child(of uint64, words ...uint64) uint64 {
 	h := fnv.New64a()
-	for _, w := range append([]uint64{of}, words...) {
-		var b [8]byte
-		binary.LittleEndian.PutUint64(b[:], w)
-		_, _ = h.Write(b[:])
-	}
+	_ = binary.Write(h, binary.LittleEndian, append([]uint64{of}, words...))
 	return h.Sum64() | 1<<63
 }
 
@@ -368,8 +334,8 @@ func (c *Comm) Create(ranks []int, key uint64) (transport.Comm, error) {
 	members := make([]int, len(ranks))
 	words := []uint64{key, 0}
 	for i, r := range ranks {
-		if r < 0 || r >= len(c.members) {
-			return nil, status.New(status.Argument, "rank %d is not among the %d ranks", r, len(c.members))
+		if err := c.check(int32(r), 0, false); err != nil {
+			return nil, err
 		}
 		members[i] = c.members[r]
 		words = append(words, uint64(r))

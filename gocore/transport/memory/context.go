@@ -79,12 +79,17 @@ func (f *freed) add(number uint64) {
 // match removes the receive that takes a message; nil: none does.
 func (c *context) match(m *message) *receiving {
 	for i, r := range c.waiting {
-		if (r.from == transport.AnySource || r.from == m.Source) && (r.tag == transport.AnyTag || r.tag == m.Tag) {
+		if m.isFor(r.from, r.tag) {
 			c.waitNoMore(i)
 			return r
 		}
 	}
 	return nil
+}
+
+// isFor tells whether a receive or a probe from a rank with a tag finds the message.
+func (m *message) isFor(from, tag int32) bool {
+	return (from == transport.AnySource || from == m.Source) && (tag == transport.AnyTag || tag == m.Tag)
 }
 
 // wait lets a receive wait for its message.
@@ -121,8 +126,8 @@ func (c *context) waits(from int32, by int) {
 			break
 		}
 	}
-	if atomic.LoadUint32(in.waits) != sought {
-		atomic.StoreUint32(in.waits, sought)
+	if atomic.LoadUint32((*uint32)(in.waits)) != sought {
+		atomic.StoreUint32((*uint32)(in.waits), sought)
 	}
 }
 
@@ -144,22 +149,7 @@ func without[T any](list []*T, at int) []*T {
 
 // find returns the place of the first message that has come from a rank with a tag; -1: there is none.
 func (c *context) find(from, tag int32) int {
-	for i, m := range c.came {
-		if (from == transport.AnySource || from == m.Source) && (tag == transport.AnyTag || tag == m.Tag) {
-			return i
-		}
-	}
-	return -1
-}
-
-// look is find, but takes everything further if there is none.
-func (c *context) look(from, tag int32) int {
-	at := c.find(from, tag)
-	if at < 0 {
-		c.o.progress()
-		at = c.find(from, tag)
-	}
-	return at
+	return slices.IndexFunc(c.came, func(m *message) bool { return m.isFor(from, tag) })
 }
 
 // takeOut takes a message out of those that have come.

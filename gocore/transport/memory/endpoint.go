@@ -14,8 +14,12 @@
 // fail, the others go on.
 package memory
 
+// #include "rings.h"
+import "C"
+
 import (
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -25,9 +29,6 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/transport"
 )
 
-// mostSpare is how many records of receives are kept for the next ones.
-const mostSpare = 64
-
 // Bytes returns how much memory the processes of a world share.
 func Bytes(size int) int64 { return bellsOf(size) + int64(size)*int64(size)*int64(stride(size)) }
 
@@ -36,12 +37,12 @@ type endpoint struct {
 	rank, size int
 
 	mu       mutex
-	shared   *shared
-	pairs    []pair   // by rank: ends of the rings, and what C knows of a rank
-	bells    []bell   // by rank; nil in a small world
-	rung     uint64   // this rank's bell, when it was read last
-	out      []outbox // by rank
-	in       []inbox  // by rank
+	shared   *C.pm_endpoint
+	pairs    []C.pm_pair // by rank: ends of the rings, and what C knows of a rank
+	bells    []bell      // by rank; nil in a small world
+	rung     uint64      // this rank's bell, when it was read last
+	out      []outbox    // by rank
+	in       []inbox     // by rank
 	contexts map[uint64]*context
 	waiting  int                 // receives that wait for a message from any rank
 	asked    map[uint64]*sending // by number: long messages that their receivers do not have yet
@@ -54,8 +55,6 @@ type endpoint struct {
 	fulls    int       // how many ranks this one shows that it is full
 	probed   time.Time // when a probe has found no message from any rank
 	rounds   []*round
-	local    []*localMessage // long messages to this process itself that wait for a packer
-	spare    []*receiving
 
 	moving  atomic.Bool // bytes of long messages are moving
 	comms   int         // that are not freed
@@ -68,8 +67,7 @@ type outbox struct {
 	ring
 	o      *endpoint
 	to     int
-	begun  *outgoing   // is written in part
-	queue  []*outgoing // packets of this core
+	queue  []*outgoing // packets of this core. The first one may be written in part
 	held   []*outgoing // of the application; they go when the queue is empty, and the receiver is not full
 	stream *sending    // the long message whose receiver has said go; nil: none
 	broken int32       // the code with which requests end; 0: it is not broken
@@ -150,7 +148,6 @@ type message struct {
 	short   unsafe.Pointer // its bytes
 	number  uint64         // of a long one
 	at      uint64         // of a long one: where it is in its sender
-	local   *sending       // of a long one from this process
 }
 
 func newEndpoint(shared []byte, rank, size int) (*endpoint, error) {
@@ -201,9 +198,6 @@ func (o *endpoint) progress() {
 	for r := 0; r < o.size && o.longs > 0; r++ {
 		o.in[r].readOn()
 	}
-	if len(o.local) > 0 {
-		o.local = slices.DeleteFunc(o.local, o.moveLocal)
-	}
 	queued := false
 	for r := range o.size {
 		if out := &o.out[r]; out.waits() || out.stream != nil {
@@ -212,16 +206,10 @@ func (o *endpoint) progress() {
 		}
 	}
 	o.showMoves(queued)
-	if moving := o.longs+o.streams+len(o.local) > 0; moving != o.moving.Load() {
+	if moving := o.longs+o.streams > 0; moving != o.moving.Load() {
 		o.moving.Store(moving)
 	}
-	for i := 0; i < len(o.rounds); {
-		if o.rounds[i].step() {
-			o.rounds = append(o.rounds[:i], o.rounds[i+1:]...)
-		} else {
-			i++
-		}
-	}
+	o.rounds = slices.DeleteFunc(o.rounds, (*round).step)
 }
 
 // send writes a packet as soon as there is room.
@@ -245,8 +233,8 @@ func (out *outbox) deliver() {
 	if out.waits() {
 		queued = 1
 	}
-	atomic.StoreUint32(&out.o.pairs[out.to].queued, queued)
-	if sound && out.begun == nil && len(out.queue) == 0 && out.stream != nil {
+	atomic.StoreUint32((*uint32)(&out.o.pairs[out.to].queued), queued)
+	if sound && len(out.queue) == 0 && out.stream != nil {
 		sound = out.streamOn()
 	}
 	if !sound {
@@ -256,43 +244,33 @@ func (out *outbox) deliver() {
 
 // writeQueue writes the packets that wait, as far as there is room. The receiver's words may be unsound.
 func (out *outbox) writeQueue() (sound bool) {
-	for out.next() {
-		one := out.begun
-		done, sound := out.write(one)
-		if !done {
+	for {
+		if len(out.queue) == 0 && len(out.held) > 0 && atomic.LoadUint32((*uint32)(out.full)) == 0 {
+			out.queue, out.held = append(out.queue, out.held[0]), without(out.held, 0)
+		}
+		if len(out.queue) == 0 {
+			return true
+		}
+		one := out.queue[0]
+		if done, sound := out.write(one); !done {
 			return sound
 		}
-		if out.begun = nil; one.r != nil {
+		if out.queue = without(out.queue, 0); one.r != nil {
 			out.o.end(one.r, 0)
 		}
 	}
-	return true
 }
 
 // waits tells whether packets wait to be written.
-func (out *outbox) waits() bool { return out.begun != nil || len(out.queue)+len(out.held) > 0 }
-
-// next begins the next packet that may be written, if there is one.
-func (out *outbox) next() bool {
-	switch {
-	case out.begun != nil:
-	case len(out.queue) > 0:
-		out.begun = out.queue[0]
-		out.queue = without(out.queue, 0)
-	case len(out.held) > 0 && atomic.LoadUint32(out.full) == 0:
-		out.begun = out.held[0]
-		out.held = without(out.held, 0)
-	}
-	return out.begun != nil
-}
+func (out *outbox) waits() bool { return len(out.queue)+len(out.held) > 0 }
 
 // write writes a packet and its pieces, as far as there is room. It tells whether all are written. The receiver's words may
 // be unsound.
 func (out *outbox) write(one *outgoing) (done, sound bool) {
 	for {
 		n := min(len(one.from), piece)
-		if fits, sound := out.fits(n); !fits {
-			return false, sound
+		if fits := C.pm_fits(out.ringEnd, C.uint64_t(n)); fits != 1 {
+			return false, fits == 0
 		}
 		if one.head.kind == more {
 			one.head.bytes = int64(n)
@@ -322,22 +300,21 @@ func (in *inbox) collect() {
 		return
 	}
 	for {
-		there, sound := in.come()
-		if sound && there == 0 {
-			break
-		}
 		var p packet
-		if !sound || !in.next(&p, there) || !in.handle(&p) {
+		come, sound := in.next(&p)
+		if !come {
+			return
+		}
+		if !sound || !in.handle(&p) {
 			in.o.breakOff(in.from, codeDamaged)
 			return
 		}
-		in.free() // at once: the sender may wait for it
 	}
 }
 
 // handle takes in the next packet of a ring. It returns false if it cannot be.
 func (in *inbox) handle(p *packet) bool {
-	switch p.kind {
+	switch p.what() {
 	case whole, ask:
 		return in.message(p)
 	case more:
@@ -350,7 +327,7 @@ func (in *inbox) handle(p *packet) bool {
 		return in.takePieces(p)
 	}
 	in.skip(p)
-	switch p.kind {
+	switch p.what() {
 	case goOn:
 		return in.out.goOn(p)
 	case lost:
@@ -361,11 +338,11 @@ func (in *inbox) handle(p *packet) bool {
 
 // message takes in a message, or its first piece.
 func (in *inbox) message(p *packet) bool {
-	if in.open.left > 0 && p.kind == whole {
+	if in.open.left > 0 && p.what() == whole {
 		return false
 	}
 	if in.o.freed.numbers[p.context] { // nobody asks for it any more
-		if p.kind == ask {
+		if p.what() == ask {
 			in.skip(p)
 		} else {
 			in.open = partly{left: p.bytes}
@@ -380,7 +357,7 @@ func (in *inbox) message(p *packet) bool {
 		r.receives(&m)
 	}
 	switch {
-	case p.kind == ask:
+	case p.what() == ask:
 		if in.skip(p); r != nil {
 			in.receiveLong(r)
 			return true
@@ -397,7 +374,7 @@ func (in *inbox) message(p *packet) bool {
 	kept := new(message)
 	*kept = m
 	c.came = append(c.came, kept)
-	if c.changed(); p.kind == whole {
+	if c.changed(); p.what() == whole {
 		in.open = partly{left: p.bytes, room: m.bytes(), kept: kept}
 		in.fill(p)
 	}
@@ -456,18 +433,14 @@ func (o *endpoint) endReceive(r *receiving, code int32) {
 		o.end(r.r, code)
 	}
 	*r = receiving{}
-	if len(o.spare) < mostSpare {
-		o.spare = append(o.spare, r)
-	}
+	receivings.Put(r)
 }
 
-// newReceiving returns a receive.
-func (o *endpoint) newReceiving(r *transport.Request, room span, from, tag int32) (w *receiving) {
-	if n := len(o.spare); n > 0 {
-		w, o.spare = o.spare[n-1], o.spare[:n-1]
-	} else {
-		w = new(receiving)
-	}
+// receivings are reused, so that a receive allocates nothing.
+var receivings = sync.Pool{New: func() any { return new(receiving) }}
+
+func newReceiving(r *transport.Request, room span, from, tag int32) *receiving {
+	w := receivings.Get().(*receiving)
 	w.r, w.span, w.from, w.tag = r, room, from, tag
 	return w
 }
@@ -476,11 +449,6 @@ func (o *endpoint) newReceiving(r *transport.Request, room span, from, tag int32
 func (o *endpoint) taken(r *receiving, m *message) {
 	r.receives(m)
 	switch {
-	case m.local != nil:
-		r.wanted = r.takes(m.Bytes)
-		if l := (&localMessage{s: m.local, r: r}); !o.moveLocal(l) {
-			o.local = append(o.local, l)
-		}
 	case m.short == nil && o.in[m.peer].broken != 0:
 		o.endReceive(r, o.in[m.peer].broken)
 	case m.short == nil:
@@ -545,13 +513,13 @@ func (o *endpoint) breakOff(peer int, code int32) {
 	}
 	in, out := &o.in[peer], &o.out[peer]
 	in.broken, out.broken = code, code
-	atomic.StoreUint32(&o.pairs[peer].broken, 1)
-	for _, one := range append(append(out.queue, out.held...), out.begun) {
-		if one != nil && one.r != nil {
+	atomic.StoreUint32((*uint32)(&o.pairs[peer].broken), 1)
+	for _, one := range append(out.queue, out.held...) {
+		if one.r != nil {
 			o.end(one.r, code)
 		}
 	}
-	out.begun, out.queue, out.held = nil, nil, nil
+	out.queue, out.held = nil, nil
 	out.endStream()
 	for number, s := range o.asked {
 		if s.to == peer {
@@ -569,12 +537,10 @@ func (o *endpoint) breakOff(peer int, code int32) {
 	o.longs -= len(in.longs)
 	in.longs, in.stale = nil, nil
 	for _, c := range o.contexts {
-		for i := 0; i < len(c.waiting); {
-			if r := c.waiting[i]; r.from >= 0 && c.members[r.from] == peer {
-				c.waitNoMore(i)
+		for _, r := range slices.Clone(c.waiting) {
+			if r.from >= 0 && c.members[r.from] == peer {
+				c.waitNoMore(slices.Index(c.waiting, r))
 				o.endReceive(r, code)
-			} else {
-				i++
 			}
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 	"unsafe"
@@ -361,17 +362,18 @@ func FuzzDamage(f *testing.F) {
 	f.Add([]byte{4, 0, 0, 0, 1}, uint64(1<<63))
 	f.Fuzz(func(t *testing.T, bytes []byte, head uint64) {
 		ranks := world(t, 3)
+		const packetBytes = int(unsafe.Sizeof(packet{}))
 		var whole [packetBytes]byte
 		copy(whole[:], bytes)
 		out := &ranks[0].o.out[1]
-		copy(out.data[:], whole[:])
-		copy(out.data[packetBytes:], bytes)
-		out.mine = uint64(inRing(len(bytes)))
+		data := unsafe.Slice((*byte)(unsafe.Pointer(out.data)), ringBytes)
+		copy(data, whole[:])
+		copy(data[packetBytes:], bytes)
+		*(*uint64)(&out.mine) = uint64(inRing(len(bytes)))
 		if head%3 == 0 {
-			out.head.Store(out.mine)
-		} else {
-			out.head.Store(head)
+			head = uint64(out.mine)
 		}
+		atomic.StoreUint64((*uint64)(out.head), head)
 		p, b := room(t, 8)
 		waits, err := ranks[1].Receive(p, 8, 0, 99)
 		require.NoError(t, err)

@@ -3,8 +3,6 @@ package memory
 // #include "rings.h"
 import "C"
 
-import "encoding/binary"
-
 // What a packet is.
 const (
 	whole = C.PM_WHOLE // a message, or its first piece
@@ -16,10 +14,9 @@ const (
 	lost  = C.PM_LOST  // the sender cannot read the rest of a long message
 )
 
-// packet is the head of what lies in a ring. Its payload follows, filled up to a multiple of align.
+// packet is the head of what lies in a ring: pm_packet. Its payload follows, filled up to a multiple of align.
 type packet struct {
-	kind    uint32
-	mark    uint32 // kind, and how a payload in the bulk was written
+	kind    uint32 // and how a payload in the bulk was written; see what
 	tag     int32
 	context uint64 // of the Comm; of goOn: where the fragment begins
 	bytes   int64  // of the whole message; of more and data: of this piece; of goOn: of the fragment
@@ -30,8 +27,7 @@ type packet struct {
 }
 
 const (
-	packetBytes = C.PM_HEAD
-	align       = C.PM_LINE // so that a head is on one cache line, and a message of a few numbers too
+	align = C.PM_LINE // so that a head is on one cache line, and a message of a few numbers too
 	// short is the most bytes of a message that is sent before anybody has asked for it, and mostWhole of one whose receiver waits
 	// for it at that moment.
 	short     = C.PM_EAGER
@@ -43,17 +39,12 @@ const (
 	mostOfLong = C.PM_MOST_OF_LONG
 )
 
-// read reads a head. It returns false if no sender writes such a one.
-func (p *packet) read(b []byte) bool {
-	_ = b[packetBytes-1]
-	kind := binary.LittleEndian.Uint32(b[0:])
-	p.kind, p.mark = kind&C.PM_KIND, kind
-	p.tag = int32(binary.LittleEndian.Uint32(b[4:]))
-	p.context = binary.LittleEndian.Uint64(b[8:])
-	p.bytes = int64(binary.LittleEndian.Uint64(b[16:]))
-	p.number = binary.LittleEndian.Uint64(b[24:])
-	p.answer = binary.LittleEndian.Uint64(b[32:])
-	switch p.kind {
+// what returns what the packet is.
+func (p *packet) what() uint32 { return p.kind & C.PM_KIND }
+
+// possible tells whether some sender writes such a head.
+func (p *packet) possible() bool {
+	switch p.what() {
 	case whole:
 		return 0 <= p.bytes && p.bytes <= mostWhole
 	case ask:
@@ -72,7 +63,7 @@ func (p *packet) read(b []byte) bool {
 
 // payload returns how many bytes follow the head.
 func (p *packet) payload() int {
-	switch p.kind {
+	switch p.what() {
 	case whole, more:
 		return int(min(p.bytes, piece))
 	case data:

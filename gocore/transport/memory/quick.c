@@ -76,7 +76,7 @@ static void leave(pq_group *p) {
 
 /* mine tells whether no other message of the group has to come first. */
 static int mine(const pq_group *p) {
-	return __atomic_load_n(p->busy, __ATOMIC_RELAXED) == 0 &&
+	return __atomic_load_n(&p->busy, __ATOMIC_RELAXED) == 0 &&
 		   __atomic_load_n(&p->held, __ATOMIC_RELAXED) == 0;
 }
 

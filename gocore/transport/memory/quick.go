@@ -5,22 +5,20 @@ package memory
 import "C"
 
 import (
-	"runtime"
+	"sync/atomic"
 	"unsafe"
 
-	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/transport"
 )
 
 // quick implements transport.Quick.
-type quick struct{ group *C.pq_group }
+type quick struct {
+	c     *Comm
+	group *C.pq_group
+}
 
 // OpenQuick implements transport.QuickOpener.
 func (c *Comm) OpenQuick(g transport.QuickGroup) transport.Quick {
-	busy := c.o.showBusy(c.context)
-	if busy == nil {
-		return nil
-	}
 	p := C.pq_open(C.int64_t(g.ID), C.int32_t(len(c.members)))
 	if p == nil {
 		return nil
@@ -28,41 +26,33 @@ func (c *Comm) OpenQuick(g transport.QuickGroup) transport.Quick {
 	for i, member := range c.members {
 		unsafe.Slice(p.members, len(c.members))[i] = C.int32_t(member)
 	}
-	p.rank, p.most_tag, p.crowded = C.int32_t(c.rank), C.int32_t(g.MaxTag), 0
-	if g.Crowded {
-		p.crowded = 1
-	}
-	p.endpoint, p.context, p.busy = c.o.c(), C.uint64_t(c.context), (*C.uint32_t)(busy)
-	p.trace = C.tr_ring{next: (*C.uint64_t)(g.Next), lost: (*C.uint64_t)(g.Lost), list: (*C.tr_entry)(g.Entries)}
-	if g.Counter {
-		p.trace.counter = 1
-	}
+	p.rank, p.most_tag, p.crowded = C.int32_t(c.rank), C.int32_t(g.MaxTag), C.bool(g.Crowded)
+	p.endpoint, p.context, p.trace = c.o.shared, C.uint64_t(c.context), *(*C.tr_ring)(g.Trace)
+	c.showBusy((*uint32)(&p.busy))
 	C.pq_publish(p, C.int64_t(g.ID))
-	return quick{p}
+	return quick{c, p}
 }
 
-// showBusy returns the word in which a context shows to C whether it is busy; nil: there is no memory for it.
-func (o *endpoint) showBusy(number uint64) *uint32 {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	in := o.context(number)
-	if in.busy == nil {
-		block, err := mem.Alloc(int64(unsafe.Sizeof(*in.busy)))
-		if err != nil {
-			return nil
-		}
-		in.busy = (*uint32)(block)
-		runtime.AddCleanup(in, mem.Free, block)
-		in.changed()
+// showBusy says in which word the context shows to C whether it is busy; nil: in none. The one before says from then on that it is.
+func (c *Comm) showBusy(word *uint32) {
+	c.o.mu.Lock()
+	defer c.o.mu.Unlock()
+	in := c.o.context(c.context)
+	if in.busy != nil {
+		atomic.StoreUint32(in.busy, 1)
 	}
-	return in.busy
+	in.busy = word
+	in.changed()
 }
 
 // Hold implements transport.Quick.
 func (q quick) Hold(by int32) { C.pq_hold(q.group, C.int32_t(by)) }
 
 // Close implements transport.Quick.
-func (q quick) Close() { C.pq_close(q.group) }
+func (q quick) Close() {
+	q.c.showBusy(nil)
+	C.pq_close(q.group)
+}
 
 // SetInitial says which group the number 0 stands for, of those that OpenQuick was given.
 func SetInitial(id int64) { C.pq_initial(C.int64_t(id)) }

@@ -28,10 +28,10 @@ typedef struct pq_group {
 	uint32_t inside; /* threads that are in pq_carry with it */
 	uint32_t taken;  /* it is some group's */
 	uint32_t held;   /* messages of the group that wait for something before they begin */
-	int32_t crowded; /* the node has fewer cores than ranks: none is kept by pauses */
+	uint32_t busy;   /* its context has receives that wait, or messages that nobody received */
+	bool crowded;    /* the node has fewer cores than ranks: none is kept by pauses */
 	int32_t rank, size, room, most_tag;
-	int32_t *members;     /* rank of the endpoint, by member */
-	const uint32_t *busy; /* its context has receives that wait, or messages that nobody received */
+	int32_t *members; /* rank of the endpoint, by member */
 	pm_endpoint *endpoint;
 	uint64_t context;
 	tr_ring trace;

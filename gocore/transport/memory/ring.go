@@ -5,8 +5,8 @@ package memory
 // #cgo nocallback pm_fits
 // #cgo noescape pm_write
 // #cgo nocallback pm_write
-// #cgo noescape pm_payload
-// #cgo nocallback pm_payload
+// #cgo noescape pm_take
+// #cgo nocallback pm_take
 // #cgo noescape pm_claim
 // #cgo nocallback pm_claim
 // #cgo noescape pm_stream
@@ -44,6 +44,9 @@ const (
 // Rings and bulks begin in the middle of a page: tensors mostly begin near the beginning of one, and a copy waits where it reads
 // what is a little more than a multiple of a page behind what it has just written.
 const page = 4 << 10
+
+// ringEnd is one end of a ring.
+type ringEnd = C.pm_end
 
 type ring struct {
 	*ringEnd
@@ -83,85 +86,54 @@ func stride(size int) int { return page + ringBytes + bulkOf(size) }
 
 // ringAt returns the ring of a sender and a receiver in the memory of a world. end is this process's.
 func ringAt(shared []byte, size, from, to int, end *ringEnd) ring {
-	at := shared[(from*size+to)*stride(size):][:stride(size)]
+	at := unsafe.Pointer(&shared[(from*size+to)*stride(size)])
+	word := func(offset int) *C.uint64_t { return (*C.uint64_t)(unsafe.Add(at, offset)) }
 	*end = ringEnd{
-		head:  (*atomic.Uint64)(unsafe.Pointer(&at[0])),
-		tail:  (*atomic.Uint64)(unsafe.Pointer(&at[128])),
-		data:  (*[ringBytes]byte)(at[ringHead:]),
-		waits: (*uint32)(unsafe.Pointer(&at[144+4*bulkWays])),
-		full:  (*uint32)(unsafe.Pointer(&at[148+4*bulkWays])),
-		bulk: bulkEnd{
-			tail:  (*atomic.Uint64)(unsafe.Pointer(&at[136])),
-			costs: (*[bulkWays]uint32)(unsafe.Pointer(&at[144])),
-			data:  unsafe.Pointer(&at[ringHead+ringBytes]),
-			bytes: uint64(bulkOf(size)),
+		head:  word(0),
+		tail:  word(128),
+		data:  (*C.char)(unsafe.Add(at, ringHead)),
+		waits: (*C.uint32_t)(unsafe.Add(at, 144+4*C.PM_WAYS)),
+		full:  (*C.uint32_t)(unsafe.Add(at, 148+4*C.PM_WAYS)),
+		bulk: C.pm_bulk{
+			tail:  word(136),
+			costs: (*C.uint32_t)(unsafe.Add(at, 144)),
+			data:  (*C.char)(unsafe.Add(at, ringHead+ringBytes)),
+			bytes: C.uint64_t(bulkOf(size)),
 		},
 	}
-	return ring{ringEnd: end, proof: (*cma.Proof)(unsafe.Pointer(&at[64])), claims: (*atomic.Uint64)(unsafe.Pointer(&at[192]))}
+	return ring{ringEnd: end, proof: (*cma.Proof)(unsafe.Add(at, 64)), claims: (*atomic.Uint64)(unsafe.Add(at, 192))}
 }
 
-func (r *ring) c() *C.pm_end { return (*C.pm_end)(unsafe.Pointer(r.ringEnd)) }
-
-// fits tells whether the sender may write a packet with a payload of n bytes. The receiver's words are unsound if they cannot be.
-func (r *ring) fits(n int) (fits, sound bool) {
-	found := C.pm_fits(r.c(), C.uint64_t(n))
-	return found == 1, found >= 0
-}
-
-// come returns how many bytes the receiver may read; false if the sender's word cannot be.
-func (r *ring) come() (n int, sound bool) {
-	there := r.head.Load() - r.mine
-	if there > ringBytes {
-		return 0, false
+// next reads the head of the next packet, and tells whether one has come. It is unsound if no sender writes such a one.
+func (r *ring) next(p *packet) (come, sound bool) {
+	there := atomic.LoadUint64((*uint64)(r.head)) - uint64(r.mine)
+	if there == 0 {
+		return false, true
 	}
-	return int(there), true
+	*p = *(*packet)(unsafe.Add(unsafe.Pointer(r.data), r.mine%ringBytes))
+	return true, there >= align && there <= ringBytes && p.possible() && uint64(inRing(p.payload())) <= there
 }
 
-// next reads the head of the next packet, which has to be there whole.
-func (r *ring) next(p *packet, there int) (sound bool) {
-	return there >= align && p.read(r.data[r.mine%ringBytes:]) && inRing(p.payload()) <= there
-}
-
-// take copies the beginning of the payload of the next packet, as much as there is room for, and goes behind the packet.
+// take copies the beginning of the payload of the next packet, as much as there is room for, and goes behind the packet. The sender
+// may use its room then.
 func (r *ring) take(p *packet, to []byte) {
-	n := p.payload()
-	C.pm_payload(r.c(), 0, 0, C.uint32_t(p.mark), unsafe.Pointer(unsafe.SliceData(to)), C.uint64_t(len(to)), C.uint64_t(n), 0)
-	r.pass(n)
+	C.pm_take(r.ringEnd, C.uint32_t(p.kind), unsafe.Pointer(unsafe.SliceData(to)), C.uint64_t(len(to)), C.uint64_t(p.payload()))
 }
 
 // skip goes behind the next packet.
-func (r *ring) skip(p *packet) { r.pass(p.payload()) }
-
-// pass goes behind a packet with a payload of n bytes.
-func (r *ring) pass(n int) {
-	r.mine += uint64(inRing(n))
-	r.bulk.mine += uint64(C.pm_bulky(C.uint64_t(n)))
-}
-
-// free lets the sender have the room of all that was taken.
-func (r *ring) free() {
-	if r.bulk.tail.Load() != r.bulk.mine {
-		r.bulk.tail.Store(r.bulk.mine)
-	}
-	r.tail.Store(r.mine)
-}
+func (r *ring) skip(p *packet) { r.take(p, nil) }
 
 // claim claims up to most pieces of a message of so many bytes. It returns where they begin and how many bytes they have;
 // 0: all are claimed, or the claims are those of another message.
 func (r *ring) claim(number uint64, bytes int64, most uint64) (from, n int64) {
-	var at C.int64_t
-	n = int64(C.pm_claim((*C.uint64_t)(unsafe.Pointer(r.claims)), C.uint64_t(number), C.int64_t(bytes), C.uint64_t(most), &at))
-	return int64(at), n
+	n = int64(C.pm_claim((*C.uint64_t)(unsafe.Pointer(r.claims)), C.uint64_t(number), C.int64_t(bytes), C.uint64_t(most), (*C.int64_t)(&from)))
+	return from, n
 }
 
 // sendWhole writes a message of up to mostWhole bytes, if there is room, nothing has to go before it, and it need not
 // be asked for.
 func (out *outbox) sendWhole(p *packet, data unsafe.Pointer, bounded bool) bool {
-	limit := C.int(0)
-	if bounded {
-		limit = 1
-	}
-	return C.pm_send(out.o.c(), C.int32_t(out.to), C.uint64_t(p.context), C.int32_t(p.tag), data, C.uint64_t(p.bytes), limit) == 0
+	return C.pm_send(out.o.shared, C.int32_t(out.to), C.uint64_t(p.context), C.int32_t(p.tag), data, C.uint64_t(p.bytes), C.bool(bounded)) == 0
 }
 
 // soughtBy returns how the word waits says what a receive waits for.
@@ -171,7 +143,5 @@ func soughtBy(c *context, r *receiving) uint32 {
 
 // put writes a packet, shows it, and rings the bell. There is room for it.
 func (out *outbox) put(p *packet, payload []byte) {
-	head := C.pm_packet{kind: C.uint32_t(p.kind), tag: C.int32_t(p.tag), context: C.uint64_t(p.context), bytes: C.int64_t(p.bytes),
-		number: C.uint64_t(p.number), answer: C.uint64_t(p.answer)}
-	C.pm_write(out.o.c(), C.int32_t(out.to), &head, unsafe.Pointer(unsafe.SliceData(payload)), C.uint64_t(len(payload)))
+	C.pm_write(out.o.shared, C.int32_t(out.to), (*C.pm_packet)(unsafe.Pointer(p)), unsafe.Pointer(unsafe.SliceData(payload)), C.uint64_t(len(payload)))
 }

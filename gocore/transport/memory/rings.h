@@ -7,6 +7,7 @@
 #ifndef PADDLEMPI_MEMORY_RINGS_H
 #define PADDLEMPI_MEMORY_RINGS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -24,7 +25,7 @@ enum {
 /* What a packet is; packet.go says what each of them means. */
 enum { PM_WHOLE = 1, PM_MORE, PM_ASK, PM_GO_ON, PM_DATA, PM_TOOK, PM_LOST };
 
-/* One end of a ring; ringEnd. */
+/* One end of a ring. */
 typedef struct pm_end {
 	uint64_t *head, *tail;
 	char *data;
@@ -35,7 +36,7 @@ typedef struct pm_end {
 	pm_bulk bulk;
 } pm_end;
 
-/* What goes to a rank and comes from it; pair. */
+/* What goes to a rank and comes from it. */
 typedef struct pm_pair {
 	pm_end out, in;
 	uint32_t queued; /* packets to it wait for room, or until its receiver keeps less */
@@ -49,7 +50,7 @@ typedef struct pm_endpoint {
 	pm_pair pairs[];
 } pm_endpoint;
 
-/* The head of a packet, which Go writes by pm_write. */
+/* The head of a packet. */
 typedef struct pm_packet {
 	uint32_t kind; /* PM_*, and what pm_bulk_put returned */
 	int32_t tag;
@@ -145,7 +146,7 @@ static inline int pm_next(const pm_end *e, uint64_t *there, uint64_t ahead, pm_p
  * much as there is room for. The packet is ahead bytes behind the next one, and its payload is
  * behind bulk_ahead bytes of the bulk. One that nobody reads soon goes past the caches. */
 static inline void pm_payload(pm_end *e, uint64_t ahead, uint64_t bulk_ahead, uint32_t kind,
-							  void *to, uint64_t room, uint64_t n, int unread) {
+							  void *to, uint64_t room, uint64_t n, bool unread) {
 	if (room > n)
 		room = n;
 	if (n >= PM_SHORT) {
@@ -168,6 +169,13 @@ static inline void pm_pass(pm_end *e, uint64_t takes, uint64_t in_bulk) {
 	sw_write64(e->tail, e->mine);
 }
 
+/* pm_take copies as much of the payload of the next packet as there is room for, and goes behind
+ * it. */
+static inline void pm_take(pm_end *e, uint32_t kind, void *to, uint64_t room, uint64_t n) {
+	pm_payload(e, 0, 0, kind, to, room, n, false);
+	pm_pass(e, pm_takes(n), pm_bulky(n));
+}
+
 /* pm_sought returns how the word waits says that a receive waits for a message with a tag. It may
  * say the same of another one: then that is sent unasked. */
 static inline uint32_t pm_sought(uint64_t context, int32_t tag) {
@@ -185,7 +193,7 @@ static inline int pm_asked(const pm_endpoint *o, int32_t to, uint64_t context, i
  * The caller has the lock. Returns 0, or 1 with nothing done if it has to wait for room, the pair
  * is broken, or it may not be sent yet. */
 static inline int pm_send(pm_endpoint *o, int32_t to, uint64_t context, int32_t tag,
-						  const void *data, uint64_t n, int bounded) {
+						  const void *data, uint64_t n, bool bounded) {
 	pm_pair *p = &o->pairs[to];
 	const uint64_t rest = n % PM_PIECE, pieces = n / PM_PIECE;
 	if (p->queued || p->broken || (bounded && sw_read32(p->out.full)) ||
@@ -225,7 +233,7 @@ static inline int pm_receive(pm_endpoint *o, int32_t from, uint64_t context, int
 			return 1;
 		if (there < takes + pm_takes(now))
 			return 1; /* no sender shows a part of a packet */
-		pm_payload(e, takes, in_bulk, head.kind, (char *)data + got, now, now, 0);
+		pm_payload(e, takes, in_bulk, head.kind, (char *)data + got, now, now, false);
 		takes += pm_takes(now);
 		in_bulk += pm_bulky(now);
 		got += now;
@@ -287,7 +295,7 @@ static inline int pm_stream(pm_endpoint *o, int32_t to, uint64_t *claims, uint64
 /* pm_drain takes packets of a fragment, of which left bytes are to come, while they come, or
  * one comes while it pauses. Returns how many bytes it took. It leaves what is no such packet. */
 static inline int64_t pm_drain(pm_endpoint *o, int32_t from, uint64_t number, char *data,
-							   int64_t bytes, int64_t left, int unread, int pauses) {
+							   int64_t bytes, int64_t left, bool unread, int pauses) {
 	pm_end *e = &o->pairs[from].in;
 	int64_t got = 0;
 	uint64_t there = 0;

@@ -1,6 +1,7 @@
 package memory
 
 import (
+	"slices"
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/mem"
@@ -54,16 +55,14 @@ func (c *Comm) Start(what transport.Round, mine, all unsafe.Pointer, words int) 
 			continue
 		}
 		in, err := c.rounds.Receive(unsafe.Add(w.block, bytes*int64(member)), bytes, int32(member), tag)
-		if err == nil {
-			w.under = append(w.under, part{in, member})
-			var out *transport.Request
-			if out, err = c.rounds.Send(own, bytes, int32(member), tag); err == nil {
-				w.under = append(w.under, part{out, sent})
-			}
-		}
 		if err != nil {
 			return nil, err // only without memory; the others wait until their deadline
 		}
+		out, err := c.rounds.Send(own, bytes, int32(member), tag)
+		if err != nil {
+			return nil, err
+		}
+		w.under = append(w.under, part{in, member}, part{out, sent})
 	}
 	c.o.mu.Lock()
 	defer c.o.mu.Unlock()
@@ -126,7 +125,7 @@ func (c *Comm) leave(r *transport.Request) (left bool) {
 			}
 		}
 		if w.left = true; w.step() {
-			o.rounds = append(o.rounds[:i], o.rounds[i+1:]...)
+			o.rounds = slices.Delete(o.rounds, i, i+1)
 		}
 		return true
 	}
@@ -163,11 +162,7 @@ func (c *Comm) Gather(words []int64, wait transport.Wait) ([][]int64, error) {
 	if err != nil {
 		return nil, err
 	}
-	rows := make([][]int64, len(c.members))
-	for r := range rows {
-		rows[r] = all[r*n : (r+1)*n : (r+1)*n]
-	}
-	return rows, nil
+	return slices.Collect(slices.Chunk(all, max(1, n))), nil
 }
 
 // Min implements transport.Exchange.
@@ -181,18 +176,13 @@ func (c *Comm) Min(words []int64) error {
 
 // words carries out a round whose result has n words.
 func (c *Comm) words(what transport.Round, words []int64, n int, wait transport.Wait) ([]int64, error) {
-	block, err := mem.Alloc(int64(max(1, n) * 8))
+	block, err := mem.Alloc(int64(8 * (n + len(words))))
 	if err != nil {
 		return nil, err
 	}
-	mine, err := mem.Alloc(int64(max(1, len(words)) * 8))
-	if err != nil {
-		mem.Free(block)
-		return nil, err
-	}
+	mine := unsafe.Add(block, 8*n)
 	copy(unsafe.Slice((*int64)(mine), len(words)), words)
 	r, err := c.Start(what, mine, block, len(words))
-	mem.Free(mine) // the round has a copy
 	if err != nil {
 		mem.Free(block)
 		return nil, err
@@ -212,5 +202,5 @@ func (c *Comm) words(what transport.Round, words []int64, n int, wait transport.
 	if err := c.Err(r); err != nil {
 		return nil, status.New(status.CodeOf(err), "%v", err)
 	}
-	return append([]int64(nil), unsafe.Slice((*int64)(block), n)...), nil
+	return slices.Clone(unsafe.Slice((*int64)(block), n)), nil
 }

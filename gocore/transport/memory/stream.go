@@ -128,7 +128,7 @@ func (c *costs) learn(w way, bytes int64, took time.Duration) {
 // same time, or that the bulk holds little of.
 func (r *ring) atOnce(bytes int64) uint64 {
 	n := uint64(1)
-	for n < mostOfLong/piece && int64(n)*piece*packetsOfLong <= bytes && n*piece*8 <= r.bulk.bytes {
+	for n < mostOfLong/piece && int64(n)*piece*packetsOfLong <= bytes && n*piece*8 <= uint64(r.bulk.bytes) {
 		n *= 2
 	}
 	return n
@@ -147,13 +147,13 @@ func (in *inbox) receiveLong(r *receiving) {
 
 // beginLong begins the first long message, or goes on with it: it opens the next fragment, or ends the message.
 func (in *inbox) beginLong() {
-	for len(in.longs) > 0 {
-		r := in.longs[0]
-		r.wanted = r.takes(r.bytes)
-		if r.begun < r.wanted {
-			in.openFragment()
-			return
-		}
+	if len(in.longs) == 0 {
+		return
+	}
+	r := in.longs[0]
+	if r.wanted = r.takes(r.bytes); r.begun < r.wanted {
+		in.openFragment()
+	} else {
 		in.endLong(0)
 	}
 }
@@ -211,7 +211,6 @@ func (in *inbox) leaveLong(r *transport.Request) bool {
 	}
 	in.leavePieces()
 	in.endLong(0)
-	in.beginLong()
 	return true
 }
 
@@ -219,7 +218,6 @@ func (in *inbox) leaveLong(r *transport.Request) bool {
 func (in *inbox) failLong() {
 	in.leavePieces()
 	in.endLong(codePacker)
-	in.beginLong()
 }
 
 // lostLong ends the first long message, which the rank cannot pack. It returns false if no sender says so.
@@ -231,7 +229,6 @@ func (in *inbox) lostLong(p *packet) bool {
 		return false
 	}
 	in.endLong(codeLost)
-	in.beginLong()
 	return true
 }
 
@@ -243,7 +240,7 @@ func (in *inbox) leavePieces() {
 	}
 }
 
-// endLong ends the first long message: it has come, was given up, or has failed with a code.
+// endLong ends the first long message: it has come, was given up, or has failed with a code. The next one begins.
 func (in *inbox) endLong(code int32) {
 	r := in.longs[0]
 	in.longs = in.longs[1:]
@@ -254,6 +251,7 @@ func (in *inbox) endLong(code int32) {
 	} else {
 		in.o.received(r)
 	}
+	in.beginLong()
 }
 
 // moved counts bytes of the fragment that comes. Its sender goes on with the next one while this one is unpacked.
@@ -288,12 +286,10 @@ func (in *inbox) takePieces(p *packet) bool {
 	if len(in.longs) == 0 || in.longs[0].part == nil {
 		return false
 	}
-	r, unread := in.longs[0], C.int(0)
-	if r.packer == nil && r.wanted >= longer {
-		unread = 1 // no cache holds it, nor what is written to it
-	}
+	r := in.longs[0]
+	unread := r.packer == nil && r.wanted >= longer // no cache holds it, nor what is written to it
 	to, bytes := (*C.char)(unsafe.Pointer(unsafe.SliceData(r.part))), int64(len(r.part))
-	n := int64(C.pm_drain(in.o.c(), C.int32_t(in.from), C.uint64_t(r.claims), to, C.int64_t(bytes), C.int64_t(bytes-r.got), unread, piecePauses))
+	n := int64(C.pm_drain(in.o.shared, C.int32_t(in.from), C.uint64_t(r.claims), to, C.int64_t(bytes), C.int64_t(bytes-r.got), C.bool(unread), piecePauses))
 	if n == 0 {
 		return false
 	}
@@ -446,7 +442,7 @@ func (out *outbox) streamOn() bool {
 			}
 		}
 		claims, from := (*C.uint64_t)(unsafe.Pointer(out.claims)), (*C.char)(unsafe.Pointer(unsafe.SliceData(s.part)))
-		done := C.pm_stream(out.o.c(), C.int32_t(out.to), claims, C.uint64_t(s.claims), from, C.int64_t(s.packed-int64(len(s.part))), C.int64_t(s.packed),
+		done := C.pm_stream(out.o.shared, C.int32_t(out.to), claims, C.uint64_t(s.claims), from, C.int64_t(s.packed-int64(len(s.part))), C.int64_t(s.packed),
 			C.uint64_t(out.atOnce(s.wanted)), piecePauses)
 		if done <= 0 {
 			return done == 0

@@ -11,6 +11,7 @@
  * died. */
 #define _GNU_SOURCE
 #include "../../../arrive/slots.h"
+#include "../../../primitives/words.h"
 #include "../chunks.h"
 
 #include <pthread.h>
@@ -67,10 +68,24 @@ static int is_dead(int rank) {
 	return __atomic_load_n(&outcomes[rank].dead, __ATOMIC_ACQUIRE);
 }
 
+/* newest returns the newest collective that a rank has announced. */
+static uint64_t newest(int rank) {
+	uint64_t newest = 0;
+	for (int k = 0; k < PA_SLOTS; k++) {
+		uint64_t seq = sw_read64(&slots[rank].slot[k].seq);
+		if (seq & PA_HERE_BIT)
+			seq &= ~(PA_REFUSED_BIT | PA_HERE_BIT);
+		else if (seq & (PA_CLOSED_BIT | PA_REFUSED_BIT))
+			seq = 0;
+		newest = seq > newest ? seq : newest;
+	}
+	return newest;
+}
+
 /* dead_before returns a dead rank that has not announced seq, -1 if there is none. */
 static int dead_before(uint64_t seq) {
 	for (int r = 0; r < n; r++)
-		if (is_dead(r) && pa_seq(slots, r) < seq)
+		if (is_dead(r) && newest(r) < seq)
 			return r;
 	return -1;
 }
