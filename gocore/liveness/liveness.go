@@ -18,6 +18,8 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -92,7 +94,7 @@ func Listen(after time.Duration) (*Liveness, error) {
 	if l.listener, err = listen(l.limits); err != nil {
 		return nil, err
 	}
-	if l.place, err = here(l.listener.port); err != nil {
+	if l.place, err = here(l.listener.port()); err != nil {
 		l.listener.close()
 		return nil, err
 	}
@@ -144,10 +146,7 @@ func (l *Liveness) Dead(rank int) (dead bool, known time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	g, ok := l.gone[rank]
-	if !ok || !g.why.kind.death() {
-		return false, 0
-	}
-	return true, time.Since(g.since)
+	return ok && g.why.kind.death(), time.Since(g.since)
 }
 
 // Why says how the death of a rank is known, "" if it is not dead.
@@ -189,15 +188,11 @@ func (l *Liveness) Leave(all bool) {
 		return
 	}
 	l.mu.Lock()
-	if !l.closed && l.tree.ranks != nil {
-		f := fact{left, l.tree.rank, l.tree.rank}
-		if all {
-			f = fact{over, 0, l.tree.rank}
-		}
-		for k := range l.links {
-			k.queue(f)
-		}
+	f := fact{left, l.tree.rank, l.tree.rank}
+	if all {
+		f = fact{over, 0, l.tree.rank}
 	}
+	l.tell(f, nil)
 	l.mu.Unlock()
 	l.Close()
 }
@@ -212,10 +207,7 @@ func (l *Liveness) Close() {
 	}
 	l.closed = true
 	close(l.done)
-	links := make([]*link, 0, len(l.links))
-	for k := range l.links {
-		links = append(links, k)
-	}
+	links := slices.Collect(maps.Keys(l.links))
 	l.mu.Unlock()
 	l.listener.close()
 	for _, k := range links {
@@ -245,11 +237,7 @@ func (l *Liveness) learn(f fact, from *link) {
 		return
 	}
 	l.facts = append(l.facts, f)
-	for k := range l.links {
-		if k != from {
-			k.queue(f)
-		}
-	}
+	l.tell(f, from)
 	for k := range l.links {
 		if !l.living(k.rank) {
 			k.drop()
@@ -257,6 +245,15 @@ func (l *Liveness) learn(f fact, from *link) {
 	}
 	l.adopt = l.after(grace)
 	l.wakeUp()
+}
+
+// tell sends a fact on all connections but one. The caller holds mu.
+func (l *Liveness) tell(f fact, but *link) {
+	for k := range l.links {
+		if k != but && !l.closed {
+			k.queue(f)
+		}
+	}
 }
 
 // apply notes what f says, and returns how much of it is new.
@@ -295,16 +292,15 @@ func (l *Liveness) apply(f fact) (news int) {
 // explain says how a death is known. The caller holds mu.
 func (l *Liveness) explain(f fact) string {
 	at := fmt.Sprintf("rank %d on host %s", f.by, l.host(f.by))
-	host := func(rank int) string { return l.host(rank) }
 	switch f.kind {
 	case lost:
-		return fmt.Sprintf("host %s cannot be reached: it did not answer %s for %v", host(l.tree.ranks[f.subject][0]), at, l.limits.silence)
+		return fmt.Sprintf("host %s cannot be reached: it did not answer %s for %v", l.host(l.tree.ranks[f.subject][0]), at, l.limits.silence)
 	case excluded:
-		return fmt.Sprintf("host %s goes on without this one, which did not answer %s", host(f.subject), at)
+		return fmt.Sprintf("host %s goes on without this one, which did not answer %s", l.host(f.subject), at)
 	case rubbish:
-		return fmt.Sprintf("its process on host %s sent %s what is no message of this library", host(f.subject), at)
+		return fmt.Sprintf("its process on host %s sent %s what is no message of this library", l.host(f.subject), at)
 	}
-	return fmt.Sprintf("its process on host %s has ended, as %s saw", host(f.subject), at)
+	return fmt.Sprintf("its process on host %s has ended, as %s saw", l.host(f.subject), at)
 }
 
 // after returns the time in d, and wakes keep then.
