@@ -40,7 +40,7 @@ const (
 
 // lookThere is look for a rank of another node: a process of that node reads the rank's trace.
 func (o *Reports) lookThere(rank int, key, seq uint64) activity {
-	if o.roster.alive == nil {
+	if o.roster.unwatched != "" {
 		return activity{text: fmt.Sprintf("what it does is not known here (%s)", o.roster.unwatched)}
 	}
 	ask := []int{rank}

@@ -172,7 +172,7 @@ func (o *Reports) report(w *Wait) {
 func (o *Reports) turn() time.Duration {
 	rank := time.Duration(o.topo.LocalRank)
 	d := min(rank*turnApart, lastTurn*rank/time.Duration(max(1, o.topo.LocalSize)))
-	if o.roster.alive != nil {
+	if o.roster.unwatched == "" {
 		d += min(time.Duration(o.topo.Node[o.topo.Rank])*nodeApart, lastNode)
 	}
 	return d

@@ -41,8 +41,8 @@ type Roster struct {
 
 	topo      *topo.Topology
 	here      *NodeView
-	alive     *liveness.Liveness // sees deaths on all nodes; nil in a job of one node, and if it is off
-	unwatched string             // why alive is nil
+	alive     *liveness.Liveness // sees deaths on all nodes; the zero one in a job of one node, and if it is off
+	unwatched string             // why alive is the zero one, "" if it is not
 	deadAfter time.Duration      // how long a host may be silent; 0: alive is off
 }
 
@@ -100,7 +100,7 @@ func (o *Roster) absent(r int) bool {
 
 // Unseen tells whether some rank cannot see this one end: they share no memory, and nothing tells of deaths on other nodes.
 func (o *Roster) Unseen() bool {
-	if o.alive != nil {
+	if o.unwatched == "" {
 		return false
 	}
 	for r := range o.topo.Node {
@@ -161,7 +161,7 @@ func (o *Roster) why(r int, whose string) string {
 
 // NameLimit is nameWait, or less if nothing tells of deaths on other nodes.
 func (o *Roster) NameLimit() time.Duration {
-	if o.alive == nil {
+	if o.unwatched != "" {
 		return killGrace
 	}
 	return nameWait

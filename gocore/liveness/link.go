@@ -168,7 +168,7 @@ func (l *Liveness) greet(s *socket) (*link, bool) {
 func (l *Liveness) add(k *link) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed {
+	if !l.open {
 		k.closeWhenSent()
 		return false
 	}
@@ -241,7 +241,7 @@ func (l *Liveness) end(k *link, err error) {
 	delete(l.links, k)
 	close(k.ended)
 	switch {
-	case l.closed || l.over || k.dropped || !l.living(k.rank):
+	case !l.open || l.over || k.dropped || !l.living(k.rank):
 	case errors.Is(err, errRubbish):
 		l.learn(fact{rubbish, k.rank, l.tree.rank}, nil)
 	case !k.isProved():
@@ -321,7 +321,7 @@ func (l *Liveness) keep() {
 func (l *Liveness) wanted() (want []int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed || l.over || len(l.gone) == 0 || time.Now().Before(l.retry) {
+	if !l.open || l.over || len(l.gone) == 0 || time.Now().Before(l.retry) {
 		return nil
 	}
 	linked := map[int]bool{}

@@ -11,7 +11,7 @@
 // rank passes on a fact that is new to it, so every rank that is still connected learns all of them. A
 // rank that loses its parent connects to the next one: the place of every rank is known since init.
 //
-// The methods of a nil Liveness say that no rank has died.
+// The zero Liveness watches nothing: it says that no rank has died, and tells nobody anything.
 package liveness
 
 import (
@@ -51,7 +51,7 @@ type Liveness struct {
 	retry    time.Time // no connection is tried before
 	adopt    time.Time // when children that have not come by then are connected to
 	over     bool      // nothing that happens from now on is a death
-	closed   bool
+	open     bool // from Listen to Close
 
 	wake chan struct{} // there may be ranks to connect to
 	done chan struct{} // closed by Close
@@ -75,7 +75,7 @@ type Job struct {
 }
 
 // Secret is what the ranks of a job show each other.
-type Secret [4]uint64
+type Secret [4]int64
 
 // NewSecret makes a secret of random numbers.
 func NewSecret() (s Secret, err error) {
@@ -86,17 +86,17 @@ func NewSecret() (s Secret, err error) {
 }
 
 // Listen begins to listen. A host counts as dead after it has not answered for the time after. The
-// caller spreads Place to all ranks of the job, and then calls Start or Close.
+// caller spreads Place to all ranks of the job, and then calls Start or Close. After an error it is the zero Liveness.
 func Listen(after time.Duration) (*Liveness, error) {
-	l := &Liveness{limits: limitsOf(after), gone: map[int]gone{}, links: map[*link]bool{}, failures: map[int]int{},
+	l := &Liveness{open: true, limits: limitsOf(after), gone: map[int]gone{}, links: map[*link]bool{}, failures: map[int]int{},
 		wake: make(chan struct{}, 1), done: make(chan struct{})}
 	var err error
 	if l.listener, err = listen(l.limits); err != nil {
-		return nil, err
+		return &Liveness{}, err
 	}
 	if l.place, err = here(l.listener.port()); err != nil {
 		l.listener.close()
-		return nil, err
+		return &Liveness{}, err
 	}
 	return l, nil
 }
@@ -125,7 +125,7 @@ func (l *Liveness) Start(j Job) error {
 		}
 	}
 	if err != nil {
-		return status.New(status.Unsupported, "rank %d on host %s could not connect to rank %d on host %s (%s): %v", j.Rank, l.host(j.Rank), parent, l.host(parent), l.places[parent], err)
+		return status.New(status.Unsupported, "rank %d on host %s could not connect to rank %d on host %s (%s): %v", j.Rank, l.Host(j.Rank), parent, l.Host(parent), l.places[parent], err)
 	}
 	go l.keep()
 	return nil
@@ -135,7 +135,7 @@ func (l *Liveness) Start(j Job) error {
 const joinLimit = 10 * time.Second
 
 // AnyDead tells whether any rank of the job has died. It costs an atomic load.
-func (l *Liveness) AnyDead() bool { return l != nil && l.deaths.Load() != 0 }
+func (l *Liveness) AnyDead() bool { return l.deaths.Load() != 0 }
 
 // Dead tells whether a rank has died, and for how long that has been known. The answer is false for a
 // rank that has left in order.
@@ -161,9 +161,6 @@ func (l *Liveness) Why(rank int) string {
 
 // Tell says that a rank has died, as this rank has found out in another way.
 func (l *Liveness) Tell(rank int) {
-	if l == nil {
-		return
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if _, known := l.gone[rank]; !known {
@@ -171,22 +168,17 @@ func (l *Liveness) Tell(rank int) {
 	}
 }
 
-// Host returns the name of a rank's host.
+// Host returns the name of a rank's host, "" if nothing is watched.
 func (l *Liveness) Host(rank int) string {
-	if l == nil {
+	if rank >= len(l.places) {
 		return ""
 	}
-	return l.host(rank)
+	return l.places[rank].Host
 }
-
-func (l *Liveness) host(rank int) string { return l.places[rank].Host }
 
 // Leave tells the other ranks that this one ends in order, and closes all connections. all says that
 // all ranks of the job do.
 func (l *Liveness) Leave(all bool) {
-	if l == nil {
-		return
-	}
 	l.mu.Lock()
 	f := fact{left, l.tree.rank, l.tree.rank}
 	if all {
@@ -201,11 +193,11 @@ func (l *Liveness) Leave(all bool) {
 // has told them. Close waits until what this rank has told is sent, closeLimit at most.
 func (l *Liveness) Close() {
 	l.mu.Lock()
-	if l.closed {
+	if !l.open {
 		l.mu.Unlock()
 		return
 	}
-	l.closed = true
+	l.open = false
 	close(l.done)
 	links := slices.Collect(maps.Keys(l.links))
 	l.mu.Unlock()
@@ -230,7 +222,7 @@ func (l *Liveness) learn(f fact, from *link) {
 		l.notice(f, from)
 		return
 	}
-	if l.over || l.closed {
+	if l.over || !l.open {
 		return
 	}
 	if l.apply(f) == 0 {
@@ -250,7 +242,7 @@ func (l *Liveness) learn(f fact, from *link) {
 // tell sends a fact on all connections but one. The caller holds mu.
 func (l *Liveness) tell(f fact, but *link) {
 	for k := range l.links {
-		if k != but && !l.closed {
+		if k != but && l.open {
 			k.queue(f)
 		}
 	}
@@ -291,16 +283,16 @@ func (l *Liveness) apply(f fact) (news int) {
 
 // explain says how a death is known. The caller holds mu.
 func (l *Liveness) explain(f fact) string {
-	at := fmt.Sprintf("rank %d on host %s", f.by, l.host(f.by))
+	at := fmt.Sprintf("rank %d on host %s", f.by, l.Host(f.by))
 	switch f.kind {
 	case lost:
-		return fmt.Sprintf("host %s cannot be reached: it did not answer %s for %v", l.host(l.tree.ranks[f.subject][0]), at, l.limits.silence)
+		return fmt.Sprintf("host %s cannot be reached: it did not answer %s for %v", l.Host(l.tree.ranks[f.subject][0]), at, l.limits.silence)
 	case excluded:
-		return fmt.Sprintf("host %s goes on without this one, which did not answer %s", l.host(f.subject), at)
+		return fmt.Sprintf("host %s goes on without this one, which did not answer %s", l.Host(f.subject), at)
 	case rubbish:
-		return fmt.Sprintf("its process on host %s sent %s what is no message of this library", l.host(f.subject), at)
+		return fmt.Sprintf("its process on host %s sent %s what is no message of this library", l.Host(f.subject), at)
 	}
-	return fmt.Sprintf("its process on host %s has ended, as %s saw", l.host(f.subject), at)
+	return fmt.Sprintf("its process on host %s has ended, as %s saw", l.Host(f.subject), at)
 }
 
 // after returns the time in d, and wakes keep then.

@@ -114,9 +114,6 @@ type heardNotice struct {
 
 // Notify tells all ranks a number.
 func (l *Liveness) Notify(id uint32) {
-	if l == nil {
-		return
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.notice(fact{notice, int(id), l.tree.rank}, nil)
@@ -124,9 +121,6 @@ func (l *Liveness) Notify(id uint32) {
 
 // Noticed tells whether a rank has told the number, in the time ago.
 func (l *Liveness) Noticed(id uint32, ago time.Duration) bool {
-	if l == nil {
-		return false
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.heard(id, ago)
@@ -139,7 +133,7 @@ func (l *Liveness) heard(id uint32, ago time.Duration) bool {
 
 // notice takes in a notice, and passes it on if it is new. The caller holds mu.
 func (l *Liveness) notice(f fact, from *link) {
-	if l.heard(uint32(f.subject), noticeAgain) {
+	if !l.open || l.heard(uint32(f.subject), noticeAgain) {
 		return
 	}
 	if len(l.notices) == keptNotices {

@@ -125,7 +125,7 @@ func TestNotices(t *testing.T) {
 		assert.False(t, l.Noticed(1<<32-1, 0), "rank %d", r)
 		assert.False(t, l.AnyDead(), "rank %d", r)
 	}
-	var none *Liveness
+	var none Liveness
 	none.Notify(1)
 	assert.False(t, none.Noticed(1, patience))
 }
