@@ -1,7 +1,6 @@
 package health
 
 import (
-	"errors"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -11,7 +10,6 @@ import (
 	"strconv"
 	"sync"
 	"syscall"
-	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/dl"
 	"github.com/paddlempi/paddlempi/gocore/op"
@@ -86,21 +84,26 @@ func (r *Recorder) Within(name string) {
 // mostPIDs is how many processes a report names: more would not fit into its line.
 const mostPIDs = 64
 
-// pids returns the processes of this node whose rings this rank can read, in the order of their ranks, this one among them.
+// pids returns the processes of ranks.
 func (r *Recorder) pids() []string {
 	r.write.Lock()
 	defer r.write.Unlock()
-	ranks := append(slices.Collect(maps.Keys(r.others)), r.topo.Rank)
-	slices.Sort(ranks)
 	var pids []string
-	for _, rank := range ranks[:min(len(ranks), mostPIDs)] {
+	for _, rank := range r.ranks() {
 		pid := os.Getpid()
 		if rank != r.topo.Rank {
 			pid = r.others[rank].PID()
 		}
 		pids = append(pids, strconv.Itoa(pid))
 	}
-	return pids
+	return pids[:min(len(pids), mostPIDs)]
+}
+
+// ranks returns the ranks of this node whose rings this rank can read, in their order, and this rank itself. The caller holds write.
+func (r *Recorder) ranks() []int {
+	ranks := append(slices.Collect(maps.Keys(r.others)), r.topo.Rank)
+	slices.Sort(ranks)
+	return ranks
 }
 
 // traceSignal returns the signal on which the user wants the trace written, nil if there is none.
@@ -139,18 +142,7 @@ func (r *Recorder) Close() {
 	}
 }
 
-// Join enters a group.
-func (r *Recorder) Join(g trace.Group) { r.ring.Join(g) }
-
-// Leave removes the group with an id.
-func (r *Recorder) Leave(id int64) { r.ring.Leave(id) }
-
-// Shared is that of the ring.
-func (r *Recorder) Shared() (next, lost *uint64, list unsafe.Pointer, counter bool) {
-	return r.ring.Shared()
-}
-
-// Ring returns the ring, for entries of collectives.
+// Ring returns the ring, for groups and for entries of collectives.
 func (r *Recorder) Ring() *trace.Ring { return r.ring }
 
 // BeginMessage enters a message.
@@ -187,10 +179,7 @@ func (r *Recorder) End(m trace.Mark, err error) {
 	}
 	switch code {
 	case status.Timeout, status.Mismatch, status.PeerLeft, status.PeerDied, status.ProcFailed:
-		var e *status.Error
-		if errors.As(err, &e) {
-			r.Write(e.Ranks)
-		}
+		r.Write(status.Plain(err).Ranks)
 	}
 }
 
@@ -236,26 +225,11 @@ func (r *Recorder) Read(rank int) (s *trace.Snapshot, why string, err error) {
 }
 
 // Stalled returns those of some ranks that live and do not go on, as far as this rank can see that.
-func (r *Recorder) Stalled(ranks []int) []int {
+func (r *Recorder) Stalled(ranks []int) (list []int) {
 	r.write.Lock()
-	views := make([]*trace.View, len(ranks))
-	for i, rank := range ranks {
-		views[i] = r.others[rank]
-	}
+	others := r.others
 	r.write.Unlock()
-	stalled := make([]bool, len(ranks))
-	var looks sync.WaitGroup
-	for i, v := range views {
-		if v != nil {
-			looks.Add(1)
-			go func() {
-				defer looks.Done()
-				stalled[i] = v.Stalled() != ""
-			}()
-		}
-	}
-	looks.Wait()
-	var list []int
+	stalled := ofEach(ranks, func(rank int) bool { return others[rank] != nil && others[rank].Stalled() != "" })
 	for i, rank := range ranks {
 		if stalled[i] {
 			list = append(list, rank)

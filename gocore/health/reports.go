@@ -152,19 +152,25 @@ func (o *Reports) report(w *Wait) {
 		return
 	}
 	ranks := w.Ranks[:min(len(w.Ranks), lookedAt)]
-	found := make([]activity, len(ranks))
-	var looks sync.WaitGroup
-	for i, r := range ranks {
-		looks.Add(1)
-		go func() {
-			defer looks.Done()
-			found[i] = o.look(r, w.Key, w.Seq)
-		}()
-	}
-	looks.Wait()
+	found := ofEach(ranks, func(r int) activity { return o.look(r, w.Key, w.Seq) })
 	if line := w.line(o, ranks, found); line != "" && w.Still() {
 		o.Write(line)
 	}
+}
+
+// ofEach calls f for all of some ranks at once, and returns what it returns for each.
+func ofEach[T any](ranks []int, f func(rank int) T) []T {
+	found := make([]T, len(ranks))
+	var all sync.WaitGroup
+	for i, rank := range ranks {
+		all.Add(1)
+		go func() {
+			defer all.Done()
+			found[i] = f(rank)
+		}()
+	}
+	all.Wait()
+	return found
 }
 
 // turn is how long this rank leaves it to others to report the same: those before it on its node, and of
@@ -207,14 +213,10 @@ func (o *Reports) mayReport(w *Wait) bool {
 
 // lock keeps the ranks of this node from deciding at the same time who reports. The caller holds write.
 func (r *Recorder) lock() (unlock func()) {
-	first := r.topo.Rank
-	for other := range r.others {
-		first = min(first, other)
+	if theirs := r.others[r.ranks()[0]]; theirs != nil {
+		return theirs.Lock()
 	}
-	if first == r.topo.Rank {
-		return r.ring.Lock()
-	}
-	return r.others[first].Lock()
+	return r.ring.Lock()
 }
 
 // line is the text of the report, "" if there is nothing to say. found has what is known of ranks, the first of w.Ranks.

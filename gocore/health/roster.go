@@ -122,22 +122,20 @@ func (o *Roster) DiedError(what string, ranks []int, after string) error {
 
 // Deaths describes how ranks died, and how that is known.
 func (o *Roster) Deaths(ranks []int) string {
-	var here []int // those whose locks this rank has seen dropped
 	var reasons []string
-	with := map[string][]int{} // the others, by reason
+	with := map[string][]int{} // by reason; "": this rank has seen their locks dropped
 	for _, r := range ranks {
 		why := o.why(r, "the")
-		if why == "" || o.here.failed(r) == 0 && o.here.endedNow(r) {
-			here = append(here, r)
-			continue
+		if o.here.failed(r) == 0 && o.here.endedNow(r) {
+			why = ""
 		}
-		if with[why] == nil {
+		if why != "" && with[why] == nil {
 			reasons = append(reasons, why)
 		}
 		with[why] = append(with[why], r)
 	}
 	var text []string
-	if len(here) > 0 {
+	if here := with[""]; len(here) > 0 {
 		host, err := os.Hostname()
 		if err != nil {
 			host = "this host"

@@ -9,7 +9,7 @@ func (g *Messages) openQuick() transport.Quick {
 		return nil
 	}
 	of := transport.QuickGroup{ID: g.id, MaxTag: g.Env.Base.MaxTag(), Crowded: g.Env.Node.Crowded()}
-	of.Next, of.Lost, of.Entries, of.Counter = g.Env.Recorder.Shared()
+	of.Next, of.Lost, of.Entries, of.Counter = g.Env.Recorder.Ring().Shared()
 	return on.OpenQuick(of)
 }
 

@@ -2,7 +2,6 @@ package world
 
 import (
 	"cmp"
-	"fmt"
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/health"
@@ -10,6 +9,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/topo"
+	"github.com/paddlempi/paddlempi/gocore/trace"
 	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
@@ -53,8 +53,8 @@ func NewJoined(world transport.Comm) (*Env, error) {
 }
 
 func newEnv(world transport.Comm, timeout time.Duration, interrupt work.Interrupt, discover discovery) (*Env, error) {
-	e := &Env{Interrupt: interrupt, Engine: work.NewEngine(), Groups: Groups{made: map[string]int{}, live: map[Group]about{}}}
-	e.Departure = Departure{e: e, stranded: map[fmt.Stringer]bool{}}
+	e := &Env{Interrupt: interrupt, Engine: work.NewEngine(), Groups: Groups{made: map[string]int{}, live: map[Group]trace.Group{}}}
+	e.Departure = Departure{e: e}
 	watch, mistake := health.ReadSettings()
 	e.Reports = health.Reports{After: watch.ReportAfter, Write: health.WriteLine}
 	var device error
