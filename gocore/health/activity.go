@@ -23,8 +23,8 @@ type activity struct {
 // look finds out what a rank does. seq is the number of the collective of the group with key for which
 // it is awaited, 0 if it is awaited for something else.
 func (o *Reports) look(rank int, key, seq uint64) activity {
-	if o.topo.Node[rank] == o.topo.Node[o.topo.Rank] {
-		return o.recorder.look(rank, key, seq)
+	if o.roster.topo.Node[rank] == o.roster.topo.Node[o.roster.topo.Rank] {
+		return o.roster.recorder.look(rank, key, seq)
 	}
 	return o.lookThere(rank, key, seq)
 }
@@ -44,8 +44,8 @@ func (o *Reports) lookThere(rank int, key, seq uint64) activity {
 		return activity{text: fmt.Sprintf("what it does is not known here (%s)", o.roster.unwatched)}
 	}
 	ask := []int{rank}
-	for r, node := range o.topo.Node {
-		if r != rank && node == o.topo.Node[rank] && len(ask) < askedOfNode {
+	for r, node := range o.roster.topo.Node {
+		if r != rank && node == o.roster.topo.Node[rank] && len(ask) < askedOfNode {
 			ask = append(ask, r)
 		}
 	}
@@ -137,13 +137,11 @@ func doing(s *trace.Snapshot, key, seq uint64) (a activity) {
 		g := groups[o.Group]
 		return g != nil && g.Key == this && len(g.Ranks) > 1
 	}
-	var inside, oldest, last *trace.OperationRecord // a call under way, an asynchronous operation, one that has ended
-	n := 0
+	var inside, last *trace.OperationRecord // a call under way, the operation that has ended last
+	var async []*trace.OperationRecord      // those under way, the oldest first
 	for i := range s.Operations {
 		o := &s.Operations[i]
-		if seq != 0 && o.Seq != nil && *o.Seq == seq && o.Begun != nil && isThis(o) {
-			a.came = true
-		}
+		a.came = a.came || seq != 0 && o.Seq != nil && *o.Seq == seq && o.Begun != nil && isThis(o)
 		switch {
 		case o.Refusing:
 		case o.Ended != nil:
@@ -153,9 +151,7 @@ func doing(s *trace.Snapshot, key, seq uint64) (a activity) {
 		case !o.Async:
 			inside = o
 		default:
-			if n++; oldest == nil {
-				oldest = o
-			}
+			async = append(async, o)
 		}
 	}
 	name := func(o *trace.OperationRecord) string {
@@ -180,8 +176,8 @@ func doing(s *trace.Snapshot, key, seq uint64) (a activity) {
 		}
 		text = append(text, fmt.Sprintf("its last operation was %s, which ended%s %s ago", name(last), end, ago(*last.Ended)))
 	}
-	if n > 0 {
-		text = append(text, fmt.Sprintf("of its asynchronous operations %d are under way, the first is %s, since %s", n, name(oldest), ago(oldest.Submitted)))
+	if len(async) > 0 {
+		text = append(text, fmt.Sprintf("of its asynchronous operations %d are under way, the first is %s, since %s", len(async), name(async[0]), ago(async[0].Submitted)))
 	}
 	if len(text) == 0 {
 		text = append(text, fmt.Sprintf("it has called no operation since it was initialised %s ago", ago(s.Began)))

@@ -14,18 +14,18 @@ import (
 // here is what the memory of this node shows, and answer answers the questions of other ranks for what a rank of this node
 // does. If some rank cannot take part in liveness, no rank is watched over nodes, and unwatched says why. After an error
 // the roster knows of this node only.
-func NewRoster(base transport.Exchange, t *topo.Topology, here *NodeView, q *Questions, deadAfter time.Duration, answer func([liveness.QuestionBytes]byte) []byte) (*Roster, error) {
-	o := &Roster{Questions: q, topo: t, here: here, alive: &liveness.Liveness{}, deadAfter: deadAfter}
+func NewRoster(base transport.Exchange, t *topo.Topology, here *NodeView, q *Questions, deadAfter time.Duration, recorder *Recorder) (*Roster, error) {
+	o := &Roster{Questions: q, topo: t, here: here, recorder: recorder, alive: &liveness.Liveness{}, deadAfter: deadAfter}
 	q.mail.Skip(o.isDead)
 	if t.OneNode(transport.EveryRank(t.Size)) {
 		o.unwatched = "all ranks are on one node"
 		return o, nil
 	}
-	return o, o.watch(base, answer)
+	return o, o.watch(base)
 }
 
 // watch begins to watch the ranks of other nodes: see NewRoster.
-func (o *Roster) watch(base transport.Exchange, answer func([liveness.QuestionBytes]byte) []byte) error {
+func (o *Roster) watch(base transport.Exchange) error {
 	// One row for each rank: how long a host may be silent, a secret, and where the rank listens.
 	const placeAt = 1 + len(liveness.Secret{})
 	secret, mistake := liveness.NewSecret()
@@ -39,7 +39,7 @@ func (o *Roster) watch(base transport.Exchange, answer func([liveness.QuestionBy
 	if err != nil {
 		return err
 	}
-	job := liveness.Job{Rank: o.topo.Rank, Node: o.topo.Node, Places: make([]liveness.Place, o.topo.Size), Secret: liveness.Secret(rows[0][1:placeAt]), OnQuestion: answer}
+	job := liveness.Job{Rank: o.topo.Rank, Node: o.topo.Node, Places: make([]liveness.Place, o.topo.Size), Secret: liveness.Secret(rows[0][1:placeAt]), OnQuestion: o.recorder.Answer}
 	listening := true
 	for r, row := range rows {
 		if row[0] == 0 {

@@ -108,16 +108,12 @@ func (r *Recorder) ranks() []int {
 
 // traceSignal returns the signal on which the user wants the trace written, nil if there is none.
 func traceSignal() (os.Signal, error) {
-	switch name, _ := dl.Getenv("PADDLEMPI_TRACE_SIGNAL"); name {
-	case "":
-		return nil, nil
-	case "USR1":
-		return syscall.SIGUSR1, nil
-	case "USR2":
-		return syscall.SIGUSR2, nil
-	default:
+	name, _ := dl.Getenv("PADDLEMPI_TRACE_SIGNAL")
+	asked, known := map[string]os.Signal{"": nil, "USR1": syscall.SIGUSR1, "USR2": syscall.SIGUSR2}[name]
+	if !known {
 		return nil, status.New(status.Argument, "init: PADDLEMPI_TRACE_SIGNAL is %q; it takes USR1 or USR2, and PADDLEMPI_TRACE the folder", name)
 	}
+	return asked, nil
 }
 
 // onSignals writes the trace at each signal, until the recorder is closed.
@@ -191,32 +187,32 @@ func (r *Recorder) Write(ranks []int) {
 	}
 	r.write.Lock()
 	defer r.write.Unlock()
-	if s, err := r.ring.Read(); err == nil {
-		_, _ = s.Write(r.folder)
-	}
-	for _, rank := range ranks {
-		if theirs := r.others[rank]; theirs != nil {
-			if s, err := theirs.Read(); err == nil && s.Rank == rank { // its file has the rank in its name
-				_, _ = s.Write(r.folder)
-			}
+	for _, rank := range append([]int{r.topo.Rank}, ranks...) {
+		if s, err := r.snapshot(rank); err == nil && s.Rank == rank { // its file has the rank in its name
+			_, _ = s.Write(r.folder)
 		}
 	}
+}
+
+// snapshot reads the ring of a rank of this node. The caller holds write.
+func (r *Recorder) snapshot(rank int) (*trace.Snapshot, error) {
+	theirs := r.others[rank]
+	switch {
+	case r.closed:
+		return nil, status.New(status.GroupDestroyed, "this rank has ended")
+	case rank == r.topo.Rank:
+		return r.ring.Read()
+	case theirs == nil:
+		return nil, status.New(status.Unsupported, "its trace cannot be read")
+	}
+	return theirs.Read()
 }
 
 // Read reads the ring of a rank of this node. why says why the rank is stalled, "" if it is not.
 func (r *Recorder) Read(rank int) (s *trace.Snapshot, why string, err error) {
 	r.write.Lock()
 	theirs := r.others[rank]
-	switch {
-	case r.closed:
-		err = status.New(status.GroupDestroyed, "this rank has ended")
-	case rank == r.topo.Rank:
-		s, err = r.ring.Read()
-	case theirs == nil:
-		err = status.New(status.Unsupported, "its trace cannot be read")
-	default:
-		s, err = theirs.Read()
-	}
+	s, err = r.snapshot(rank)
 	r.write.Unlock()
 	if err == nil && theirs != nil {
 		why = theirs.Stalled()

@@ -12,7 +12,6 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/liveness"
 	"github.com/paddlempi/paddlempi/gocore/status"
-	"github.com/paddlempi/paddlempi/gocore/topo"
 )
 
 // A rank that waits long for others reports it once: for whom it waits, and what those do instead, as
@@ -48,15 +47,11 @@ type Reports struct {
 	After time.Duration // how long a wait lasts before it is reported; 0: none is
 	Write func(line string)
 
-	topo     *topo.Topology
-	roster   *Roster
-	recorder *Recorder
+	roster *Roster
 }
 
 // Begin says who the ranks are. Before that only Init may be called.
-func (o *Reports) Begin(roster *Roster, recorder *Recorder) {
-	o.topo, o.roster, o.recorder = roster.topo, roster, recorder
-}
+func (o *Reports) Begin(roster *Roster) { o.roster = roster }
 
 // ReportAfter returns after how long a wait is reported; 0: never. A setting that is wrong counts as none, until
 // world.NewEnv tells all ranks of it.
@@ -176,10 +171,10 @@ func ofEach[T any](ranks []int, f func(rank int) T) []T {
 // turn is how long this rank leaves it to others to report the same: those before it on its node, and of
 // the nodes before it.
 func (o *Reports) turn() time.Duration {
-	rank := time.Duration(o.topo.LocalRank)
-	d := min(rank*turnApart, lastTurn*rank/time.Duration(max(1, o.topo.LocalSize)))
+	rank := time.Duration(o.roster.topo.LocalRank)
+	d := min(rank*turnApart, lastTurn*rank/time.Duration(max(1, o.roster.topo.LocalSize)))
 	if o.roster.unwatched == "" {
-		d += min(time.Duration(o.topo.Node[o.topo.Rank])*nodeApart, lastNode)
+		d += min(time.Duration(o.roster.topo.Node[o.roster.topo.Rank])*nodeApart, lastNode)
 	}
 	return d
 }
@@ -187,7 +182,7 @@ func (o *Reports) turn() time.Duration {
 // mayReport tells whether no other rank has reported w, as far as this one knows. From then on they know
 // that this rank has.
 func (o *Reports) mayReport(w *Wait) bool {
-	r := o.recorder
+	r := o.roster.recorder
 	r.write.Lock()
 	defer r.write.Unlock()
 	if r.closed {
@@ -251,9 +246,9 @@ func (w *Wait) line(o *Reports, ranks []int, found []activity) string {
 	if more := len(w.Ranks) - len(ranks); more > 0 {
 		text = append(text, fmt.Sprintf("%d more were not looked at", more))
 	}
-	line := fmt.Sprintf("paddlempi: rank %d has waited for %.1f s in %s: %s", o.topo.Rank, time.Since(w.Since).Seconds(), w.What, strings.Join(text, "; "))
+	line := fmt.Sprintf("paddlempi: rank %d has waited for %.1f s in %s: %s", o.roster.topo.Rank, time.Since(w.Since).Seconds(), w.What, strings.Join(text, "; "))
 	line = printable(line)
-	more := fmt.Sprintf(". `python -m paddlempi trace dump %s` tells more.\n", strings.Join(o.recorder.pids(), " "))
+	more := fmt.Sprintf(". `python -m paddlempi trace dump %s` tells more.\n", strings.Join(o.roster.recorder.pids(), " "))
 	return line[:min(len(line), longestReport-len(more))] + more
 }
 

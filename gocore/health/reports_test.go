@@ -55,7 +55,7 @@ func TestAReportOfManyRanks(t *testing.T) {
 		assert.NoError(t, recorder.Start(base, here))
 		defer recorder.Close()
 		var reports Reports
-		reports.Begin(&Roster{topo: here, alive: &liveness.Liveness{}}, &recorder)
+		reports.Begin(&Roster{topo: here, alive: &liveness.Liveness{}, recorder: &recorder})
 		w := Wait{What: "x", How: "has not come", Nobody: "nobody", Ranks: make([]int, 40)}
 		found := make([]activity, lookedAt)
 		for i := range w.Ranks {

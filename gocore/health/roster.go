@@ -41,6 +41,7 @@ type Roster struct {
 
 	topo      *topo.Topology
 	here      *NodeView
+	recorder  *Recorder
 	alive     *liveness.Liveness // sees deaths on all nodes; the zero one in a job of one node, and if it is off
 	unwatched string             // why alive is the zero one, "" if it is not
 	deadAfter time.Duration      // how long a host may be silent; 0: alive is off

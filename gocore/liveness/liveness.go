@@ -51,7 +51,7 @@ type Liveness struct {
 	retry    time.Time // no connection is tried before
 	adopt    time.Time // when children that have not come by then are connected to
 	over     bool      // nothing that happens from now on is a death
-	open     bool // from Listen to Close
+	open     bool      // from Listen to Close
 
 	wake chan struct{} // there may be ranks to connect to
 	done chan struct{} // closed by Close

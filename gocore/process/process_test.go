@@ -24,7 +24,7 @@ func TestWhatTheKernelMayWrite(t *testing.T) {
 	_, err := Read(folder, 7)
 	assert.ErrorIs(t, err, os.ErrNotExist)
 	for text, want := range map[string]Process{
-		"7 (a) R b) t 3 7 7 0": {7, 3, "a) R b", 't', 0},
+		"7 (a) R b) t 3 7 7 0":                              {7, 3, "a) R b", 't', 0},
 		"7 () Z 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 99 1 1": {7, 1, "", 'Z', 99},
 		"":                  {},
 		"7 (x":              {},

@@ -41,17 +41,13 @@ func readDeviceSettings() (s DeviceSettings, err error) {
 	}
 	if v, ok := dl.Getenv("PADDLEMPI_CUDA_PATHS"); ok && v != "" {
 		s.IPC, s.Direct, s.Staged = false, false, false
+		paths := map[string]*bool{"ipc": &s.IPC, "direct": &s.Direct, "staged": &s.Staged}
 		for _, name := range strings.Split(v, ",") {
-			switch strings.TrimSpace(name) {
-			case "ipc":
-				s.IPC = true
-			case "direct":
-				s.Direct = true
-			case "staged":
-				s.Staged = true
-			default:
+			path := paths[strings.TrimSpace(name)]
+			if path == nil {
 				return s, status.New(status.Argument, "init: PADDLEMPI_CUDA_PATHS=%s: %q is none of ipc, direct, staged", v, name)
 			}
+			*path = true
 		}
 	}
 	switch v, _ := dl.Getenv("PADDLEMPI_CUDA_REDUCE"); v {

@@ -1,8 +1,6 @@
 package world
 
 import (
-	"errors"
-
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/dl"
 	"github.com/paddlempi/paddlempi/gocore/status"
@@ -19,9 +17,8 @@ const (
 func readForced(what string) (coll.Forced, error) {
 	list, _ := dl.Getenv(algorithmsVariable)
 	f, err := coll.ParseForced(list)
-	var e *status.Error
-	if errors.As(err, &e) {
-		return 0, status.New(e.Code, "%s: %s=%s: %s", what, algorithmsVariable, list, e.Msg)
+	if err != nil {
+		return 0, status.New(status.CodeOf(err), "%s: %s=%s: %v", what, algorithmsVariable, list, err)
 	}
 	switch levels, _ := dl.Getenv(levelsVariable); levels {
 	case "", "1":

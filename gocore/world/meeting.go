@@ -134,13 +134,10 @@ func (m *meeting) collect(others []int, deadline time.Time) (missing []int, err 
 			m.reportIfSlow(missing, false)
 			return false
 		}
-		for _, r := range others {
-			if came[r].round == 0 { // it is new: the others' answers may be old
-				round++
-				for _, r := range others {
-					ask(r, round)
-				}
-				break
+		if slices.ContainsFunc(others, func(r int) bool { return came[r].round == 0 }) { // it is new: the others' answers may be old
+			round++
+			for _, r := range others {
+				ask(r, round)
 			}
 		}
 		for _, r := range others {
@@ -199,7 +196,6 @@ func (m *meeting) attend(deadline time.Time) (missing []int, err error) {
 	asked := false // by the first member, which reports who is missing
 	number := binary.LittleEndian.AppendUint64(nil, e.Groups.hellos.Add(1))
 	e.Mail.Send(first, mailbox.Hello, key, number)
-	over, left := false, false
 	var decided error // the first member has decided that the meeting fails
 	var gone []int    // members that have left, as this one has seen first
 	var leftAt time.Time
@@ -213,38 +209,34 @@ func (m *meeting) attend(deadline time.Time) (missing []int, err error) {
 			}
 			e.Mail.Send(first, mailbox.Still, key, body)
 		}
-		if body, ok := e.Mail.Take(mailbox.Go, first, key); ok && bytes.Equal(body, number) {
-			return true
-		}
+		body, ok := e.Mail.Take(mailbox.Go, first, key)
+		return ok && bytes.Equal(body, number)
+	}, func() error {
 		if body, ok := e.Mail.Take(mailbox.Fail, first, key); ok && bytes.HasPrefix(body, number) {
 			missing, decided = decodeFail(body[len(number):], ranks)
-			return true
+			return decided
 		}
 		now := time.Now()
-		over = !now.Before(until)
-		if e.Roster.AnyDied(ranks) {
-			over, missing = true, e.Roster.Dead(ranks)
-		} else if leftAt.IsZero() {
+		switch {
+		case e.Roster.AnyDied(ranks):
+			missing = e.Roster.Dead(ranks)
+			return work.ErrDeadline
+		case leftAt.IsZero():
 			if gone = m.left(ranks); len(gone) > 0 {
 				leftAt = now
 			}
-		} else if left = now.Sub(leftAt) > health.LeftGrace; left { // else the decision may be on its way
-			over, missing = true, gone // not those that have left since, because of these
+		case now.Sub(leftAt) > health.LeftGrace: // else the decision may be on its way
+			missing = gone // not those that have left since, because of these
+			return errLeft
 		}
-		if !over {
-			m.reportIfSlow(ranks[:1], asked)
+		if !now.Before(until) {
+			return work.ErrDeadline
 		}
-		return over
-	}, e.Ending, time.Time{})
-	if over && err == nil {
-		if err = work.ErrDeadline; left {
-			err = errLeft
-		}
-	}
-	if err != nil {
+		m.reportIfSlow(ranks[:1], asked)
+		return e.Ending()
+	}, time.Time{})
+	if err != nil && decided == nil {
 		e.Mail.Send(first, mailbox.Bye, key, nil)
-	} else {
-		err = decided
 	}
 	if err != nil && len(missing) == 0 {
 		missing = []int{first}
