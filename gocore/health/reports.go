@@ -220,18 +220,18 @@ func (w *Wait) line(o *Reports, ranks []int, found []activity) string {
 	var rest []int
 	for i, a := range found {
 		switch {
-		case !a.stalled && (w.Moving || a.came):
+		case !a.Stalled && (w.Moving || a.Came):
 		case len(text) == described:
 			rest = append(rest, ranks[i])
 		default:
 			how := ""
-			if !w.Moving && !a.came {
+			if !w.Moving && !a.Came {
 				how = " " + w.How
 			}
-			if a.stalled {
+			if a.Stalled {
 				how += strings.Repeat(" and", min(1, len(how))) + " is stalled"
 			}
-			text = append(text, fmt.Sprintf("rank %d%s%s: %s", ranks[i], o.onHost(ranks[i]), how, a.text))
+			text = append(text, fmt.Sprintf("rank %d%s%s: %s", ranks[i], o.onHost(ranks[i]), how, a.Text))
 		}
 	}
 	if len(rest) > 0 {
@@ -247,7 +247,7 @@ func (w *Wait) line(o *Reports, ranks []int, found []activity) string {
 		text = append(text, fmt.Sprintf("%d more were not looked at", more))
 	}
 	line := fmt.Sprintf("paddlempi: rank %d has waited for %.1f s in %s: %s", o.roster.topo.Rank, time.Since(w.Since).Seconds(), w.What, strings.Join(text, "; "))
-	line = printable(line)
+	line = status.ASCII(line)
 	more := fmt.Sprintf(". `python -m paddlempi trace dump %s` tells more.\n", strings.Join(o.roster.recorder.pids(), " "))
 	return line[:min(len(line), longestReport-len(more))] + more
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/paddlempi/paddlempi/gocore/netif"
+	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
 // Place is where a rank listens.
@@ -71,12 +72,8 @@ func PlaceOf(w [PlaceWords]int64) Place {
 			p.Addresses = append(p.Addresses, a)
 		}
 	}
-	p.Host = strings.Map(func(r rune) rune { // it is shown to the user
-		if r <= ' ' || r > '~' {
-			return '?'
-		}
-		return r
-	}, strings.TrimRight(string(b[hostAt:]), "\x00"))
+	host := status.ASCII(strings.TrimRight(string(b[hostAt:]), "\x00")) // it is shown to the user
+	p.Host = strings.ReplaceAll(host, " ", "?")
 	return p
 }
 

@@ -20,7 +20,7 @@ const (
 	// QuestionBytes is the length of a question.
 	QuestionBytes = 20
 	// MostAnswer is the greatest length of an answer.
-	MostAnswer = 1024
+	MostAnswer = 4096
 )
 
 // ErrSilent is the error of Ask if the host answers, and no process that was asked does.
