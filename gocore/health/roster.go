@@ -101,15 +101,8 @@ func (o *Roster) absent(r int) bool {
 
 // Unseen tells whether some rank cannot see this one end: they share no memory, and nothing tells of deaths on other nodes.
 func (o *Roster) Unseen() bool {
-	if o.unwatched == "" {
-		return false
-	}
-	for r := range o.topo.Node {
-		if r != o.topo.Rank && !o.here.shows(r) {
-			return true
-		}
-	}
-	return false
+	unseen := func(r int) bool { return r != o.topo.Rank && !o.here.shows(r) }
+	return o.unwatched != "" && slices.ContainsFunc(transport.EveryRank(o.topo.Size), unseen)
 }
 
 // Leave tells the ranks of other nodes that the process of this one may end, and whether those of all ranks do.

@@ -119,7 +119,7 @@ func (l *Liveness) serve() {
 	room := make(chan struct{}, strangers)
 	for {
 		room <- struct{}{}
-		s, err := l.listener.accept()
+		s, err := accept(l.listener, l.limits)
 		if err != nil {
 			<-room
 			select {

@@ -19,6 +19,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"maps"
+	"net"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -29,7 +30,7 @@ import (
 
 // Liveness is what one rank knows. Its methods are safe for concurrent use.
 type Liveness struct {
-	listener *listener
+	listener *net.TCPListener
 	limits   limits
 	place    Place
 
@@ -91,11 +92,11 @@ func Listen(after time.Duration) (*Liveness, error) {
 	l := &Liveness{open: true, limits: limitsOf(after), gone: map[int]gone{}, links: map[*link]bool{}, failures: map[int]int{},
 		wake: make(chan struct{}, 1), done: make(chan struct{})}
 	var err error
-	if l.listener, err = listen(l.limits); err != nil {
+	if l.listener, err = listen(); err != nil {
 		return &Liveness{}, err
 	}
-	if l.place, err = here(l.listener.port()); err != nil {
-		l.listener.close()
+	if l.place, err = here(l.listener.Addr().(*net.TCPAddr).AddrPort().Port()); err != nil {
+		closeNoted(l.listener)
 		return &Liveness{}, err
 	}
 	return l, nil
@@ -201,7 +202,7 @@ func (l *Liveness) Close() {
 	close(l.done)
 	links := slices.Collect(maps.Keys(l.links))
 	l.mu.Unlock()
-	l.listener.close()
+	closeNoted(l.listener)
 	for _, k := range links {
 		k.closeWhenSent()
 	}

@@ -113,51 +113,45 @@ func (s *socket) shown(t token, ranks ...*int) error {
 	return nil
 }
 
-func (s *socket) close() {
-	descriptors.Of(s.conn, descriptors.Forget)
-	_ = s.conn.Close()
+func (s *socket) close() { closeNoted(s.conn) }
+
+// closeNoted closes a connection or a listener.
+func closeNoted(c interface {
+	syscall.Conn
+	io.Closer
+}) {
+	descriptors.Of(c, descriptors.Forget)
+	_ = c.Close()
 }
 
-// listener accepts connections at a port, on all interfaces.
-type listener struct {
-	tcp    *net.TCPListener
-	limits limits
-}
-
-func listen(l limits) (*listener, error) {
+// listen accepts connections at a port that the kernel chooses, on all interfaces.
+func listen() (*net.TCPListener, error) {
 	c := net.ListenConfig{KeepAlive: withoutOwn}
 	c.SetMultipathTCP(false) // which has no TCP_USER_TIMEOUT
 	at, err := c.Listen(context.Background(), "tcp", ":0")
 	if err != nil {
 		return nil, cause(err)
 	}
-	tcp := at.(*net.TCPListener)
-	descriptors.Of(tcp, descriptors.Note)
-	return &listener{tcp, l}, nil
+	listener := at.(*net.TCPListener)
+	descriptors.Of(listener, descriptors.Note)
+	return listener, nil
 }
 
-func (l *listener) port() uint16 { return l.tcp.Addr().(*net.TCPAddr).AddrPort().Port() }
-
 // accept waits for a connection.
-func (l *listener) accept() (*socket, error) {
-	conn, err := l.tcp.AcceptTCP()
+func accept(at *net.TCPListener, l limits) (*socket, error) {
+	conn, err := at.AcceptTCP()
 	if err != nil {
 		return nil, err
 	}
 	raw, err := conn.SyscallConn()
 	if err == nil {
-		err = keepAlive(raw, l.limits)
+		err = keepAlive(raw, l)
 	}
 	if err != nil {
 		_ = conn.Close()
 		return nil, err
 	}
 	return wrap(conn), nil
-}
-
-func (l *listener) close() {
-	descriptors.Of(l.tcp, descriptors.Forget)
-	_ = l.tcp.Close()
 }
 
 // unreachable tells whether an error says that the other host does not answer.

@@ -58,8 +58,7 @@ func newEnv(world transport.Comm, timeout time.Duration, interrupt work.Interrup
 	e.Departure = Departure{e: e}
 	watch, mistake := health.ReadSettings()
 	e.Reports = health.Reports{After: watch.ReportAfter, Write: health.WriteLine}
-	var device error
-	e.Device.DeviceSettings, device = readDeviceSettings()
+	device := e.Device.read()
 	_, forced := readForced("init")
 	deadline := time.Now().Add(timeout)
 	err := e.begin(world, cmp.Or(device, forced, mistake), timeout, deadline)

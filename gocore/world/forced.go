@@ -48,15 +48,12 @@ func AgreeOnForced(what string, comm transport.Exchange) (coll.Forced, error) {
 		return 0, mistake
 	case words[0] == wrong:
 		return 0, status.New(status.Refused, "%s: %s or %s is wrong on another rank, and its own error says how", what, algorithmsVariable, levelsVariable)
-	case words[0] != ^words[1]:
-		return 0, differs(what, algorithmsVariable)
-	case words[2] != ^words[3]:
-		return 0, differs(what, levelsVariable)
+	}
+	for i, variable := range []string{algorithmsVariable, levelsVariable} {
+		if words[2*i] != ^words[2*i+1] {
+			value, _ := dl.Getenv(variable)
+			return 0, status.New(status.Mismatch, "%s: %s differs between the ranks; it is %q on this rank: set it alike on all of them", what, variable, value)
+		}
 	}
 	return forced, nil
-}
-
-func differs(what, variable string) error {
-	value, _ := dl.Getenv(variable)
-	return status.New(status.Mismatch, "%s: %s differs between the ranks; it is %q on this rank: set it alike on all of them", what, variable, value)
 }

@@ -2,6 +2,7 @@ package world
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -101,8 +102,8 @@ type attempt struct {
 // collect is meet on the first member.
 func (m *meeting) collect(others []int, deadline time.Time) (missing []int, err error) {
 	e, key := m.e, m.key
-	came, dead := map[int]*attempt{}, false
-	var left []int
+	came := map[int]*attempt{}
+	var failed error
 	ask := func(r int, round uint64) {
 		a := came[r]
 		a.round, a.still = round, false
@@ -112,7 +113,8 @@ func (m *meeting) collect(others []int, deadline time.Time) (missing []int, err 
 	round := uint64(0) // round 0 asks one member whose hello has arrived; every later round asks all
 	err = e.wait(func() bool {
 		e.Mail.Pump()
-		if dead = e.Roster.AnyDied(others); dead {
+		if e.Roster.AnyDied(others) {
+			missing, failed = e.Roster.Dead(others), work.ErrDeadline
 			return true
 		}
 		missing = missing[:0]
@@ -127,7 +129,8 @@ func (m *meeting) collect(others []int, deadline time.Time) (missing []int, err 
 				ask(r, 0)
 			}
 		}
-		if left = m.left(missing); len(left) > 0 {
+		if left := m.left(missing); len(left) > 0 {
+			missing, failed = left, errLeft
 			return true
 		}
 		if len(missing) > 0 {
@@ -152,12 +155,7 @@ func (m *meeting) collect(others []int, deadline time.Time) (missing []int, err 
 		m.reportIfSlow(missing, true)
 		return len(missing) == 0
 	}, e.Ending, deadline)
-	switch {
-	case dead:
-		err, missing = work.ErrDeadline, e.Roster.Dead(others)
-	case len(left) > 0:
-		err, missing = errLeft, left
-	}
+	err = cmp.Or(err, failed)
 	m.decide(others, missing, err)
 	return missing, err
 }

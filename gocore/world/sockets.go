@@ -15,12 +15,7 @@ const takeLimit = 10 * time.Second
 // of the exchange.
 func (h *handover) bySockets(opened []bool) error {
 	// A rank that lacks some file comes to all givers. Therefore every giver knows how many ranks come to it.
-	takers := 0
-	for _, r := range h.peers {
-		if r != h.comm.Rank() && !opened[r] {
-			takers++
-		}
-	}
+	takers := len(slices.DeleteFunc(slices.Clone(h.peers), func(r int) bool { return r == h.comm.Rank() || opened[r] }))
 	var giver *segment.Giver
 	mine := segment.None()
 	if takers > 0 && h.file != nil {
