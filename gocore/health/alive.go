@@ -55,10 +55,8 @@ func (o *Roster) watch(base transport.Exchange) error {
 	if err != nil {
 		return err
 	}
-	for r, ok := range all {
-		if !ok && o.unwatched == "" {
-			o.unwatched = fmt.Sprintf("rank %d could not take part; its own reason says why", r)
-		}
+	if r := slices.Index(all, false); r >= 0 && o.unwatched == "" {
+		o.unwatched = fmt.Sprintf("rank %d could not take part; its own reason says why", r)
 	}
 	if mistake != nil {
 		o.unwatched = mistake.Error()

@@ -45,23 +45,29 @@ func (r *Recorder) Start(base transport.Exchange, here *topo.Topology) error {
 	if asked, err := traceSignal(); err == nil && asked != nil && r.folder != "" {
 		r.signals = make(chan os.Signal, 1)
 		signal.Notify(r.signals, asked)
-		go r.onSignals()
+		go func() {
+			for range r.signals {
+				r.Write(nil)
+			}
+		}()
 	}
-	mine := segment.None()
-	if r.ring != nil {
-		mine = segment.Some(r.ring.File().Address().Words())
+	var file *segment.File
+	if ring != nil {
+		file = ring.File()
 	}
-	addresses, err := base.Gather(append(mine, rand.Int64()), nil) // the last word names the job
+	mine := file.Address().Words()
+	addresses, err := base.Gather(append(mine[:], rand.Int64()), nil) // the last word names the job
 	if err != nil {
 		return err
 	}
-	ring.SetJob(uint64(addresses[0][4]))
+	ring.SetJob(uint64(addresses[0][3]))
 	views := map[int]*trace.View{}
 	for _, other := range here.Peers() {
-		if other == here.Rank || addresses[other][0] == 0 {
+		at := segment.Of([3]int64(addresses[other][:3]))
+		if other == here.Rank || at == (segment.Address{}) {
 			continue
 		}
-		if v, err := trace.Open(segment.Of([3]int64(addresses[other][1:4]))); err == nil {
+		if v, err := trace.Open(at); err == nil {
 			views[other] = v
 		}
 	}
@@ -114,13 +120,6 @@ func traceSignal() (os.Signal, error) {
 		return nil, status.New(status.Argument, "init: PADDLEMPI_TRACE_SIGNAL is %q; it takes USR1 or USR2, and PADDLEMPI_TRACE the folder", name)
 	}
 	return asked, nil
-}
-
-// onSignals writes the trace at each signal, until the recorder is closed.
-func (r *Recorder) onSignals() {
-	for range r.signals {
-		r.Write(nil)
-	}
 }
 
 // Close ends the recorder. The rings are not read any more.

@@ -226,8 +226,13 @@ func (d *Departure) AwaitDepartures() bool {
 // Await takes the departure further until it is over. It returns false without an error if it never will be: some rank
 // has died, or has ended without the others. It waits with a new engine, because the engine of e was stopped.
 func (d *Departure) Await(deadline time.Time, interrupt work.Interrupt) (over bool, err error) {
+	return d.await(d.AllDeparted, deadline, interrupt)
+}
+
+// await is Await for anything that all ranks have to do.
+func (d *Departure) await(done func() bool, deadline time.Time, interrupt work.Interrupt) (over bool, err error) {
 	err = work.NewEngine().Wait(func() bool {
-		over = d.AllDeparted()
+		over = done()
 		return over || d.Deserted() || d.stage == undeparted || d.e.Mail.Has(mailbox.Absent)
 	}, deadline, interrupt)
 	return over, err
@@ -245,10 +250,7 @@ func (d *Departure) GoAlone() {
 func (d *Departure) EndTogether() bool {
 	together := false
 	if d.finalizable() && d.nextStage(departed, transport.Barrier) == nil {
-		_ = work.NewEngine().Wait(func() bool {
-			together = d.stageOver()
-			return together || d.stage == undeparted || d.Deserted()
-		}, time.Time{}, nil)
+		together, _ = d.await(d.stageOver, time.Time{}, nil)
 	}
 	d.End(together)
 	return together

@@ -1,6 +1,7 @@
 package world
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"hash/fnv"
@@ -74,9 +75,7 @@ func (s *Groups) all() []Group {
 // stuck returns a collective in which a thread is inside MPI and cannot return; nil if there is none.
 func (s *Groups) stuck(now time.Time) (found *health.Stuck) {
 	for _, g := range s.all() {
-		if stuck := g.Stuck(now); found == nil {
-			found = stuck
-		}
+		found = cmp.Or(found, g.Stuck(now))
 	}
 	return found
 }

@@ -95,8 +95,7 @@ func (m *meeting) left(ranks []int) (left []int) {
 type attempt struct {
 	number []byte // number of its hello
 	round  uint64 // the last round in which the member was asked
-	asked  []byte // body of that question; the answer has the same
-	still  bool   // the member has answered in that round
+	asked  []byte // body of that question, until the member has answered with the same
 }
 
 // collect is meet on the first member.
@@ -106,7 +105,7 @@ func (m *meeting) collect(others []int, deadline time.Time) (missing []int, err 
 	var failed error
 	ask := func(r int, round uint64) {
 		a := came[r]
-		a.round, a.still = round, false
+		a.round = round
 		a.asked = binary.LittleEndian.AppendUint64(bytes.Clone(a.number), round)
 		e.Mail.Send(r, mailbox.Ready, key, a.asked)
 	}
@@ -146,9 +145,9 @@ func (m *meeting) collect(others []int, deadline time.Time) (missing []int, err 
 		for _, r := range others {
 			a := came[r]
 			if body, ok := e.Mail.Take(mailbox.Still, r, key); ok && bytes.Equal(body, a.asked) {
-				a.still = true
+				a.asked = nil
 			}
-			if !a.still {
+			if a.asked != nil {
 				missing = append(missing, r)
 			}
 		}
