@@ -53,7 +53,10 @@ func (a *Aware) Awareness(wait bool) Awareness {
 		if known := a.ask(); known != nil {
 			a.answer(known)
 		} else {
-			go a.try()
+			go func() {
+				works, seen := a.Trial()
+				a.answer(&Awareness{Aware: works, How: "tried", Reason: seen})
+			}()
 		}
 	})
 	if wait {
@@ -90,11 +93,6 @@ func (a *Aware) claim() Awareness {
 	}
 	says, text := a.base.TakesDeviceMemory()
 	return Awareness{Aware: says, How: "asked", Reason: text}
-}
-
-func (a *Aware) try() {
-	works, seen := a.Trial()
-	a.answer(&Awareness{Aware: works, How: "tried", Reason: seen})
 }
 
 func (a *Aware) answer(known *Awareness) {

@@ -56,8 +56,8 @@ func NewJoined(world transport.Comm) (*Env, error) {
 func newEnv(world transport.Comm, timeout time.Duration, interrupt work.Interrupt, discover discovery) (*Env, error) {
 	e := &Env{Interrupt: interrupt, Engine: work.NewEngine(), Groups: Groups{made: map[string]int{}, live: map[Group]trace.Group{}}}
 	e.Departure = Departure{e: e}
-	watch, mistake := health.ReadSettings()
-	e.Reports = health.Reports{After: watch.ReportAfter, Write: health.WriteLine}
+	deadAfter, reportAfter, mistake := health.ReadSettings()
+	e.Reports = health.Reports{After: reportAfter, Write: health.WriteLine}
 	device := e.Device.read()
 	_, forced := readForced("init")
 	deadline := time.Now().Add(timeout)
@@ -68,7 +68,7 @@ func newEnv(world transport.Comm, timeout time.Duration, interrupt work.Interrup
 			p.WaitBy(func(done func() bool) error { return e.Engine.Wait(done, deadline, e.Interrupt) })
 			defer p.WaitBy(nil)
 		}
-		err = e.make(discover, watch.DeadAfter)
+		err = e.make(discover, deadAfter)
 	}
 	if err == nil {
 		return e, nil
@@ -154,13 +154,16 @@ func (e *Env) begin(world transport.Comm, mistake error, timeout time.Duration, 
 			return done()
 		}, deadline, e.Interrupt)
 	}
-	var err error
-	if e.Base, err = world.Dup(within); err != nil {
-		return e.timedOut(err, timeout)
+	var mistaken []bool
+	base, err := world.Dup(within)
+	if err == nil {
+		e.Base = base
+		mistaken, err = transport.GatherBool(base, mistake != nil, within)
 	}
-	mistaken, err := transport.GatherBool(e.Base, mistake != nil, within)
-	if err != nil {
-		return e.timedOut(err, timeout)
+	if err == work.ErrDeadline {
+		return status.New(status.Timeout, "init: after %v not all ranks of the job had called init_process_group; every rank must call it", timeout)
+	} else if err != nil {
+		return err
 	}
 	var wrong []int
 	for r, yes := range mistaken {
@@ -172,15 +175,6 @@ func (e *Env) begin(world transport.Comm, mistake error, timeout time.Duration, 
 		return status.New(status.Refused, "init: rank(s) %s refused: their settings are wrong, and their own error says which", status.Brief(wrong)).WithRanks(wrong...)
 	}
 	return mistake
-}
-
-// timedOut returns the error of begin for err. If the deadline has passed, it says that some ranks
-// did not call init.
-func (e *Env) timedOut(err error, timeout time.Duration) error {
-	if err != work.ErrDeadline {
-		return err
-	}
-	return status.New(status.Timeout, "init: after %v not all ranks of the job had called init_process_group; every rank must call it", timeout)
 }
 
 // chores runs now and then on waiting threads and on the progress thread.
