@@ -11,7 +11,7 @@ import (
 )
 
 // NewRoster makes the roster of a rank, which knows of the other nodes by package liveness. It is collective over base.
-// here is what the memory of this node shows, and answer answers the questions of other ranks for what a rank of this node
+// here is what the memory of this node shows, and recorder answers the questions of other ranks for what a rank of this node
 // does. If some rank cannot take part in liveness, no rank is watched over nodes, and unwatched says why. After an error
 // the roster knows of this node only.
 func NewRoster(base transport.Exchange, t *topo.Topology, here *NodeView, q *Questions, deadAfter time.Duration, recorder *Recorder) (*Roster, error) {

@@ -34,6 +34,7 @@ const (
 // Asked holds the last question to each rank, and whether it was answered. Its user locks it.
 type Asked map[int]question
 
+// question is the last question to a rank.
 type question struct {
 	at       time.Time
 	answered bool
