@@ -228,7 +228,7 @@ ROOMS = (
         "gocore/ps/admin",
         "the administration of a parameter server: a gRPC service, its client, and the file that "
         "tells a user's tools where the servers are",
-        "descriptors dl netif ps/admin/pspb ps/master status",
+        "descriptors dl netif process ps/admin/pspb ps/master status",
         "google.golang.org/grpc",
     ),
     Room(
@@ -293,7 +293,7 @@ ROOMS = (
         "gocore/rollcall",
         "the ranks that a launcher has started on a node wait for each other before MPI_Init; the "
         "watch over MPI_Init",
-        "descriptors mpi status work",
+        "descriptors mpi process status work",
     ),
     Room(
         "gocore/mpi/mpifake",
@@ -308,7 +308,7 @@ ROOMS = (
         "gocore/mpi",
         "libmpi: how it is found and loaded, a file of constants for each ABI, one table of "
         "calls; the seam over it",
-        "dl launcher mem op status transport work",
+        "dl launcher mem op process status transport work",
     ),
     Room(
         "gocore/transport/memory",
@@ -362,7 +362,7 @@ ROOMS = (
     Room(
         "gocore/trace",
         "the flight recorder: a ring of the last operations, which other processes can read",
-        "op segment status trace/cpu",
+        "op process segment status trace/cpu",
         c="primitives",
     ),
     Room(
@@ -406,6 +406,7 @@ ROOMS = (
         "gocore/op",
         "operations, dtypes, reduce ops and their traits (generated); the descriptor",
     ),
+    Room("gocore/process", "what the kernel says of a process: /proc/PID/stat"),
     Room("gocore/status", "errors: a code, the ranks concerned, a text"),
     Room(
         "gocore/primitives",

@@ -2,6 +2,7 @@ package health
 
 import (
 	"encoding/binary"
+	"encoding/json"
 	"fmt"
 	"strings"
 	"time"
@@ -15,16 +16,16 @@ import (
 
 // activity is what is known of a rank for which another one waits.
 type activity struct {
-	came    bool // it has come to the collective
-	stalled bool // its process lives and does not go on
-	text    string
+	Came    bool // it has come to the collective
+	Stalled bool // its process lives and does not go on
+	Text    string
 }
 
 // look finds out what a rank does. seq is the number of the collective of the group with key for which
 // it is awaited, 0 if it is awaited for something else.
 func (o *Reports) look(rank int, key, seq uint64) activity {
-	if o.topo.Node[rank] == o.topo.Node[o.topo.Rank] {
-		return o.recorder.look(rank, key, seq)
+	if o.roster.topo.Node[rank] == o.roster.topo.Node[o.roster.topo.Rank] {
+		return o.roster.recorder.look(rank, key, seq)
 	}
 	return o.lookThere(rank, key, seq)
 }
@@ -40,12 +41,12 @@ const (
 
 // lookThere is look for a rank of another node: a process of that node reads the rank's trace.
 func (o *Reports) lookThere(rank int, key, seq uint64) activity {
-	if o.roster.alive == nil {
-		return activity{text: fmt.Sprintf("what it does is not known here (%s)", o.roster.unwatched)}
+	if o.roster.unwatched != "" {
+		return activity{Text: fmt.Sprintf("what it does is not known here (%s)", o.roster.unwatched)}
 	}
 	ask := []int{rank}
-	for r, node := range o.topo.Node {
-		if r != rank && node == o.topo.Node[rank] && len(ask) < askedOfNode {
+	for r, node := range o.roster.topo.Node {
+		if r != rank && node == o.roster.topo.Node[rank] && len(ask) < askedOfNode {
 			ask = append(ask, r)
 		}
 	}
@@ -61,9 +62,9 @@ func (o *Reports) lookThere(rank int, key, seq uint64) activity {
 		}
 	}
 	if err == liveness.ErrSilent {
-		return activity{stalled: true, text: fmt.Sprintf("rank(s) %s of its host were asked, and no process answered, though the host does", status.Brief(ask))}
+		return activity{Stalled: true, Text: fmt.Sprintf("rank(s) %s of its host were asked, and no process answered, though the host does", status.Brief(ask))}
 	}
-	return activity{text: fmt.Sprintf("what it does could not be asked (%v)", err)}
+	return activity{Text: fmt.Sprintf("what it does could not be asked (%v)", err)}
 }
 
 // Answer answers a question of another node for what a rank of this one does.
@@ -75,53 +76,33 @@ func (r *Recorder) Answer(question [liveness.QuestionBytes]byte) []byte {
 	return r.look(int(rank), binary.LittleEndian.Uint64(question[4:]), binary.LittleEndian.Uint64(question[12:])).encode()
 }
 
-// The flags of an activity on the wire.
-const (
-	flagCame byte = 1 << iota
-	flagStalled
-	flagsEnd
-)
-
+// encode returns what other processes decode.
 func (a activity) encode() []byte {
-	var flags byte
-	if a.came {
-		flags |= flagCame
-	}
-	if a.stalled {
-		flags |= flagStalled
-	}
-	return append([]byte{flags}, a.text[:min(len(a.text), mostText)]...)
+	a.Text = a.Text[:min(len(a.Text), mostText)]
+	b, _ := json.Marshal(a)
+	return b
 }
 
 // decodeActivity reads what another process has sent.
 func decodeActivity(b []byte) (a activity, err error) {
-	if len(b) < 2 || len(b) > 1+mostText || b[0] >= flagsEnd {
+	if json.Unmarshal(b, &a) != nil || a.Text == "" || len(a.Text) > mostText {
 		return a, status.New(status.Unsupported, "the answer is none of this library")
 	}
-	return activity{came: b[0]&flagCame != 0, stalled: b[0]&flagStalled != 0, text: printable(string(b[1:]))}, nil
-}
-
-// printable returns text with question marks for what is no printable ASCII.
-func printable(text string) string {
-	return strings.Map(func(r rune) rune {
-		if r < ' ' || r > '~' {
-			return '?'
-		}
-		return r
-	}, text)
+	a.Text = status.ASCII(a.Text)
+	return a, nil
 }
 
 // look is Reports.look for a rank of this node.
 func (r *Recorder) look(rank int, key, seq uint64) activity {
 	s, why, err := r.Read(rank)
 	if err != nil {
-		return activity{text: fmt.Sprintf("what it does is not known here (%v)", err)}
+		return activity{Text: fmt.Sprintf("what it does is not known here (%v)", err)}
 	}
 	a := doing(s, key, seq)
-	if a.stalled = why != ""; a.stalled {
-		a.text = fmt.Sprintf("its process %d %s; %s", s.PID, why, a.text)
+	if a.Stalled = why != ""; a.Stalled {
+		a.Text = fmt.Sprintf("its process %d %s; %s", s.PID, why, a.Text)
 	} else {
-		a.text += fmt.Sprintf(" (process %d)", s.PID)
+		a.Text += fmt.Sprintf(" (process %d)", s.PID)
 	}
 	return a
 }
@@ -137,13 +118,11 @@ func doing(s *trace.Snapshot, key, seq uint64) (a activity) {
 		g := groups[o.Group]
 		return g != nil && g.Key == this && len(g.Ranks) > 1
 	}
-	var inside, oldest, last *trace.OperationRecord // a call under way, an asynchronous operation, one that has ended
-	n := 0
+	var inside, last *trace.OperationRecord // a call under way, the operation that has ended last
+	var async []*trace.OperationRecord      // those under way, the oldest first
 	for i := range s.Operations {
 		o := &s.Operations[i]
-		if seq != 0 && o.Seq != nil && *o.Seq == seq && o.Begun != nil && isThis(o) {
-			a.came = true
-		}
+		a.Came = a.Came || seq != 0 && o.Seq != nil && *o.Seq == seq && o.Begun != nil && isThis(o)
 		switch {
 		case o.Refusing:
 		case o.Ended != nil:
@@ -153,9 +132,7 @@ func doing(s *trace.Snapshot, key, seq uint64) (a activity) {
 		case !o.Async:
 			inside = o
 		default:
-			if n++; oldest == nil {
-				oldest = o
-			}
+			async = append(async, o)
 		}
 	}
 	name := func(o *trace.OperationRecord) string {
@@ -180,13 +157,13 @@ func doing(s *trace.Snapshot, key, seq uint64) (a activity) {
 		}
 		text = append(text, fmt.Sprintf("its last operation was %s, which ended%s %s ago", name(last), end, ago(*last.Ended)))
 	}
-	if n > 0 {
-		text = append(text, fmt.Sprintf("of its asynchronous operations %d are under way, the first is %s, since %s", n, name(oldest), ago(oldest.Submitted)))
+	if len(async) > 0 {
+		text = append(text, fmt.Sprintf("of its asynchronous operations %d are under way, the first is %s, since %s", len(async), name(async[0]), ago(async[0].Submitted)))
 	}
 	if len(text) == 0 {
 		text = append(text, fmt.Sprintf("it has called no operation since it was initialised %s ago", ago(s.Began)))
 	}
-	a.text = strings.Join(text, ", and ")
+	a.Text = strings.Join(text, ", and ")
 	return a
 }
 

@@ -32,7 +32,10 @@ const (
 )
 
 // Asked holds the last question to each rank, and whether it was answered. Its user locks it.
-type Asked map[int]struct {
+type Asked map[int]question
+
+// question is the last question to a rank.
+type question struct {
 	at       time.Time
 	answered bool
 }
@@ -45,9 +48,7 @@ func (a Asked) May(who int, now time.Time) bool {
 
 // Ask notes a question.
 func (a Asked) Ask(who int, now time.Time) {
-	last := a[who]
-	last.at, last.answered = now, false
-	a[who] = last
+	a[who] = question{at: now}
 }
 
 // Answered notes an answer.
@@ -113,7 +114,7 @@ func (q *Questions) Join(key uint64, member int, g Respondent) {
 	q.groups[key] = respondent{g, member}
 }
 
-// Forget says that a group that spans nodes is freed.
+// Forget says that a group is freed. Only of those that span nodes there is something to forget.
 func (q *Questions) Forget(key uint64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -150,10 +151,7 @@ func (q *Questions) Answer(to int, key, seq uint64) {
 	} else if g, ok := q.respondent(key); ok {
 		says, because = standing(g.Standing(), g.member, seq, q.Departed())
 	}
-	reply := binary.LittleEndian.AppendUint64(nil, seq)
-	for _, word := range []uint64{says, uint64(because.Reason), uint64(because.By)} {
-		reply = binary.LittleEndian.AppendUint64(reply, word)
-	}
+	reply, _ := binary.Append(nil, binary.LittleEndian, []uint64{seq, says, uint64(because.Reason), uint64(because.By)})
 	q.mail.Send(to, mailbox.Answer, key, reply)
 }
 
@@ -182,9 +180,7 @@ func standing(s arrive.Standing, member int, seq uint64, gone bool) (says uint64
 // onAnswer takes in the answer of another rank.
 func (q *Questions) onAnswer(from int, key uint64, body []byte) {
 	var words [4]uint64
-	for i := range words {
-		words[i] = binary.LittleEndian.Uint64(body[8*i:])
-	}
+	_, _ = binary.Decode(body, binary.LittleEndian, &words) // a letter of this kind has as many bytes
 	seq, says, reason, by := words[0], words[1], status.Code(words[2]), words[3]
 	never := says&answerNever != 0
 	if key == mailbox.OfProcess {

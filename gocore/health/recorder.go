@@ -1,7 +1,6 @@
 package health
 
 import (
-	"errors"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -46,23 +45,29 @@ func (r *Recorder) Start(base transport.Exchange, here *topo.Topology) error {
 	if asked, err := traceSignal(); err == nil && asked != nil && r.folder != "" {
 		r.signals = make(chan os.Signal, 1)
 		signal.Notify(r.signals, asked)
-		go r.onSignals()
+		go func() {
+			for range r.signals {
+				r.Write(nil)
+			}
+		}()
 	}
-	mine := segment.None()
-	if r.ring != nil {
-		mine = segment.Some(r.ring.File().Address().Words())
+	var file *segment.File
+	if ring != nil {
+		file = ring.File()
 	}
-	addresses, err := base.Gather(append(mine, rand.Int64()), nil) // the last word names the job
+	mine := file.Address().Words()
+	addresses, err := base.Gather(append(mine[:], rand.Int64()), nil) // the last word names the job
 	if err != nil {
 		return err
 	}
-	ring.SetJob(uint64(addresses[0][4]))
+	ring.SetJob(uint64(addresses[0][3]))
 	views := map[int]*trace.View{}
 	for _, other := range here.Peers() {
-		if other == here.Rank || addresses[other][0] == 0 {
+		at := segment.Of([3]int64(addresses[other][:3]))
+		if other == here.Rank || at == (segment.Address{}) {
 			continue
 		}
-		if v, err := trace.Open(segment.Of([3]int64(addresses[other][1:4]))); err == nil {
+		if v, err := trace.Open(at); err == nil {
 			views[other] = v
 		}
 	}
@@ -85,42 +90,36 @@ func (r *Recorder) Within(name string) {
 // mostPIDs is how many processes a report names: more would not fit into its line.
 const mostPIDs = 64
 
-// pids returns the processes of this node whose rings this rank can read, in the order of their ranks, this one among them.
+// pids returns the processes of ranks.
 func (r *Recorder) pids() []string {
 	r.write.Lock()
 	defer r.write.Unlock()
-	ranks := append(slices.Collect(maps.Keys(r.others)), r.topo.Rank)
-	slices.Sort(ranks)
 	var pids []string
-	for _, rank := range ranks[:min(len(ranks), mostPIDs)] {
+	for _, rank := range r.ranks() {
 		pid := os.Getpid()
 		if rank != r.topo.Rank {
 			pid = r.others[rank].PID()
 		}
 		pids = append(pids, strconv.Itoa(pid))
 	}
-	return pids
+	return pids[:min(len(pids), mostPIDs)]
+}
+
+// ranks returns the ranks of this node whose rings this rank can read, in their order, and this rank itself. The caller holds write.
+func (r *Recorder) ranks() []int {
+	ranks := append(slices.Collect(maps.Keys(r.others)), r.topo.Rank)
+	slices.Sort(ranks)
+	return ranks
 }
 
 // traceSignal returns the signal on which the user wants the trace written, nil if there is none.
 func traceSignal() (os.Signal, error) {
-	switch name, _ := dl.Getenv("PADDLEMPI_TRACE_SIGNAL"); name {
-	case "":
-		return nil, nil
-	case "USR1":
-		return syscall.SIGUSR1, nil
-	case "USR2":
-		return syscall.SIGUSR2, nil
-	default:
+	name, _ := dl.Getenv("PADDLEMPI_TRACE_SIGNAL")
+	asked, known := map[string]os.Signal{"": nil, "USR1": syscall.SIGUSR1, "USR2": syscall.SIGUSR2}[name]
+	if !known {
 		return nil, status.New(status.Argument, "init: PADDLEMPI_TRACE_SIGNAL is %q; it takes USR1 or USR2, and PADDLEMPI_TRACE the folder", name)
 	}
-}
-
-// onSignals writes the trace at each signal, until the recorder is closed.
-func (r *Recorder) onSignals() {
-	for range r.signals {
-		r.Write(nil)
-	}
+	return asked, nil
 }
 
 // Close ends the recorder. The rings are not read any more.
@@ -138,13 +137,7 @@ func (r *Recorder) Close() {
 	}
 }
 
-// Join enters a group.
-func (r *Recorder) Join(g trace.Group) { r.ring.Join(g) }
-
-// Leave removes the group with an id.
-func (r *Recorder) Leave(id int64) { r.ring.Leave(id) }
-
-// Ring returns the ring, for entries of collectives.
+// Ring returns the ring, for groups and for entries of collectives.
 func (r *Recorder) Ring() *trace.Ring { return r.ring }
 
 // BeginMessage enters a message.
@@ -181,10 +174,7 @@ func (r *Recorder) End(m trace.Mark, err error) {
 	}
 	switch code {
 	case status.Timeout, status.Mismatch, status.PeerLeft, status.PeerDied, status.ProcFailed:
-		var e *status.Error
-		if errors.As(err, &e) {
-			r.Write(e.Ranks)
-		}
+		r.Write(status.Plain(err).Ranks)
 	}
 }
 
@@ -196,32 +186,32 @@ func (r *Recorder) Write(ranks []int) {
 	}
 	r.write.Lock()
 	defer r.write.Unlock()
-	if s, err := r.ring.Read(); err == nil {
-		_, _ = s.Write(r.folder)
-	}
-	for _, rank := range ranks {
-		if theirs := r.others[rank]; theirs != nil {
-			if s, err := theirs.Read(); err == nil && s.Rank == rank { // its file has the rank in its name
-				_, _ = s.Write(r.folder)
-			}
+	for _, rank := range append([]int{r.topo.Rank}, ranks...) {
+		if s, err := r.snapshot(rank); err == nil && s.Rank == rank { // its file has the rank in its name
+			_, _ = s.Write(r.folder)
 		}
 	}
+}
+
+// snapshot reads the ring of a rank of this node. The caller holds write.
+func (r *Recorder) snapshot(rank int) (*trace.Snapshot, error) {
+	theirs := r.others[rank]
+	switch {
+	case r.closed:
+		return nil, status.New(status.GroupDestroyed, "this rank has ended")
+	case rank == r.topo.Rank:
+		return r.ring.Read()
+	case theirs == nil:
+		return nil, status.New(status.Unsupported, "its trace cannot be read")
+	}
+	return theirs.Read()
 }
 
 // Read reads the ring of a rank of this node. why says why the rank is stalled, "" if it is not.
 func (r *Recorder) Read(rank int) (s *trace.Snapshot, why string, err error) {
 	r.write.Lock()
 	theirs := r.others[rank]
-	switch {
-	case r.closed:
-		err = status.New(status.GroupDestroyed, "this rank has ended")
-	case rank == r.topo.Rank:
-		s, err = r.ring.Read()
-	case theirs == nil:
-		err = status.New(status.Unsupported, "its trace cannot be read")
-	default:
-		s, err = theirs.Read()
-	}
+	s, err = r.snapshot(rank)
 	r.write.Unlock()
 	if err == nil && theirs != nil {
 		why = theirs.Stalled()
@@ -230,26 +220,11 @@ func (r *Recorder) Read(rank int) (s *trace.Snapshot, why string, err error) {
 }
 
 // Stalled returns those of some ranks that live and do not go on, as far as this rank can see that.
-func (r *Recorder) Stalled(ranks []int) []int {
+func (r *Recorder) Stalled(ranks []int) (list []int) {
 	r.write.Lock()
-	views := make([]*trace.View, len(ranks))
-	for i, rank := range ranks {
-		views[i] = r.others[rank]
-	}
+	others := r.others
 	r.write.Unlock()
-	stalled := make([]bool, len(ranks))
-	var looks sync.WaitGroup
-	for i, v := range views {
-		if v != nil {
-			looks.Add(1)
-			go func() {
-				defer looks.Done()
-				stalled[i] = v.Stalled() != ""
-			}()
-		}
-	}
-	looks.Wait()
-	var list []int
+	stalled := ofEach(ranks, func(rank int) bool { return others[rank] != nil && others[rank].Stalled() != "" })
 	for i, rank := range ranks {
 		if stalled[i] {
 			list = append(list, rank)

@@ -12,7 +12,6 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/liveness"
 	"github.com/paddlempi/paddlempi/gocore/status"
-	"github.com/paddlempi/paddlempi/gocore/topo"
 )
 
 // A rank that waits long for others reports it once: for whom it waits, and what those do instead, as
@@ -48,15 +47,11 @@ type Reports struct {
 	After time.Duration // how long a wait lasts before it is reported; 0: none is
 	Write func(line string)
 
-	topo     *topo.Topology
-	roster   *Roster
-	recorder *Recorder
+	roster *Roster
 }
 
 // Begin says who the ranks are. Before that only Init may be called.
-func (o *Reports) Begin(roster *Roster, recorder *Recorder) {
-	o.topo, o.roster, o.recorder = roster.topo, roster, recorder
-}
+func (o *Reports) Begin(roster *Roster) { o.roster = roster }
 
 // ReportAfter returns after how long a wait is reported; 0: never. A setting that is wrong counts as none, until
 // world.NewEnv tells all ranks of it.
@@ -152,28 +147,34 @@ func (o *Reports) report(w *Wait) {
 		return
 	}
 	ranks := w.Ranks[:min(len(w.Ranks), lookedAt)]
-	found := make([]activity, len(ranks))
-	var looks sync.WaitGroup
-	for i, r := range ranks {
-		looks.Add(1)
-		go func() {
-			defer looks.Done()
-			found[i] = o.look(r, w.Key, w.Seq)
-		}()
-	}
-	looks.Wait()
+	found := ofEach(ranks, func(r int) activity { return o.look(r, w.Key, w.Seq) })
 	if line := w.line(o, ranks, found); line != "" && w.Still() {
 		o.Write(line)
 	}
 }
 
+// ofEach calls f for all of some ranks at once, and returns what it returns for each.
+func ofEach[T any](ranks []int, f func(rank int) T) []T {
+	found := make([]T, len(ranks))
+	var all sync.WaitGroup
+	for i, rank := range ranks {
+		all.Add(1)
+		go func() {
+			defer all.Done()
+			found[i] = f(rank)
+		}()
+	}
+	all.Wait()
+	return found
+}
+
 // turn is how long this rank leaves it to others to report the same: those before it on its node, and of
 // the nodes before it.
 func (o *Reports) turn() time.Duration {
-	rank := time.Duration(o.topo.LocalRank)
-	d := min(rank*turnApart, lastTurn*rank/time.Duration(max(1, o.topo.LocalSize)))
-	if o.roster.alive != nil {
-		d += min(time.Duration(o.topo.Node[o.topo.Rank])*nodeApart, lastNode)
+	rank := time.Duration(o.roster.topo.LocalRank)
+	d := min(rank*turnApart, lastTurn*rank/time.Duration(max(1, o.roster.topo.LocalSize)))
+	if o.roster.unwatched == "" {
+		d += min(time.Duration(o.roster.topo.Node[o.roster.topo.Rank])*nodeApart, lastNode)
 	}
 	return d
 }
@@ -181,7 +182,7 @@ func (o *Reports) turn() time.Duration {
 // mayReport tells whether no other rank has reported w, as far as this one knows. From then on they know
 // that this rank has.
 func (o *Reports) mayReport(w *Wait) bool {
-	r := o.recorder
+	r := o.roster.recorder
 	r.write.Lock()
 	defer r.write.Unlock()
 	if r.closed {
@@ -207,14 +208,10 @@ func (o *Reports) mayReport(w *Wait) bool {
 
 // lock keeps the ranks of this node from deciding at the same time who reports. The caller holds write.
 func (r *Recorder) lock() (unlock func()) {
-	first := r.topo.Rank
-	for other := range r.others {
-		first = min(first, other)
+	if theirs := r.others[r.ranks()[0]]; theirs != nil {
+		return theirs.Lock()
 	}
-	if first == r.topo.Rank {
-		return r.ring.Lock()
-	}
-	return r.others[first].Lock()
+	return r.ring.Lock()
 }
 
 // line is the text of the report, "" if there is nothing to say. found has what is known of ranks, the first of w.Ranks.
@@ -223,18 +220,18 @@ func (w *Wait) line(o *Reports, ranks []int, found []activity) string {
 	var rest []int
 	for i, a := range found {
 		switch {
-		case !a.stalled && (w.Moving || a.came):
+		case !a.Stalled && (w.Moving || a.Came):
 		case len(text) == described:
 			rest = append(rest, ranks[i])
 		default:
 			how := ""
-			if !w.Moving && !a.came {
+			if !w.Moving && !a.Came {
 				how = " " + w.How
 			}
-			if a.stalled {
+			if a.Stalled {
 				how += strings.Repeat(" and", min(1, len(how))) + " is stalled"
 			}
-			text = append(text, fmt.Sprintf("rank %d%s%s: %s", ranks[i], o.onHost(ranks[i]), how, a.text))
+			text = append(text, fmt.Sprintf("rank %d%s%s: %s", ranks[i], o.onHost(ranks[i]), how, a.Text))
 		}
 	}
 	if len(rest) > 0 {
@@ -249,9 +246,9 @@ func (w *Wait) line(o *Reports, ranks []int, found []activity) string {
 	if more := len(w.Ranks) - len(ranks); more > 0 {
 		text = append(text, fmt.Sprintf("%d more were not looked at", more))
 	}
-	line := fmt.Sprintf("paddlempi: rank %d has waited for %.1f s in %s: %s", o.topo.Rank, time.Since(w.Since).Seconds(), w.What, strings.Join(text, "; "))
-	line = printable(line)
-	more := fmt.Sprintf(". `python -m paddlempi trace dump %s` tells more.\n", strings.Join(o.recorder.pids(), " "))
+	line := fmt.Sprintf("paddlempi: rank %d has waited for %.1f s in %s: %s", o.roster.topo.Rank, time.Since(w.Since).Seconds(), w.What, strings.Join(text, "; "))
+	line = status.ASCII(line)
+	more := fmt.Sprintf(". `python -m paddlempi trace dump %s` tells more.\n", strings.Join(o.roster.recorder.pids(), " "))
 	return line[:min(len(line), longestReport-len(more))] + more
 }
 

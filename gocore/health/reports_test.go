@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/paddlempi/paddlempi/gocore/liveness"
 	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
 	"github.com/paddlempi/paddlempi/gocore/topo"
 	"github.com/paddlempi/paddlempi/gocore/transport"
@@ -54,22 +55,22 @@ func TestAReportOfManyRanks(t *testing.T) {
 		assert.NoError(t, recorder.Start(base, here))
 		defer recorder.Close()
 		var reports Reports
-		reports.Begin(&Roster{topo: here}, &recorder)
+		reports.Begin(&Roster{topo: here, alive: &liveness.Liveness{}, recorder: &recorder})
 		w := Wait{What: "x", How: "has not come", Nobody: "nobody", Ranks: make([]int, 40)}
 		found := make([]activity, lookedAt)
 		for i := range w.Ranks {
 			w.Ranks[i] = i
 		}
 		for i := range found {
-			found[i] = activity{text: "t"}
+			found[i] = activity{Text: "t"}
 		}
-		found[1].came = true
-		found[2].came, found[2].stalled = true, true
+		found[1].Came = true
+		found[2].Came, found[2].Stalled = true, true
 		line := w.line(&reports, w.Ranks[:lookedAt], found)
 		assert.Contains(t, line, " in x: rank 0 has not come: t; rank 2 is stalled: t; rank 3 has not come: t; rank 4 has not come: t; rank(s) [5 6 7 8 9 10 11 12 13 14 15] likewise; 24 more were not looked at. `")
 		w.Moving = true
 		assert.Contains(t, w.line(&reports, w.Ranks[:lookedAt], found), " in x: rank 2 is stalled: t; 24 more")
-		found[2].stalled, w.Ranks = false, w.Ranks[:lookedAt]
+		found[2].Stalled, w.Ranks = false, w.Ranks[:lookedAt]
 		assert.Contains(t, w.line(&reports, w.Ranks, found), " in x: nobody. `")
 		w.Nobody = ""
 		assert.Empty(t, w.line(&reports, w.Ranks, found))
@@ -81,18 +82,18 @@ func TestAReportOfManyRanks(t *testing.T) {
 }
 
 func TestAnswersOfOtherProcesses(t *testing.T) {
-	for _, p := range []activity{{text: "x"}, {came: true, text: "it is inside"}, {came: true, stalled: true, text: strings.Repeat("y", mostText)}} {
+	for _, p := range []activity{{Text: "x"}, {Came: true, Text: "it is inside"}, {Came: true, Stalled: true, Text: strings.Repeat("y", mostText)}} {
 		got, err := decodeActivity(p.encode())
 		assert.NoError(t, err)
 		assert.Equal(t, p, got)
 	}
-	got, err := decodeActivity(activity{text: strings.Repeat("z", 2*mostText)}.encode())
+	got, err := decodeActivity(activity{Text: strings.Repeat("z", 2*mostText)}.encode())
 	assert.NoError(t, err)
-	assert.Len(t, got.text, mostText)
-	got, err = decodeActivity([]byte("\x00a\nb\x1b[2Jc\xff\u00e9"))
+	assert.Len(t, got.Text, mostText)
+	got, err = decodeActivity([]byte(`{"Text":"a\nb\u001b[2Jc` + "\xff\u00e9" + `"}`))
 	assert.NoError(t, err)
-	assert.Equal(t, "a?b?[2Jc??", got.text)
-	for _, b := range [][]byte{nil, {0}, {4, 'a'}, {0xff, 'a'}, append([]byte{0}, make([]byte, mostText+1)...)} {
+	assert.Equal(t, "a?b?[2Jc??", got.Text)
+	for _, b := range [][]byte{nil, {0}, []byte("{}"), []byte(`{"Text":3}`), []byte(`{"Text":"` + strings.Repeat("x", mostText+1) + `"}`)} {
 		_, err := decodeActivity(b)
 		assert.Error(t, err, "%v", b)
 	}

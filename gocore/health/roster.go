@@ -41,8 +41,9 @@ type Roster struct {
 
 	topo      *topo.Topology
 	here      *NodeView
-	alive     *liveness.Liveness // sees deaths on all nodes; nil in a job of one node, and if it is off
-	unwatched string             // why alive is nil
+	recorder  *Recorder
+	alive     *liveness.Liveness // sees deaths on all nodes; the zero one in a job of one node, and if it is off
+	unwatched string             // why alive is the zero one, "" if it is not
 	deadAfter time.Duration      // how long a host may be silent; 0: alive is off
 }
 
@@ -100,15 +101,8 @@ func (o *Roster) absent(r int) bool {
 
 // Unseen tells whether some rank cannot see this one end: they share no memory, and nothing tells of deaths on other nodes.
 func (o *Roster) Unseen() bool {
-	if o.alive != nil {
-		return false
-	}
-	for r := range o.topo.Node {
-		if r != o.topo.Rank && !o.here.shows(r) {
-			return true
-		}
-	}
-	return false
+	unseen := func(r int) bool { return r != o.topo.Rank && !o.here.shows(r) }
+	return o.unwatched != "" && slices.ContainsFunc(transport.EveryRank(o.topo.Size), unseen)
 }
 
 // Leave tells the ranks of other nodes that the process of this one may end, and whether those of all ranks do.
@@ -122,22 +116,20 @@ func (o *Roster) DiedError(what string, ranks []int, after string) error {
 
 // Deaths describes how ranks died, and how that is known.
 func (o *Roster) Deaths(ranks []int) string {
-	var here []int // those whose locks this rank has seen dropped
 	var reasons []string
-	with := map[string][]int{} // the others, by reason
+	with := map[string][]int{} // by reason; "": this rank has seen their locks dropped
 	for _, r := range ranks {
 		why := o.why(r, "the")
-		if why == "" || o.here.failed(r) == 0 && o.here.endedNow(r) {
-			here = append(here, r)
-			continue
+		if o.here.failed(r) == 0 && o.here.endedNow(r) {
+			why = ""
 		}
-		if with[why] == nil {
+		if why != "" && with[why] == nil {
 			reasons = append(reasons, why)
 		}
 		with[why] = append(with[why], r)
 	}
 	var text []string
-	if len(here) > 0 {
+	if here := with[""]; len(here) > 0 {
 		host, err := os.Hostname()
 		if err != nil {
 			host = "this host"
@@ -161,7 +153,7 @@ func (o *Roster) why(r int, whose string) string {
 
 // NameLimit is nameWait, or less if nothing tells of deaths on other nodes.
 func (o *Roster) NameLimit() time.Duration {
-	if o.alive == nil {
+	if o.unwatched != "" {
 		return killGrace
 	}
 	return nameWait

@@ -26,7 +26,6 @@ const (
 // starts with the first such call (Start).
 type Watcher struct {
 	roster           *Roster
-	recorder         *Recorder
 	stuck            func(now time.Time) *Stuck
 	started, stopped sync.Once
 	stop             chan struct{}
@@ -42,8 +41,8 @@ type Stuck struct {
 }
 
 // NewWatcher makes the watcher of a process. stuck returns a collective that cannot end; nil if there is none.
-func NewWatcher(roster *Roster, recorder *Recorder, stuck func(now time.Time) *Stuck) *Watcher {
-	return &Watcher{roster: roster, recorder: recorder, stuck: stuck, stop: make(chan struct{})}
+func NewWatcher(roster *Roster, stuck func(now time.Time) *Stuck) *Watcher {
+	return &Watcher{roster: roster, stuck: stuck, stop: make(chan struct{})}
 }
 
 // Start starts the watcher, unless it runs.
@@ -85,7 +84,7 @@ func (w *Watcher) endProcess(s *Stuck) {
 			"init_process_group(abort_on_death=False) raises an error instead.\n",
 			w.roster.topo.Rank, w.roster.Deaths(s.Dead), s.Seq, status.Brief(s.Ranks), diedStatus))
 	}
-	w.recorder.Write(s.Dead)
+	w.roster.recorder.Write(s.Dead)
 	syscall.Exit(diedStatus)
 }
 

@@ -1,9 +1,6 @@
 package liveness
 
-import (
-	"crypto/subtle"
-	"encoding/binary"
-)
+import "encoding/binary"
 
 // fact is a message: something that a rank has found out, and tells the others.
 type fact struct {
@@ -59,36 +56,25 @@ func decode(b [factBytes]byte, ranks, nodes int) (f fact, ok bool) {
 // tokenBytes is the length of a token.
 const tokenBytes = 16
 
-// tokens are what the two ends of a connection show each other first. They differ, so that a process
-// that sends back what it gets does not pass for a rank.
-type tokens struct {
-	hello, reply [tokenBytes]byte
-}
+// token is what one end of a connection shows the other first.
+type token [tokenBytes]byte
+
+// tokens are those of the two ends. They differ, so that a process that sends back what it gets does not
+// pass for a rank.
+type tokens struct{ hello, reply token }
 
 func tokensOf(s Secret) (t tokens) {
-	binary.LittleEndian.PutUint64(t.hello[:], s[0])
-	binary.LittleEndian.PutUint64(t.hello[8:], s[1])
-	binary.LittleEndian.PutUint64(t.reply[:], s[2])
-	binary.LittleEndian.PutUint64(t.reply[8:], s[3])
+	_, _ = binary.Encode(t.hello[:], binary.LittleEndian, s[:2])
+	_, _ = binary.Encode(t.reply[:], binary.LittleEndian, s[2:])
 	return t
 }
 
-// word reads a number of four bytes.
-func word(b []byte) int { return int(binary.LittleEndian.Uint32(b)) }
-
-func same(a, b [tokenBytes]byte) bool { return subtle.ConstantTimeCompare(a[:], b[:]) == 1 }
-
-// After its token, a rank that connects says which it is and which it wants; the other says which it is.
-const (
-	helloBytes = 8
-	replyBytes = 4
-)
-
-func (t *tokens) helloOf(from, to int) []byte {
-	b := binary.LittleEndian.AppendUint32(t.hello[:len(t.hello):len(t.hello)], uint32(from))
-	return binary.LittleEndian.AppendUint32(b, uint32(to))
-}
-
-func (t *tokens) replyOf(from int) []byte {
-	return binary.LittleEndian.AppendUint32(t.reply[:len(t.reply):len(t.reply)], uint32(from))
+// with returns the token and ranks behind it. A rank that connects says which it is and which it wants; the other says
+// which it is.
+func (t token) with(ranks ...int) []byte {
+	b := t[:]
+	for _, rank := range ranks {
+		b = binary.LittleEndian.AppendUint32(b, uint32(rank))
+	}
+	return b
 }

@@ -2,6 +2,7 @@ package liveness
 
 import (
 	"io"
+	"net"
 	"net/netip"
 	"os"
 	"syscall"
@@ -17,7 +18,7 @@ func stranger(t testing.TB, l *Liveness) *socket {
 	t.Helper()
 	s, err := dial(netip.AddrPortFrom(loopback, l.Place().Port), limitsOf(defaultAfter))
 	require.NoError(t, err)
-	require.NoError(t, s.file.SetDeadline(time.Now().Add(patience)))
+	require.NoError(t, s.conn.SetDeadline(time.Now().Add(patience)))
 	t.Cleanup(s.close)
 	return s
 }
@@ -28,7 +29,7 @@ func closedOnUs(t testing.TB, s *socket) []byte {
 	var got []byte
 	b := make([]byte, 64)
 	for {
-		n, err := s.file.Read(b)
+		n, err := s.conn.Read(b)
 		got = append(got, b[:n]...)
 		if err != nil {
 			assert.NotErrorIs(t, err, os.ErrDeadlineExceeded, "the connection is still open")
@@ -41,14 +42,14 @@ func closedOnUs(t testing.TB, s *socket) []byte {
 func connectAs(t testing.TB, l *Liveness, rank int) *socket {
 	t.Helper()
 	s := stranger(t, l)
-	require.NoError(t, s.write(l.tokens.helloOf(rank, l.tree.rank)))
-	reply := make([]byte, tokenBytes+replyBytes)
-	_, err := io.ReadFull(s.file, reply)
+	require.NoError(t, s.write(l.tokens.hello.with(rank, l.tree.rank)))
+	reply := make([]byte, tokenBytes+4)
+	_, err := io.ReadFull(s.conn, reply)
 	require.NoError(t, err)
-	assert.Equal(t, l.tokens.replyOf(l.tree.rank), reply)
+	assert.Equal(t, l.tokens.reply.with(l.tree.rank), reply)
 	require.NoError(t, s.write(fact{begin, rank, rank}.encode()))
 	first := make([]byte, factBytes)
-	_, err = io.ReadFull(s.file, first)
+	_, err = io.ReadFull(s.conn, first)
 	require.NoError(t, err)
 	assert.Equal(t, fact{begin, l.tree.rank, l.tree.rank}.encode(), first)
 	return s
@@ -56,16 +57,16 @@ func connectAs(t testing.TB, l *Liveness, rank int) *socket {
 
 func TestAWrongTokenIsRefused(t *testing.T) {
 	ranks := job(t, 0, 1)
-	right := ranks[0].tokens.helloOf(1, 0)
+	right := ranks[0].tokens.hello.with(1, 0)
 	wrong := append([]byte(nil), right...)
 	wrong[tokenBytes-1] ^= 1
 	for name, sent := range map[string][]byte{
 		"one bit":               wrong,
-		"the parent's token":    ranks[0].tokens.replyOf(1),
-		"another rank wanted":   ranks[0].tokens.helloOf(1, 1),
-		"no rank of the job":    ranks[0].tokens.helloOf(2, 0),
-		"this rank's own":       ranks[0].tokens.helloOf(0, 0),
-		"a negative rank":       ranks[0].tokens.helloOf(-1, 0),
+		"the parent's token":    ranks[0].tokens.reply.with(1),
+		"another rank wanted":   ranks[0].tokens.hello.with(1, 1),
+		"no rank of the job":    ranks[0].tokens.hello.with(2, 0),
+		"this rank's own":       ranks[0].tokens.hello.with(0, 0),
+		"a negative rank":       ranks[0].tokens.hello.with(-1, 0),
 		"right, then not begin": append(append([]byte(nil), right...), fact{died, 1, 1}.encode()...),
 		"begin of another rank": append(append([]byte(nil), right...), fact{begin, 0, 0}.encode()...),
 	} {
@@ -83,17 +84,22 @@ func TestAWrongTokenIsRefused(t *testing.T) {
 
 func TestNothingIsReadBehindAWrongToken(t *testing.T) {
 	l := job(t, 0, 1)[0]
-	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_NONBLOCK, 0)
+	at, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	require.NoError(t, err)
-	defer syscall.Close(fds[0])
-	kept, err := syscall.Dup(fds[1]) // shows what is left
+	defer at.Close()
+	sends, err := net.DialTCP("tcp", nil, at.Addr().(*net.TCPAddr))
 	require.NoError(t, err)
-	defer syscall.Close(kept)
-	_, err = syscall.Write(fds[0], make([]byte, 100))
+	defer sends.Close()
+	_, err = sends.Write(make([]byte, 100))
 	require.NoError(t, err)
-	_, ok := l.greet(wrap(fds[1]))
+	conn, err := at.AcceptTCP()
+	require.NoError(t, err)
+	file, err := conn.File() // shows what is left
+	require.NoError(t, err)
+	defer file.Close()
+	_, ok := l.greet(wrap(conn))
 	assert.False(t, ok)
-	n, err := syscall.Read(kept, make([]byte, 200))
+	n, err := syscall.Read(int(file.Fd()), make([]byte, 200))
 	require.NoError(t, err)
 	assert.Equal(t, 100-tokenBytes, n)
 }
@@ -109,7 +115,7 @@ func TestAStrangerThatSaysNothingKeepsNobodyOut(t *testing.T) {
 func TestATruncatedHelloOrFact(t *testing.T) {
 	ranks := job(t, 0, 0, 1)
 	s := stranger(t, ranks[0])
-	require.NoError(t, s.write(ranks[0].tokens.helloOf(1, 0)[:tokenBytes+3]))
+	require.NoError(t, s.write(ranks[0].tokens.hello.with(1, 0)[:tokenBytes+3]))
 	s.close()
 	assert.False(t, ranks[0].AnyDead())
 

@@ -1,8 +1,9 @@
 package liveness
 
 import (
+	"bytes"
+	"cmp"
 	"errors"
-	"io"
 	"net/netip"
 	"os"
 	"sync"
@@ -97,7 +98,7 @@ func (k *link) closeWhenSent() {
 		k.close()
 		return
 	}
-	_ = k.socket.file.SetWriteDeadline(time.Now().Add(closeLimit))
+	_ = k.socket.conn.SetWriteDeadline(time.Now().Add(closeLimit))
 }
 
 func (k *link) close() {
@@ -118,7 +119,7 @@ func (l *Liveness) serve() {
 	room := make(chan struct{}, strangers)
 	for {
 		room <- struct{}{}
-		s, err := l.listener.accept()
+		s, err := accept(l.listener, l.limits)
 		if err != nil {
 			<-room
 			select {
@@ -138,43 +139,28 @@ func (l *Liveness) serve() {
 	}
 }
 
-// greet lets a rank in that has connected, if it shows its token. It reads nothing behind a wrong one.
+// greet lets a rank in that has connected, if it shows its token.
 func (l *Liveness) greet(s *socket) (*link, bool) {
-	var token [tokenBytes]byte
-	var hello [helloBytes]byte
-	_ = s.file.SetReadDeadline(time.Now().Add(strangerLimit))
-	if _, err := io.ReadFull(s.file, token[:]); err != nil || !same(token, l.tokens.hello) {
-		s.close()
-		return nil, false
-	}
-	if _, err := io.ReadFull(s.file, hello[:]); err != nil {
-		s.close()
-		return nil, false
-	}
-	from, to := word(hello[:]), word(hello[4:])
-	if from >= len(l.places) || from == l.tree.rank || to != l.tree.rank {
+	var from, to int
+	_ = s.conn.SetReadDeadline(time.Now().Add(strangerLimit))
+	if err := s.shown(l.tokens.hello, &from, &to); err != nil || from >= len(l.places) || from == l.tree.rank || to != l.tree.rank {
 		s.close()
 		return nil, false
 	}
 	k := newLink(l, s, from, false)
 	close(k.proved)
-	k.send(l.tokens.replyOf(l.tree.rank))
-	var first [factBytes]byte
-	if _, err := io.ReadFull(s.file, first[:]); err != nil {
-		k.closeWhenSent()
-		return nil, false
-	}
-	switch string(first[:]) {
-	case string(fact{begin, from, from}.encode()):
-	case string(fact{ask, from, from}.encode()):
+	k.send(l.tokens.reply.with(l.tree.rank))
+	first := make([]byte, factBytes)
+	err := s.read(first)
+	switch {
+	case err == nil && bytes.Equal(first, fact{begin, from, from}.encode()):
+		_ = s.conn.SetReadDeadline(time.Time{})
+		return k, l.add(k)
+	case err == nil && bytes.Equal(first, fact{ask, from, from}.encode()):
 		l.reply(k)
-		return nil, false
-	default:
-		k.closeWhenSent()
-		return nil, false
 	}
-	_ = s.file.SetReadDeadline(time.Time{})
-	return k, l.add(k)
+	k.closeWhenSent()
+	return nil, false
 }
 
 // add begins to exchange facts on a connection. It returns false if this rank has closed, or the other
@@ -182,7 +168,7 @@ func (l *Liveness) greet(s *socket) (*link, bool) {
 func (l *Liveness) add(k *link) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed {
+	if !l.open {
 		k.closeWhenSent()
 		return false
 	}
@@ -234,7 +220,7 @@ var errRubbish = errors.New("no message of this library")
 // receive reads a fact.
 func (k *link) receive() (fact, error) {
 	var b [factBytes]byte
-	if _, err := io.ReadFull(k.socket.file, b[:]); err != nil {
+	if err := k.socket.read(b[:]); err != nil {
 		return fact{}, err
 	}
 	f, ok := decode(b, len(k.l.places), len(k.l.tree.ranks))
@@ -255,7 +241,7 @@ func (l *Liveness) end(k *link, err error) {
 	delete(l.links, k)
 	close(k.ended)
 	switch {
-	case l.closed || l.over || k.dropped || !l.living(k.rank):
+	case !l.open || l.over || k.dropped || !l.living(k.rank):
 	case errors.Is(err, errRubbish):
 		l.learn(fact{rubbish, k.rank, l.tree.rank}, nil)
 	case !k.isProved():
@@ -335,7 +321,7 @@ func (l *Liveness) keep() {
 func (l *Liveness) wanted() (want []int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed || l.over || len(l.gone) == 0 || time.Now().Before(l.retry) {
+	if !l.open || l.over || len(l.gone) == 0 || time.Now().Before(l.retry) {
 		return nil
 	}
 	linked := map[int]bool{}
@@ -358,114 +344,117 @@ func (l *Liveness) wanted() (want []int) {
 }
 
 // addresses returns where a rank listens.
-func (l *Liveness) addresses(rank int) []netip.Addr {
-	addresses := l.places[rank].Addresses
+func (l *Liveness) addresses(rank int) (list []netip.AddrPort) {
+	place := l.places[rank]
 	if l.tree.node[rank] == l.tree.node[l.tree.rank] {
-		addresses = append([]netip.Addr{loopback}, addresses...)
+		list = append(list, netip.AddrPortFrom(loopback, place.Port))
 	}
-	return addresses
+	for _, a := range place.Addresses {
+		list = append(list, netip.AddrPortFrom(a, place.Port))
+	}
+	return list
+}
+
+// attempt is what became of a connection to one address of a rank: s is nil if there is none, and err is nil if the rank has
+// replied on it.
+type attempt struct {
+	s   *socket
+	err error
+}
+
+// worth says how much more an attempt is than another one. An address that refuses says more than one that does not answer.
+func (a attempt) worth() int {
+	switch {
+	case a.s != nil && a.err == nil:
+		return 4
+	case a.s != nil:
+		return 3
+	case a.err != nil && !unreachable(a.err):
+		return 2
+	case a.err != nil:
+		return 1
+	}
+	return 0
+}
+
+// close closes the connection of an attempt that is not used.
+func (a attempt) close() {
+	if a.s != nil {
+		a.s.close()
+	}
 }
 
 // join connects to a rank, at the address that answers first.
 func (l *Liveness) join(rank int) (*link, error) {
-	place, addresses := l.places[rank], l.addresses(rank)
-	type attempt struct {
-		s      *socket
-		proved bool
-		err    error
-	}
-	attempts := make(chan attempt, len(addresses))
-	for _, a := range addresses {
+	attempts, over := make(chan attempt), make(chan struct{})
+	addresses := l.addresses(rank)
+	for _, at := range addresses {
 		go func() {
-			s, err := dial(netip.AddrPortFrom(a, place.Port), l.limits)
-			if err != nil {
-				attempts <- attempt{err: err}
-				return
+			s, err := l.call(at, rank, time.Now().Add(l.limits.dial))
+			select {
+			case attempts <- attempt{s, err}:
+			case <-over:
+				attempt{s, err}.close()
 			}
-			err = l.ask(s, rank)
-			if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-				s.close()
-				s = nil
-			}
-			attempts <- attempt{s, err == nil, err}
 		}()
 	}
 	var best attempt
-	for i := range addresses {
+	for range addresses {
 		a := <-attempts
-		switch {
-		case a.proved || a.s != nil && best.s == nil:
-			if best.s != nil {
-				best.s.close()
-			}
-			best = a
-		case a.s != nil:
-			a.s.close()
-		case best.s == nil && (best.err == nil || unreachable(best.err)):
-			best.err = a.err // an address that refuses says more than one that does not answer
+		if a.worth() > best.worth() {
+			a, best = best, a
 		}
-		if a.proved {
-			left := len(addresses) - i - 1
-			go func() {
-				for range left {
-					if a := <-attempts; a.s != nil {
-						a.s.close()
-					}
-				}
-			}()
+		if a.close(); best.s != nil && best.err == nil {
 			break
 		}
 	}
+	close(over)
 	if best.s == nil {
-		if best.err == nil {
-			best.err = status.New(status.Unsupported, "rank %d has no address", rank)
-		}
-		return nil, best.err
+		return nil, cmp.Or(best.err, error(status.New(status.Unsupported, "rank %d has no address", rank)))
 	}
 	k := newLink(l, best.s, rank, true)
 	if !l.add(k) {
 		return nil, errStranger
 	}
 	go func() {
-		// A process that is stopped answers when it goes on.
-		if !best.proved {
-			if err := l.answer(k.socket, rank); err != nil {
-				l.end(k, err)
-				return
-			}
+		err := best.err
+		if err != nil { // a process that is stopped answers when it goes on
+			err = l.answered(k.socket, rank)
+		}
+		if err != nil {
+			l.end(k, err)
+			return
 		}
 		l.read(k)
 	}()
 	return k, nil
 }
 
-// ask sends the hello on a new connection, and waits for the reply for a while. It returns
-// os.ErrDeadlineExceeded if none came, and any other error if the connection is of no use.
-func (l *Liveness) ask(s *socket, rank int) error {
-	if err := s.write(l.tokens.helloOf(l.tree.rank, rank)); err != nil {
-		return err
+// call connects to an address of a rank, sends the hello, and waits for the reply. If none has come at the deadline, it returns
+// the connection with os.ErrDeadlineExceeded. After any other error the connection is of no use.
+func (l *Liveness) call(at netip.AddrPort, rank int, deadline time.Time) (*socket, error) {
+	s, err := dial(at, l.limits)
+	if err != nil {
+		return nil, err
 	}
-	_ = s.file.SetReadDeadline(time.Now().Add(l.limits.dial))
-	err := l.answer(s, rank)
-	_ = s.file.SetReadDeadline(time.Time{})
-	return err
+	_ = s.conn.SetReadDeadline(deadline)
+	if err = s.write(l.tokens.hello.with(l.tree.rank, rank)); err == nil {
+		err = l.answered(s, rank)
+	}
+	_ = s.conn.SetReadDeadline(time.Time{})
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		s.close()
+		return nil, err
+	}
+	return s, err
 }
 
-// answer reads the reply of a rank.
-func (l *Liveness) answer(s *socket, rank int) error {
-	var token [tokenBytes]byte
-	var from [replyBytes]byte
-	if n, err := io.ReadFull(s.file, token[:]); err != nil {
-		if n > 0 {
-			return errStranger // and not a deadline, after which answer is called again
-		}
-		return err
+// answered reads the reply of a rank.
+func (l *Liveness) answered(s *socket, rank int) error {
+	var from int
+	err := s.shown(l.tokens.reply, &from)
+	if err == nil && from != rank {
+		err = errStranger
 	}
-	if !same(token, l.tokens.reply) {
-		return errStranger
-	}
-	if _, err := io.ReadFull(s.file, from[:]); err != nil || word(from[:]) != rank {
-		return errStranger
-	}
-	return nil
+	return err
 }

@@ -11,13 +11,16 @@
 // rank passes on a fact that is new to it, so every rank that is still connected learns all of them. A
 // rank that loses its parent connects to the next one: the place of every rank is known since init.
 //
-// The methods of a nil Liveness say that no rank has died.
+// The zero Liveness watches nothing: it says that no rank has died, and tells nobody anything.
 package liveness
 
 import (
 	"crypto/rand"
 	"encoding/binary"
 	"fmt"
+	"maps"
+	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,7 +30,7 @@ import (
 
 // Liveness is what one rank knows. Its methods are safe for concurrent use.
 type Liveness struct {
-	listener *listener
+	listener *net.TCPListener
 	limits   limits
 	place    Place
 
@@ -49,7 +52,7 @@ type Liveness struct {
 	retry    time.Time // no connection is tried before
 	adopt    time.Time // when children that have not come by then are connected to
 	over     bool      // nothing that happens from now on is a death
-	closed   bool
+	open     bool      // from Listen to Close
 
 	wake chan struct{} // there may be ranks to connect to
 	done chan struct{} // closed by Close
@@ -73,7 +76,7 @@ type Job struct {
 }
 
 // Secret is what the ranks of a job show each other.
-type Secret [4]uint64
+type Secret [4]int64
 
 // NewSecret makes a secret of random numbers.
 func NewSecret() (s Secret, err error) {
@@ -84,17 +87,17 @@ func NewSecret() (s Secret, err error) {
 }
 
 // Listen begins to listen. A host counts as dead after it has not answered for the time after. The
-// caller spreads Place to all ranks of the job, and then calls Start or Close.
+// caller spreads Place to all ranks of the job, and then calls Start or Close. After an error it is the zero Liveness.
 func Listen(after time.Duration) (*Liveness, error) {
-	l := &Liveness{limits: limitsOf(after), gone: map[int]gone{}, links: map[*link]bool{}, failures: map[int]int{},
+	l := &Liveness{open: true, limits: limitsOf(after), gone: map[int]gone{}, links: map[*link]bool{}, failures: map[int]int{},
 		wake: make(chan struct{}, 1), done: make(chan struct{})}
 	var err error
-	if l.listener, err = listen(l.limits); err != nil {
-		return nil, err
+	if l.listener, err = listen(); err != nil {
+		return &Liveness{}, err
 	}
-	if l.place, err = here(l.listener.port); err != nil {
-		l.listener.close()
-		return nil, err
+	if l.place, err = here(l.listener.Addr().(*net.TCPAddr).AddrPort().Port()); err != nil {
+		closeNoted(l.listener)
+		return &Liveness{}, err
 	}
 	return l, nil
 }
@@ -123,7 +126,7 @@ func (l *Liveness) Start(j Job) error {
 		}
 	}
 	if err != nil {
-		return status.New(status.Unsupported, "rank %d on host %s could not connect to rank %d on host %s (%s): %v", j.Rank, l.host(j.Rank), parent, l.host(parent), l.places[parent], err)
+		return status.New(status.Unsupported, "rank %d on host %s could not connect to rank %d on host %s (%s): %v", j.Rank, l.Host(j.Rank), parent, l.Host(parent), l.places[parent], err)
 	}
 	go l.keep()
 	return nil
@@ -133,7 +136,7 @@ func (l *Liveness) Start(j Job) error {
 const joinLimit = 10 * time.Second
 
 // AnyDead tells whether any rank of the job has died. It costs an atomic load.
-func (l *Liveness) AnyDead() bool { return l != nil && l.deaths.Load() != 0 }
+func (l *Liveness) AnyDead() bool { return l.deaths.Load() != 0 }
 
 // Dead tells whether a rank has died, and for how long that has been known. The answer is false for a
 // rank that has left in order.
@@ -144,10 +147,7 @@ func (l *Liveness) Dead(rank int) (dead bool, known time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	g, ok := l.gone[rank]
-	if !ok || !g.why.kind.death() {
-		return false, 0
-	}
-	return true, time.Since(g.since)
+	return ok && g.why.kind.death(), time.Since(g.since)
 }
 
 // Why says how the death of a rank is known, "" if it is not dead.
@@ -162,9 +162,6 @@ func (l *Liveness) Why(rank int) string {
 
 // Tell says that a rank has died, as this rank has found out in another way.
 func (l *Liveness) Tell(rank int) {
-	if l == nil {
-		return
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if _, known := l.gone[rank]; !known {
@@ -172,32 +169,23 @@ func (l *Liveness) Tell(rank int) {
 	}
 }
 
-// Host returns the name of a rank's host.
+// Host returns the name of a rank's host, "" if nothing is watched.
 func (l *Liveness) Host(rank int) string {
-	if l == nil {
+	if rank >= len(l.places) {
 		return ""
 	}
-	return l.host(rank)
+	return l.places[rank].Host
 }
-
-func (l *Liveness) host(rank int) string { return l.places[rank].Host }
 
 // Leave tells the other ranks that this one ends in order, and closes all connections. all says that
 // all ranks of the job do.
 func (l *Liveness) Leave(all bool) {
-	if l == nil {
-		return
-	}
 	l.mu.Lock()
-	if !l.closed && l.tree.ranks != nil {
-		f := fact{left, l.tree.rank, l.tree.rank}
-		if all {
-			f = fact{over, 0, l.tree.rank}
-		}
-		for k := range l.links {
-			k.queue(f)
-		}
+	f := fact{left, l.tree.rank, l.tree.rank}
+	if all {
+		f = fact{over, 0, l.tree.rank}
 	}
+	l.tell(f, nil)
 	l.mu.Unlock()
 	l.Close()
 }
@@ -206,18 +194,15 @@ func (l *Liveness) Leave(all bool) {
 // has told them. Close waits until what this rank has told is sent, closeLimit at most.
 func (l *Liveness) Close() {
 	l.mu.Lock()
-	if l.closed {
+	if !l.open {
 		l.mu.Unlock()
 		return
 	}
-	l.closed = true
+	l.open = false
 	close(l.done)
-	links := make([]*link, 0, len(l.links))
-	for k := range l.links {
-		links = append(links, k)
-	}
+	links := slices.Collect(maps.Keys(l.links))
 	l.mu.Unlock()
-	l.listener.close()
+	closeNoted(l.listener)
 	for _, k := range links {
 		k.closeWhenSent()
 	}
@@ -238,18 +223,14 @@ func (l *Liveness) learn(f fact, from *link) {
 		l.notice(f, from)
 		return
 	}
-	if l.over || l.closed {
+	if l.over || !l.open {
 		return
 	}
 	if l.apply(f) == 0 {
 		return
 	}
 	l.facts = append(l.facts, f)
-	for k := range l.links {
-		if k != from {
-			k.queue(f)
-		}
-	}
+	l.tell(f, from)
 	for k := range l.links {
 		if !l.living(k.rank) {
 			k.drop()
@@ -257,6 +238,15 @@ func (l *Liveness) learn(f fact, from *link) {
 	}
 	l.adopt = l.after(grace)
 	l.wakeUp()
+}
+
+// tell sends a fact on all connections but one. The caller holds mu.
+func (l *Liveness) tell(f fact, but *link) {
+	for k := range l.links {
+		if k != but && l.open {
+			k.queue(f)
+		}
+	}
 }
 
 // apply notes what f says, and returns how much of it is new.
@@ -294,17 +284,16 @@ func (l *Liveness) apply(f fact) (news int) {
 
 // explain says how a death is known. The caller holds mu.
 func (l *Liveness) explain(f fact) string {
-	at := fmt.Sprintf("rank %d on host %s", f.by, l.host(f.by))
-	host := func(rank int) string { return l.host(rank) }
+	at := fmt.Sprintf("rank %d on host %s", f.by, l.Host(f.by))
 	switch f.kind {
 	case lost:
-		return fmt.Sprintf("host %s cannot be reached: it did not answer %s for %v", host(l.tree.ranks[f.subject][0]), at, l.limits.silence)
+		return fmt.Sprintf("host %s cannot be reached: it did not answer %s for %v", l.Host(l.tree.ranks[f.subject][0]), at, l.limits.silence)
 	case excluded:
-		return fmt.Sprintf("host %s goes on without this one, which did not answer %s", host(f.subject), at)
+		return fmt.Sprintf("host %s goes on without this one, which did not answer %s", l.Host(f.subject), at)
 	case rubbish:
-		return fmt.Sprintf("its process on host %s sent %s what is no message of this library", host(f.subject), at)
+		return fmt.Sprintf("its process on host %s sent %s what is no message of this library", l.Host(f.subject), at)
 	}
-	return fmt.Sprintf("its process on host %s has ended, as %s saw", host(f.subject), at)
+	return fmt.Sprintf("its process on host %s has ended, as %s saw", l.Host(f.subject), at)
 }
 
 // after returns the time in d, and wakes keep then.

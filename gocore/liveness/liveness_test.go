@@ -98,8 +98,8 @@ func TestNobodyHasDied(t *testing.T) {
 	}
 }
 
-func TestNilKnowsOfNoDeath(t *testing.T) {
-	var l *Liveness
+func TestWithoutAWatchNobodyIsDead(t *testing.T) {
+	var l Liveness
 	assert.False(t, l.AnyDead())
 	dead, _ := l.Dead(3)
 	assert.False(t, dead)
@@ -107,6 +107,7 @@ func TestNilKnowsOfNoDeath(t *testing.T) {
 	assert.Empty(t, l.Host(0))
 	l.Tell(1)
 	l.Leave(true)
+	assert.False(t, l.AnyDead())
 }
 
 func TestARankThatEndsIsKnownEverywhere(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/paddlempi/paddlempi/gocore/netif"
+	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
 // Place is where a rank listens.
@@ -19,9 +20,10 @@ type Place struct {
 
 const (
 	maxAddresses = 3
-	hostWords    = 8
+	addressesAt  = 8 // where they are in the bytes of a Place, behind the port
+	hostAt       = addressesAt + 16*maxAddresses
 	// PlaceWords is the number of words of a Place.
-	PlaceWords = 1 + 2*maxAddresses + hostWords
+	PlaceWords = (hostAt + 64) / 8
 )
 
 // loopback is where the ranks of one host find each other, whatever becomes of its interfaces.
@@ -50,40 +52,28 @@ func here(port uint16) (Place, error) {
 
 // Words returns a place as numbers. PlaceOf reads them.
 func (p Place) Words() (w [PlaceWords]int64) {
-	w[0] = int64(p.Port)
+	var b [8 * PlaceWords]byte
+	binary.LittleEndian.PutUint16(b[:], p.Port)
 	for i, a := range p.Addresses[:min(len(p.Addresses), maxAddresses)] {
-		b := a.As16()
-		w[1+2*i], w[2+2*i] = int64(binary.BigEndian.Uint64(b[:])), int64(binary.BigEndian.Uint64(b[8:]))
+		address := a.As16()
+		copy(b[addressesAt+16*i:], address[:])
 	}
-	var name [8 * hostWords]byte
-	copy(name[:], p.Host)
-	for i := range hostWords {
-		w[1+2*maxAddresses+i] = int64(binary.LittleEndian.Uint64(name[8*i:]))
-	}
+	copy(b[hostAt:], p.Host)
+	_, _ = binary.Decode(b[:], binary.LittleEndian, &w)
 	return w
 }
 
 // PlaceOf returns the place in w.
 func PlaceOf(w [PlaceWords]int64) Place {
-	p := Place{Port: uint16(w[0])}
-	for i := range maxAddresses {
-		var b [16]byte
-		binary.BigEndian.PutUint64(b[:], uint64(w[1+2*i]))
-		binary.BigEndian.PutUint64(b[8:], uint64(w[2+2*i]))
-		if a := netip.AddrFrom16(b).Unmap(); !a.IsUnspecified() {
+	b, _ := binary.Append(nil, binary.LittleEndian, w)
+	p := Place{Port: binary.LittleEndian.Uint16(b)}
+	for i := addressesAt; i < hostAt; i += 16 {
+		if a := netip.AddrFrom16([16]byte(b[i:])).Unmap(); !a.IsUnspecified() {
 			p.Addresses = append(p.Addresses, a)
 		}
 	}
-	var name []byte
-	for i := range hostWords {
-		name = binary.LittleEndian.AppendUint64(name, uint64(w[1+2*maxAddresses+i]))
-	}
-	p.Host = strings.Map(func(r rune) rune { // it is shown to the user
-		if r <= ' ' || r > '~' {
-			return '?'
-		}
-		return r
-	}, strings.TrimRight(string(name), "\x00"))
+	host := status.ASCII(strings.TrimRight(string(b[hostAt:]), "\x00")) // it is shown to the user
+	p.Host = strings.ReplaceAll(host, " ", "?")
 	return p
 }
 

@@ -3,9 +3,9 @@ package liveness
 import (
 	"encoding/binary"
 	"errors"
-	"io"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/status"
@@ -20,7 +20,7 @@ const (
 	// QuestionBytes is the length of a question.
 	QuestionBytes = 20
 	// MostAnswer is the greatest length of an answer.
-	MostAnswer = 1024
+	MostAnswer = 4096
 )
 
 // ErrSilent is the error of Ask if the host answers, and no process that was asked does.
@@ -36,10 +36,10 @@ func (l *Liveness) Ask(ranks []int, question [QuestionBytes]byte, limit time.Dur
 	deadline := time.Now().Add(limit)
 	results, asked := make(chan result, len(ranks)*(maxAddresses+1)), 0
 	for _, r := range ranks {
-		for _, a := range l.addresses(r) {
+		for _, at := range l.addresses(r) {
 			asked++
 			go func() {
-				answer, err := l.askAt(netip.AddrPortFrom(a, l.places[r].Port), r, question, deadline)
+				answer, err := l.askAt(at, r, question, deadline)
 				results <- result{answer, err}
 			}()
 		}
@@ -58,49 +58,40 @@ func (l *Liveness) Ask(ranks []int, question [QuestionBytes]byte, limit time.Dur
 }
 
 // askAt is Ask at one address.
-func (l *Liveness) askAt(at netip.AddrPort, rank int, question [QuestionBytes]byte, deadline time.Time) ([]byte, error) {
-	s, err := dial(at, l.limits)
-	if err != nil {
+func (l *Liveness) askAt(at netip.AddrPort, rank int, question [QuestionBytes]byte, deadline time.Time) (answer []byte, err error) {
+	s, err := l.call(at, rank, deadline)
+	if s == nil {
 		return nil, err
 	}
 	defer s.close()
-	_ = s.file.SetDeadline(deadline)
-	if err = s.write(l.tokens.helloOf(l.tree.rank, rank)); err == nil {
-		err = l.answer(s, rank)
-	}
 	if err == nil {
+		_ = s.conn.SetDeadline(deadline)
 		err = s.write(append(fact{ask, l.tree.rank, l.tree.rank}.encode(), question[:]...))
 	}
 	var size [2]byte
 	if err == nil {
-		_, err = io.ReadFull(s.file, size[:])
+		err = s.read(size[:])
 	}
-	n := int(binary.LittleEndian.Uint16(size[:]))
-	if err == nil && n > MostAnswer {
-		err = errRubbish
+	if answer = make([]byte, binary.LittleEndian.Uint16(size[:])); len(answer) > MostAnswer {
+		return nil, errRubbish
 	}
-	answer := make([]byte, min(n, MostAnswer))
 	if err == nil {
-		_, err = io.ReadFull(s.file, answer)
+		err = s.read(answer)
 	}
-	switch {
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		return nil, ErrSilent
-	case err != nil:
-		return nil, err
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		err = ErrSilent
 	}
-	return answer, nil
+	return answer, err
 }
 
-// reply reads a question from a rank that has shown its token, answers it and closes the connection.
+// reply reads a question from a rank that has shown its token, and answers it.
 func (l *Liveness) reply(k *link) {
 	var question [QuestionBytes]byte
-	if _, err := io.ReadFull(k.socket.file, question[:]); err == nil && l.onQuestion != nil {
+	if k.socket.read(question[:]) == nil && l.onQuestion != nil {
 		answer := l.onQuestion(question)
 		answer = answer[:min(len(answer), MostAnswer)]
 		k.send(append(binary.LittleEndian.AppendUint16(nil, uint16(len(answer))), answer...))
 	}
-	k.closeWhenSent()
 }
 
 // A notice is a number that a rank tells all others. It is no fact: it is not told to ranks that connect
@@ -123,9 +114,6 @@ type heardNotice struct {
 
 // Notify tells all ranks a number.
 func (l *Liveness) Notify(id uint32) {
-	if l == nil {
-		return
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.notice(fact{notice, int(id), l.tree.rank}, nil)
@@ -133,40 +121,27 @@ func (l *Liveness) Notify(id uint32) {
 
 // Noticed tells whether a rank has told the number, in the time ago.
 func (l *Liveness) Noticed(id uint32, ago time.Duration) bool {
-	if l == nil {
-		return false
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, n := range l.notices {
-		if n.id == id && time.Since(n.at) <= ago {
-			return true
-		}
-	}
-	return false
+	return l.heard(id, ago)
+}
+
+// heard is Noticed. The caller holds mu.
+func (l *Liveness) heard(id uint32, ago time.Duration) bool {
+	return slices.ContainsFunc(l.notices, func(n heardNotice) bool { return n.id == id && time.Since(n.at) < ago })
 }
 
 // notice takes in a notice, and passes it on if it is new. The caller holds mu.
 func (l *Liveness) notice(f fact, from *link) {
-	now := time.Now()
-	for i := len(l.notices) - 1; i >= 0; i-- {
-		if n := l.notices[i]; n.id == uint32(f.subject) && now.Sub(n.at) < noticeAgain {
-			return
-		}
-	}
-	if len(l.notices) == keptNotices {
-		if now.Sub(l.notices[0].at) < noticesApart {
-			return // somebody floods the job
-		}
-		l.notices = append(l.notices[:0], l.notices[1:]...)
-	}
-	l.notices = append(l.notices, heardNotice{uint32(f.subject), now})
-	if l.closed {
+	if !l.open || l.heard(uint32(f.subject), noticeAgain) {
 		return
 	}
-	for k := range l.links {
-		if k != from {
-			k.queue(f)
+	if len(l.notices) == keptNotices {
+		if time.Since(l.notices[0].at) < noticesApart {
+			return // somebody floods the job
 		}
+		l.notices = slices.Delete(l.notices, 0, 1)
 	}
+	l.notices = append(l.notices, heardNotice{uint32(f.subject), time.Now()})
+	l.tell(f, from)
 }

@@ -32,7 +32,7 @@ func TestAsk(t *testing.T) {
 // mute returns what asks as l does, and finds rank r at a port where connections are made, and nobody
 // accepts them, as with a process that is stopped. It also returns the descriptor of the port.
 func mute(t *testing.T, l *Liveness, r int) (*Liveness, int) {
-	fd, err := newSocket(loopback)
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0)
 	require.NoError(t, err)
 	t.Cleanup(func() { syscall.Close(fd) })
 	require.NoError(t, syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
@@ -61,10 +61,10 @@ func TestAnotherProcessAtThePort(t *testing.T) {
 	}{
 		"a wrong token": {func(l *Liveness) []byte { return make([]byte, 100) }, errStranger},
 		"too long": {func(l *Liveness) []byte {
-			return append(l.tokens.replyOf(1), binary.LittleEndian.AppendUint16(nil, MostAnswer+1)...)
+			return append(l.tokens.reply.with(1), binary.LittleEndian.AppendUint16(nil, MostAnswer+1)...)
 		}, errRubbish},
 		"cut off": {func(l *Liveness) []byte {
-			return append(binary.LittleEndian.AppendUint16(l.tokens.replyOf(1), 10), 1, 2, 3)
+			return append(binary.LittleEndian.AppendUint16(l.tokens.reply.with(1), 10), 1, 2, 3)
 		}, io.ErrUnexpectedEOF},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -98,11 +98,11 @@ func TestNobodyListens(t *testing.T) {
 func TestAQuestionThatIsCutOff(t *testing.T) {
 	l := job(t, 0, 1)[0]
 	s := stranger(t, l)
-	require.NoError(t, s.write(append(l.tokens.helloOf(1, 0), fact{ask, 1, 1}.encode()...)))
+	require.NoError(t, s.write(append(l.tokens.hello.with(1, 0), fact{ask, 1, 1}.encode()...)))
 	require.NoError(t, s.write(question[:3]))
-	_, err := io.ReadFull(s.file, make([]byte, tokenBytes+replyBytes))
+	_, err := io.ReadFull(s.conn, make([]byte, tokenBytes+4))
 	require.NoError(t, err)
-	require.NoError(t, syscall.Shutdown(s.fd, syscall.SHUT_WR))
+	require.NoError(t, s.conn.CloseWrite())
 	assert.Empty(t, closedOnUs(t, s))
 	assert.False(t, l.AnyDead())
 }
@@ -125,7 +125,7 @@ func TestNotices(t *testing.T) {
 		assert.False(t, l.Noticed(1<<32-1, 0), "rank %d", r)
 		assert.False(t, l.AnyDead(), "rank %d", r)
 	}
-	var none *Liveness
+	var none Liveness
 	none.Notify(1)
 	assert.False(t, none.Noticed(1, patience))
 }

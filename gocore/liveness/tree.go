@@ -1,5 +1,7 @@
 package liveness
 
+import "slices"
+
 // tree is the tree of all ranks. Its upper part has a rank of each node, the leader: the lowest rank of
 // the node that lives. Nodes form a tree with fan children each, in the order of their numbers. The
 // other ranks of a node are children of its leader.
@@ -34,10 +36,8 @@ func everyone(int) bool { return true }
 
 // leader returns the leader of a node, -1 if no rank of it lives.
 func (t *tree) leader(node int, living func(rank int) bool) int {
-	for _, r := range t.ranks[node] {
-		if living(r) {
-			return r
-		}
+	if i := slices.IndexFunc(t.ranks[node], living); i >= 0 {
+		return t.ranks[node][i]
 	}
 	return -1
 }
@@ -46,13 +46,8 @@ func (t *tree) leader(node int, living func(rank int) bool) int {
 // next node above that has one. If there is none, all leaders without a parent gather below the lowest.
 func (t *tree) parent(rank int, living func(rank int) bool) int {
 	mine := t.node[rank]
-	for _, r := range t.ranks[mine] {
-		if r == rank {
-			break
-		}
-		if living(r) {
-			return r
-		}
+	if r := t.leader(mine, func(r int) bool { return r == rank || living(r) }); r != rank {
+		return r
 	}
 	for n := mine; n > 0; {
 		n = (n - 1) / fan

@@ -9,6 +9,7 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/dl"
 	"github.com/paddlempi/paddlempi/gocore/launcher"
+	kernel "github.com/paddlempi/paddlempi/gocore/process"
 )
 
 // system is what discovery and the launcher check see of the machine. Tests pass a directory tree
@@ -113,44 +114,26 @@ const maxParents = 256
 // parents returns the parents of this process that /proc shows, the nearest one first.
 func (s *system) parents() []process {
 	var out []process
-	_, pid := s.stat(s.pid)
-	for i := 0; pid > 0 && i < maxParents; i++ {
-		name, parent := s.stat(pid)
-		if name == "" {
+	folder := filepath.Join(s.root, kernel.Folder)
+	this, _ := kernel.Read(folder, s.pid)
+	for pid := this.Parent; pid > 0 && len(out) < maxParents; {
+		seen, err := kernel.Read(folder, pid)
+		if err != nil {
 			break
 		}
-		p := process{pid: pid, name: name}
+		p := process{pid: pid, name: seen.Name}
 		if exe, err := os.Readlink(filepath.Join(s.root, "/proc", strconv.Itoa(pid), "exe")); err == nil {
 			p.path = strings.TrimSuffix(exe, " (deleted)")
 			// Debian's slurmstepd is a link to slurmstepd-wlm. The kernel shows the name under
 			// which it was started, and only that name is the launcher's.
-			if file := filepath.Base(p.path); launcher.ByProcess(file) != nil || launcher.ByProcess(name) == nil {
+			if file := filepath.Base(p.path); launcher.ByProcess(file) != nil || launcher.ByProcess(p.name) == nil {
 				p.name = file
 			}
 		}
 		out = append(out, p)
-		pid = parent
+		pid = seen.Parent
 	}
 	return out
-}
-
-// stat returns the name of a process, which the kernel cuts to 15 bytes, and its parent. It returns
-// "" and 0 if /proc does not show the process.
-func (s *system) stat(pid int) (name string, parent int) {
-	b, err := os.ReadFile(filepath.Join(s.root, "/proc", strconv.Itoa(pid), "stat"))
-	if err != nil {
-		return "", 0
-	}
-	// The line is: pid (name) state parent ... The name may have spaces and parentheses.
-	open, end := bytes.IndexByte(b, '('), bytes.LastIndexByte(b, ')')
-	if open < 0 || end < open {
-		return "", 0
-	}
-	fields := strings.Fields(string(b[end+1:]))
-	if len(fields) > 1 {
-		parent, _ = strconv.Atoi(fields[1])
-	}
-	return string(b[open+1 : end]), parent
 }
 
 // cpus returns the number of CPUs that a process may run on, or 0 if that cannot be read.

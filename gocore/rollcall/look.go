@@ -1,7 +1,6 @@
 package rollcall
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"maps"
@@ -13,6 +12,7 @@ import (
 	"syscall"
 
 	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/process"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
@@ -58,7 +58,7 @@ func (r *roll) absent() absent {
 	}
 	if p := r.hidden(all); p != nil && a.apart == "" {
 		a.apart = fmt.Sprintf("a rank is not waited for before MPI_Init: process %d (%s) may be one, and cannot be looked at: it may be in "+
-			"another user namespace", p.pid, p.name)
+			"another user namespace", p.PID, printable(p.Name))
 	}
 	return a
 }
@@ -139,7 +139,7 @@ func (s seen) describe(rank int, left bool) string {
 
 // hidden returns one of the processes that this process may not look at, and that may be of a rank that has not come: this
 // user has them, and no rank that has come is above or below them. It is nil if there is none.
-func (r *roll) hidden(all []process) *process {
+func (r *roll) hidden(all []process.Process) *process.Process {
 	known := map[int]bool{os.Getpid(): true}
 	for _, g := range r.came {
 		if g.link != nil {
@@ -147,17 +147,17 @@ func (r *roll) hidden(all []process) *process {
 		}
 	}
 	for _, p := range all { // parents come before their children
-		known[p.pid] = known[p.pid] || known[p.parent]
+		known[p.PID] = known[p.PID] || known[p.Parent]
 	}
 	for _, p := range slices.Backward(all) {
-		known[p.parent] = known[p.parent] || known[p.pid]
+		known[p.Parent] = known[p.Parent] || known[p.PID]
 	}
 	for i, p := range all {
-		if known[p.pid] || p.state == 'Z' || p.state == 'X' {
+		if known[p.PID] || p.Ended() {
 			continue
 		}
 		var status syscall.Stat_t
-		path := fmt.Sprintf("/proc/%d", p.pid)
+		path := fmt.Sprintf("/proc/%d", p.PID)
 		if syscall.Stat(path, &status) != nil || int(status.Uid) != os.Geteuid() {
 			continue
 		}
@@ -178,20 +178,20 @@ type seen struct {
 }
 
 // processesOf returns, by rank, the process that the launcher has started for each rank of this node, and that still runs.
-func processesOf(l mpi.LauncherInfo, all []process) map[int]seen {
+func processesOf(l mpi.LauncherInfo, all []process.Process) map[int]seen {
 	found := map[int]seen{}
 	for _, p := range all {
-		place, err := l.Of(p.pid)
+		place, err := l.Of(p.PID)
 		if err != nil || place.Rank < 0 {
 			continue
 		}
 		s, there := found[place.Rank]
 		if !there {
-			s = seen{pid: p.pid, local: place.LocalRank, name: p.name}
+			s = seen{pid: p.PID, local: place.LocalRank, name: printable(p.Name)}
 		}
-		s.stopped = s.stopped || p.state == 'T' || p.state == 't'
+		s.stopped = s.stopped || p.Stopped()
 		if s.apart == "" {
-			s.apart = apart(p.pid)
+			s.apart = apart(p.PID)
 		}
 		found[place.Rank] = s
 	}
@@ -243,49 +243,23 @@ func ownMPI(maps string) (library string) {
 	return library
 }
 
-// process is a process as /proc/PID/stat shows it.
-type process struct {
-	pid, parent int
-	name        string
-	state       byte
-	since       string // when it began, in ticks since the host did
-}
-
 // below returns the processes below another one, those that are nearest to it first.
-func below(pid int) []process {
-	entries, err := os.ReadDir("/proc")
+func below(pid int) []process.Process {
+	entries, err := os.ReadDir(process.Folder)
 	if err != nil {
 		return nil
 	}
-	children := map[int][]process{}
+	children := map[int][]process.Process{}
 	for _, e := range entries {
 		if n, err := strconv.Atoi(e.Name()); err == nil {
-			if p, err := statOf(n); err == nil {
-				children[p.parent] = append(children[p.parent], p)
+			if p, err := process.Read(process.Folder, n); err == nil {
+				children[p.Parent] = append(children[p.Parent], p)
 			}
 		}
 	}
 	found := slices.Clone(children[pid])
 	for i := 0; i < len(found); i++ {
-		found = append(found, children[found[i].pid]...)
+		found = append(found, children[found[i].PID]...)
 	}
 	return found
-}
-
-// statOf reads /proc/PID/stat: pid (name) state parent ... The name may have spaces and parentheses.
-func statOf(pid int) (process, error) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return process{}, err
-	}
-	open, end := bytes.IndexByte(b, '('), bytes.LastIndexByte(b, ')')
-	if open < 0 || end < open {
-		return process{}, os.ErrInvalid
-	}
-	fields := strings.Fields(string(b[end+1:]))
-	if len(fields) < 20 {
-		return process{}, os.ErrInvalid
-	}
-	parent, err := strconv.Atoi(fields[1])
-	return process{pid: pid, parent: parent, name: printable(string(b[open+1 : end])), state: fields[0][0], since: fields[19]}, err
 }

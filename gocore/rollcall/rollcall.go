@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/process"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
@@ -115,12 +116,12 @@ func (c *call) address() string {
 		p.LocalRank < 0 || p.LocalRank >= p.LocalSize {
 		return ""
 	}
-	starter, err := statOf(p.PID)
+	starter, err := process.Read(process.Folder, p.PID)
 	if err != nil {
 		return ""
 	}
 	space, _ := os.Readlink("/proc/self/ns/pid") // in which the number of the launcher counts
-	key := sha256.Sum256(fmt.Appendf(nil, "%s %d %s %s", space, p.PID, starter.since, p.Job))
+	key := sha256.Sum256(fmt.Appendf(nil, "%s %d %d %s", space, p.PID, starter.Started, p.Job))
 	return "@paddlempi-rollcall-" + hex.EncodeToString(key[:16])
 }
 

@@ -65,7 +65,7 @@ func listen(name string) (l *net.UnixListener, taken bool, err error) {
 	if err != nil {
 		return nil, errors.Is(err, syscall.EADDRINUSE), err
 	}
-	descriptor(l, descriptors.Note)
+	descriptors.Of(l, descriptors.Note)
 	return l, false, nil
 }
 
@@ -82,7 +82,7 @@ func dial(name string) (*link, error) {
 func wrap(conn *net.UnixConn) (*link, error) {
 	var peer *syscall.Ucred
 	err := errForeign
-	descriptor(conn, func(fd int) { peer, err = syscall.GetsockoptUcred(fd, syscall.SOL_SOCKET, syscall.SO_PEERCRED) })
+	descriptors.Of(conn, func(fd int) { peer, err = syscall.GetsockoptUcred(fd, syscall.SOL_SOCKET, syscall.SO_PEERCRED) })
 	if err == nil && int(peer.Uid) != os.Geteuid() {
 		err = errForeign
 	}
@@ -90,7 +90,7 @@ func wrap(conn *net.UnixConn) (*link, error) {
 		conn.Close()
 		return nil, err
 	}
-	descriptor(conn, descriptors.Note)
+	descriptors.Of(conn, descriptors.Note)
 	return &link{conn: conn, pid: int(peer.Pid), read: make([]byte, longest)}, nil
 }
 
@@ -101,7 +101,7 @@ func closeAll(s interface {
 	syscall.Conn
 	Close() error
 }) {
-	descriptor(s, descriptors.Forget)
+	descriptors.Of(s, descriptors.Forget)
 	_ = s.Close()
 }
 
@@ -138,11 +138,4 @@ func printable(text string) string {
 		}
 		return '?'
 	}, text)
-}
-
-// descriptor calls f with the descriptor of a connection or a listener.
-func descriptor(s syscall.Conn, f func(fd int)) {
-	if raw, err := s.SyscallConn(); err == nil {
-		_ = raw.Control(func(fd uintptr) { f(int(fd)) })
-	}
 }

@@ -12,7 +12,7 @@ import (
 )
 
 // Rendezvous is where a Giver listens, and its secret. It travels by MPI. The kernel shows the name
-// to all processes of the node; a process that knows only the name gets nothing.
+// to all processes of the node; a process that knows only the name gets nothing. The zero Rendezvous is that of no Giver.
 type Rendezvous struct {
 	Name   uint64
 	Secret [2]uint64

@@ -29,7 +29,7 @@ type File struct {
 // AnySize is the size that Open and Take expect of a file that its owner may have made longer.
 const AnySize = -1
 
-// Address identifies a memory file for the other processes of the node.
+// Address identifies a memory file for the other processes of the node. The zero Address is that of no file.
 type Address struct {
 	PID   int
 	FD    int
@@ -88,8 +88,13 @@ func (f *File) Inode() uint64 { return f.inode }
 // PID returns the process in whose /proc this one opened the file; 0 if it came by the file in another way.
 func (f *File) PID() int { return f.pid }
 
-// Address returns the address by which other processes open the file, while it is open here.
-func (f *File) Address() Address { return Address{syscall.Getpid(), f.fd, f.inode} }
+// Address returns the address by which other processes open the file, while it is open here; of a nil File the zero Address.
+func (f *File) Address() Address {
+	if f == nil {
+		return Address{}
+	}
+	return Address{syscall.Getpid(), f.fd, f.inode}
+}
 
 // Size returns the length in bytes.
 func (f *File) Size() int64 { return f.size }

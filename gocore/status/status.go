@@ -8,6 +8,7 @@ package status
 import (
 	"errors"
 	"fmt"
+	"strings"
 )
 
 // Code is the number of an error in pmpi.h (PMPI_ERR_*). The values are part of the C ABI and never
@@ -58,6 +59,17 @@ type Error struct {
 }
 
 func (e *Error) Error() string { return e.Msg }
+
+// ASCII returns the text of another process as it may be shown, on one line: with question marks for what is not printable
+// ASCII.
+func ASCII(text string) string {
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r > '~' {
+			return '?'
+		}
+		return r
+	}, text)
+}
 
 // Is makes errors.Is(err, &Error{Code: c}) compare codes.
 func (e *Error) Is(target error) bool {

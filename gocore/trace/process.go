@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/paddlempi/paddlempi/gocore/process"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
@@ -100,28 +101,13 @@ func innerPID(pid int) int64 {
 
 // State returns "running", "stopped" (by a signal or a debugger) or "ended" for a process of this host.
 func State(pid int) string {
-	switch stateLetter(pid) {
-	case "T", "t":
+	switch p, err := process.Read(processes, pid); {
+	case p.Stopped():
 		return "stopped"
-	case "Z", "X", "x":
+	case p.Ended(), err != nil:
 		return "ended"
 	}
 	return "running"
-}
-
-// stateLetter returns the state of a process as proc(5) has it, "X" (dead) if there is none.
-func stateLetter(pid int) string {
-	b, err := os.ReadFile(processFile(pid, "stat"))
-	if err != nil {
-		return "X"
-	}
-	s := string(b)
-	if i := strings.LastIndexByte(s, ')'); i >= 0 {
-		if fields := strings.Fields(s[i+1:]); len(fields) > 0 {
-			return fields[0]
-		}
-	}
-	return ""
 }
 
 // FileName returns the name of the file that Write writes.

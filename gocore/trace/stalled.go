@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/paddlempi/paddlempi/gocore/process"
 )
 
 // A process that is stalled lives, but does not go on. The kernel says so of its first thread, in which
@@ -18,30 +20,30 @@ const stallLook = 300 * time.Millisecond
 // Stalled says why a process of this host does not go on, "" if it does or if that cannot be known. It
 // takes up to stallLook.
 func Stalled(pid int) string {
-	first := stateLetter(pid)
+	first, _ := process.Read(processes, pid)
 	switch {
-	case first == "T":
+	case first.State == 'T':
 		return "is stopped by a signal"
-	case first == "t":
+	case first.State == 't':
 		return "is stopped by a debugger"
 	case frozen(pid):
 		return "is in a cgroup that is frozen"
-	case first != "D" && first != "R":
+	case first.State != 'D' && first.State != 'R':
 		return ""
 	}
 	ran := schedule(pid)
 	time.Sleep(stallLook)
-	switch last := stateLetter(pid); {
-	case last != first || ran == "" || schedule(pid) != ran:
+	switch last, _ := process.Read(processes, pid); {
+	case last.State != first.State || ran == "" || schedule(pid) != ran:
 		return ""
-	case first == "D":
+	case first.State == 'D':
 		return "waits in the kernel, for a disk, a network file system or swapped memory"
 	}
 	return "is ready to run and gets no CPU"
 }
 
 // Where the kernel tells of processes and cgroups. Tests have folders of their own.
-var processes, cgroups = "/proc", "/sys/fs/cgroup"
+var processes, cgroups = process.Folder, "/sys/fs/cgroup"
 
 func processFile(pid int, name string) string {
 	return filepath.Join(processes, strconv.Itoa(pid), name)

@@ -31,8 +31,8 @@ type Aware struct {
 	base   transport.Comm
 	staged bool                      // the settings allow a path through host memory
 	known  atomic.Pointer[Awareness] // nil until the answer is known
-	asking sync.Mutex
-	tried  chan struct{} // closed when the trial is over; nil if there is none
+	asked  sync.Once
+	tried  chan struct{} // closed when it is; asked makes it
 }
 
 // CUDAAware tells whether MPI may be given the addresses of this rank's tensors in device memory,
@@ -48,19 +48,19 @@ func (a *Aware) CUDAAware() bool {
 
 // Awareness is CUDAAware with the reason. If wait is set it waits for a trial that is under way.
 func (a *Aware) Awareness(wait bool) Awareness {
-	a.asking.Lock()
-	if a.known.Load() == nil && a.tried == nil {
+	a.asked.Do(func() {
+		a.tried = make(chan struct{})
 		if known := a.ask(); known != nil {
-			a.known.Store(known)
+			a.answer(known)
 		} else {
-			a.tried = make(chan struct{})
-			go a.try()
+			go func() {
+				works, seen := a.Trial()
+				a.answer(&Awareness{Aware: works, How: "tried", Reason: seen})
+			}()
 		}
-	}
-	tried := a.tried
-	a.asking.Unlock()
-	if wait && tried != nil {
-		<-tried
+	})
+	if wait {
+		<-a.tried
 	}
 	if known := a.known.Load(); known != nil {
 		return *known
@@ -95,9 +95,8 @@ func (a *Aware) claim() Awareness {
 	return Awareness{Aware: says, How: "asked", Reason: text}
 }
 
-func (a *Aware) try() {
-	works, seen := a.Trial()
-	a.known.Store(&Awareness{Aware: works, How: "tried", Reason: seen})
+func (a *Aware) answer(known *Awareness) {
+	a.known.Store(known)
 	close(a.tried)
 }
 

@@ -2,6 +2,7 @@ package world
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -60,9 +61,9 @@ type Departure struct {
 	ended atomic.Pointer[status.Error] // why no operation must wait any longer; nil while they may
 	users atomic.Int32                 // calls under way that belong to no operation of a group: see Env.Use
 
-	mu       sync.Mutex            // guards broke and stranded
-	broke    time.Duration         // the longest timeout of the groups that broke; 0 if none did
-	stranded map[fmt.Stringer]bool // messages that were given up while MPI still sends them
+	mu       sync.Mutex    // guards broke
+	broke    time.Duration // the longest timeout of the groups that broke; 0 if none did
+	stranded sync.Map      // messages, each a fmt.Stringer, that were given up while MPI still sends them
 }
 
 // BrokeAfter notes that a group with this timeout broke.
@@ -73,18 +74,10 @@ func (d *Departure) BrokeAfter(timeout time.Duration) {
 }
 
 // Strand notes a message that was given up while MPI still sends it. Its text names it and its group.
-func (d *Departure) Strand(m fmt.Stringer) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.stranded[m] = true
-}
+func (d *Departure) Strand(m fmt.Stringer) { d.stranded.Store(m, nil) }
 
 // ArrivedAfterAll takes a message off the list of Strand: MPI is done with it.
-func (d *Departure) ArrivedAfterAll(m fmt.Stringer) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	delete(d.stranded, m)
-}
+func (d *Departure) ArrivedAfterAll(m fmt.Stringer) { d.stranded.Delete(m) }
 
 // begin begins the departure. All groups have taken their last call.
 func (d *Departure) begin() error {
@@ -183,16 +176,13 @@ func (d *Departure) reportLost() {
 	if !d.e.Roster.Questions.Departed() {
 		return // destroy_process_group: their works have told of it
 	}
-	d.mu.Lock()
-	n, first := len(d.stranded), ""
-	for m := range d.stranded {
-		if text := m.String(); first == "" || text < first {
-			first = text
-		}
-	}
-	d.mu.Unlock()
-	if n > 0 {
-		d.e.Reports.Write(fmt.Sprintf("paddlempi: rank %d has ended with %d message(s) that no rank has received, and that are lost: %s\n", d.e.Topo.Rank, n, first))
+	var lost []string
+	d.stranded.Range(func(m, _ any) bool {
+		lost = append(lost, m.(fmt.Stringer).String())
+		return true
+	})
+	if len(lost) > 0 {
+		d.e.Reports.Write(fmt.Sprintf("paddlempi: rank %d has ended with %d message(s) that no rank has received, and that are lost: %s\n", d.e.Topo.Rank, len(lost), slices.Min(lost)))
 	}
 }
 
@@ -236,8 +226,13 @@ func (d *Departure) AwaitDepartures() bool {
 // Await takes the departure further until it is over. It returns false without an error if it never will be: some rank
 // has died, or has ended without the others. It waits with a new engine, because the engine of e was stopped.
 func (d *Departure) Await(deadline time.Time, interrupt work.Interrupt) (over bool, err error) {
+	return d.await(d.AllDeparted, deadline, interrupt)
+}
+
+// await is Await for anything that all ranks have to do.
+func (d *Departure) await(done func() bool, deadline time.Time, interrupt work.Interrupt) (over bool, err error) {
 	err = work.NewEngine().Wait(func() bool {
-		over = d.AllDeparted()
+		over = done()
 		return over || d.Deserted() || d.stage == undeparted || d.e.Mail.Has(mailbox.Absent)
 	}, deadline, interrupt)
 	return over, err
@@ -255,10 +250,7 @@ func (d *Departure) GoAlone() {
 func (d *Departure) EndTogether() bool {
 	together := false
 	if d.finalizable() && d.nextStage(departed, transport.Barrier) == nil {
-		_ = work.NewEngine().Wait(func() bool {
-			together = d.stageOver()
-			return together || d.stage == undeparted || d.Deserted()
-		}, time.Time{}, nil)
+		together, _ = d.await(d.stageOver, time.Time{}, nil)
 	}
 	d.End(together)
 	return together

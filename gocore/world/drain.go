@@ -1,6 +1,7 @@
 package world
 
 import (
+	"slices"
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/work"
@@ -25,12 +26,7 @@ const (
 
 // all tells whether f is true of all groups.
 func all(groups []Group, f func(Group) bool) bool {
-	for _, g := range groups {
-		if !f(g) {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(groups, func(g Group) bool { return !f(g) })
 }
 
 // Drain gives operations under way time to end. The groups take no more calls. Drain calls begun

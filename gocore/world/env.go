@@ -2,7 +2,7 @@ package world
 
 import (
 	"cmp"
-	"fmt"
+	"slices"
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/health"
@@ -10,6 +10,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/topo"
+	"github.com/paddlempi/paddlempi/gocore/trace"
 	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
@@ -53,33 +54,32 @@ func NewJoined(world transport.Comm) (*Env, error) {
 }
 
 func newEnv(world transport.Comm, timeout time.Duration, interrupt work.Interrupt, discover discovery) (*Env, error) {
-	e := &Env{Interrupt: interrupt, Engine: work.NewEngine(), Groups: Groups{made: map[string]int{}, live: map[Group]about{}}}
-	e.Departure = Departure{e: e, stranded: map[fmt.Stringer]bool{}}
-	watch, mistake := health.ReadSettings()
-	e.Reports = health.Reports{After: watch.ReportAfter, Write: health.WriteLine}
-	var device error
-	e.Device.DeviceSettings, device = readDeviceSettings()
+	e := &Env{Interrupt: interrupt, Engine: work.NewEngine(), Groups: Groups{made: map[string]int{}, live: map[Group]trace.Group{}}}
+	e.Departure = Departure{e: e}
+	deadAfter, reportAfter, mistake := health.ReadSettings()
+	e.Reports = health.Reports{After: reportAfter, Write: health.WriteLine}
+	device := e.Device.read()
 	_, forced := readForced("init")
 	deadline := time.Now().Add(timeout)
-	if err := e.begin(world, cmp.Or(device, forced, mistake), timeout, deadline); err != nil {
-		return nil, err
-	}
+	err := e.begin(world, cmp.Or(device, forced, mistake), timeout, deadline)
 	p, limited := e.Base.(transport.Limited)
-	if limited {
-		p.WaitBy(func(done func() bool) error { return e.Engine.Wait(done, deadline, e.Interrupt) })
-		defer p.WaitBy(nil)
+	if err == nil {
+		if limited {
+			p.WaitBy(func(done func() bool) error { return e.Engine.Wait(done, deadline, e.Interrupt) })
+			defer p.WaitBy(nil)
+		}
+		err = e.make(discover, deadAfter)
 	}
-	err := e.make(discover, watch.DeadAfter)
 	if err == nil {
 		return e, nil
 	}
-	if !limited {
-		return nil, err
-	}
-	missing := p.Missing()
-	e.unmake()
-	if err == work.ErrDeadline {
+	if limited && err == work.ErrDeadline {
+		missing := p.Missing()
 		err = status.New(status.Timeout, "init: after %v rank(s) %s, which had called init_process_group, had not done their part (are they stopped?)", timeout, status.Brief(missing)).WithRanks(missing...)
+	}
+	code := status.CodeOf(err)
+	if limited || code == status.Argument || code == status.Refused || code == status.Mismatch { // else MPI may still use it
+		e.unmake()
 	}
 	return nil, err
 }
@@ -100,10 +100,6 @@ func (e *Env) make(discover discovery, deadAfter time.Duration) error {
 	}
 	e.Device.Chunk = chunk[0]
 	if e.Groups.Forced, err = AgreeOnForced("init", e.Base); err != nil {
-		if _, limited := e.Base.(transport.Limited); !limited {
-			_ = e.Mail.Free()
-			_ = e.Base.Free()
-		}
 		return err
 	}
 	if e.Topo, err = discover(e.Base); err != nil {
@@ -122,15 +118,15 @@ func (e *Env) make(discover discovery, deadAfter time.Duration) error {
 	if err = e.Recorder.Start(e.Base, e.Topo); err != nil {
 		return err
 	}
-	if e.Roster, err = health.NewRoster(e.Base, e.Topo, &e.Node.NodeView, questions, deadAfter, e.Recorder.Answer); err != nil {
+	if e.Roster, err = health.NewRoster(e.Base, e.Topo, &e.Node.NodeView, questions, deadAfter, &e.Recorder); err != nil {
 		return err
 	}
-	e.Reports.Begin(e.Roster, &e.Recorder)
-	e.Groups.Watcher = health.NewWatcher(e.Roster, &e.Recorder, e.Groups.stuck)
+	e.Reports.Begin(e.Roster)
+	e.Groups.Watcher = health.NewWatcher(e.Roster, e.Groups.stuck)
 	return e.connect()
 }
 
-// unmake gives back what there is of a world without MPI that could not be made.
+// unmake gives back what there is of a world that could not be made.
 func (e *Env) unmake() {
 	e.Engine.StopProgress()
 	e.Recorder.Close()
@@ -158,16 +154,16 @@ func (e *Env) begin(world transport.Comm, mistake error, timeout time.Duration, 
 			return done()
 		}, deadline, e.Interrupt)
 	}
-	var err error
-	if e.Base, err = world.Dup(within); err != nil {
-		return e.timedOut(err, timeout)
+	var mistaken []bool
+	base, err := world.Dup(within)
+	if err == nil {
+		e.Base = base
+		mistaken, err = transport.GatherBool(base, mistake != nil, within)
 	}
-	mistaken, err := transport.GatherBool(e.Base, mistake != nil, within)
-	if err != nil {
-		if _, limited := e.Base.(transport.Limited); limited { // else MPI may still use it
-			_ = e.Base.Free()
-		}
-		return e.timedOut(err, timeout)
+	if err == work.ErrDeadline {
+		return status.New(status.Timeout, "init: after %v not all ranks of the job had called init_process_group; every rank must call it", timeout)
+	} else if err != nil {
+		return err
 	}
 	var wrong []int
 	for r, yes := range mistaken {
@@ -175,23 +171,10 @@ func (e *Env) begin(world transport.Comm, mistake error, timeout time.Duration, 
 			wrong = append(wrong, r)
 		}
 	}
-	if len(wrong) == 0 {
-		return nil
+	if len(wrong) > 0 && mistake == nil {
+		return status.New(status.Refused, "init: rank(s) %s refused: their settings are wrong, and their own error says which", status.Brief(wrong)).WithRanks(wrong...)
 	}
-	_ = e.Base.Free()
-	if mistake != nil {
-		return mistake
-	}
-	return status.New(status.Refused, "init: rank(s) %s refused: their settings are wrong, and their own error says which", status.Brief(wrong)).WithRanks(wrong...)
-}
-
-// timedOut returns the error of begin for err. If the deadline has passed, it says that some ranks
-// did not call init.
-func (e *Env) timedOut(err error, timeout time.Duration) error {
-	if err != work.ErrDeadline {
-		return err
-	}
-	return status.New(status.Timeout, "init: after %v not all ranks of the job had called init_process_group; every rank must call it", timeout)
+	return mistake
 }
 
 // chores runs now and then on waiting threads and on the progress thread.
@@ -260,21 +243,17 @@ func (e *Env) connect() error {
 	if !e.Base.FirstSendWaits() {
 		return nil
 	}
-	waiting := map[int]bool{}
-	for r, node := range e.Topo.Node {
-		if node != e.Topo.Node[e.Topo.Rank] {
-			waiting[r] = true
-			e.Mail.Send(r, mailbox.Hello, 0, nil)
-		}
+	far := slices.DeleteFunc(transport.EveryRank(e.Topo.Size), func(r int) bool { return e.Topo.Node[r] == e.Topo.Node[e.Topo.Rank] })
+	for _, r := range far {
+		e.Mail.Send(r, mailbox.Hello, 0, nil)
 	}
 	return e.Engine.Wait(func() bool {
 		e.Mail.Pump()
-		for r := range waiting {
-			if _, ok := e.Mail.Take(mailbox.Hello, r, 0); ok {
-				delete(waiting, r)
-			}
-		}
-		return len(waiting) == 0 && e.Mail.Sent()
+		far = slices.DeleteFunc(far, func(r int) bool {
+			_, came := e.Mail.Take(mailbox.Hello, r, 0)
+			return came
+		})
+		return len(far) == 0 && e.Mail.Sent()
 	}, time.Time{}, e.Interrupt)
 }
 

@@ -1,8 +1,6 @@
 package world
 
 import (
-	"errors"
-
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/dl"
 	"github.com/paddlempi/paddlempi/gocore/status"
@@ -20,9 +18,8 @@ const (
 func readForced(what string) (coll.Forced, error) {
 	list, _ := dl.Getenv(algorithmsVariable)
 	f, err := coll.ParseForced(list)
-	var e *status.Error
-	if errors.As(err, &e) {
-		return 0, status.New(e.Code, "%s: %s=%s: %s", what, algorithmsVariable, list, e.Msg)
+	if err != nil {
+		return 0, status.New(status.CodeOf(err), "%s: %s=%s: %v", what, algorithmsVariable, list, err)
 	}
 	switch levels, _ := dl.Getenv(levelsVariable); levels {
 	case "", "1":
@@ -61,17 +58,12 @@ func AgreeOnForced(what string, comm transport.Exchange) (coll.Forced, error) {
 		return 0, mistake
 	case words[0] == wrong:
 		return 0, status.New(status.Refused, "%s: %s, %s or %s is wrong on another rank, and its own error says how", what, algorithmsVariable, levelsVariable, tuneVariable)
-	case words[0] != ^words[1]:
-		return 0, differs(what, algorithmsVariable)
-	case words[2] != ^words[3]:
-		return 0, differs(what, levelsVariable)
-	case words[4] != ^words[5]:
-		return 0, differs(what, tuneVariable)
+	}
+	for i, variable := range []string{algorithmsVariable, levelsVariable, tuneVariable} {
+		if words[2*i] != ^words[2*i+1] {
+			value, _ := dl.Getenv(variable)
+			return 0, status.New(status.Mismatch, "%s: %s differs between the ranks; it is %q on this rank: set it alike on all of them", what, variable, value)
+		}
 	}
 	return forced, nil
-}
-
-func differs(what, variable string) error {
-	value, _ := dl.Getenv(variable)
-	return status.New(status.Mismatch, "%s: %s differs between the ranks; it is %q on this rank: set it alike on all of them", what, variable, value)
 }

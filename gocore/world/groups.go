@@ -1,9 +1,12 @@
 package world
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"hash/fnv"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -59,34 +62,21 @@ type Groups struct {
 	hellos atomic.Uint64 // meetings to which this rank has come
 
 	mu   sync.Mutex
-	made map[string]int  // how many groups were made of a list of ranks
-	live map[Group]about // groups that were made and not freed
-}
-
-// about is what is noted of a group.
-type about struct {
-	id    int64
-	key   uint64
-	spans bool // its members share no memory, so that they ask each other
+	made map[string]int        // how many groups were made of a list of ranks
+	live map[Group]trace.Group // groups that were made and not freed
 }
 
 // all returns the groups that are not freed.
 func (s *Groups) all() []Group {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	list := make([]Group, 0, len(s.live))
-	for g := range s.live {
-		list = append(list, g)
-	}
-	return list
+	return slices.Collect(maps.Keys(s.live))
 }
 
 // stuck returns a collective in which a thread is inside MPI and cannot return; nil if there is none.
 func (s *Groups) stuck(now time.Time) (found *health.Stuck) {
 	for _, g := range s.all() {
-		if stuck := g.Stuck(now); found == nil {
-			found = stuck
-		}
+		found = cmp.Or(found, g.Stuck(now))
 	}
 	return found
 }
@@ -95,8 +85,8 @@ func (s *Groups) stuck(now time.Time) (found *health.Stuck) {
 // other, and asked answers; else it is nil.
 func (e *Env) Remember(g Group, as trace.Group, asked health.Respondent) {
 	e.Groups.mu.Lock()
-	e.Groups.live[g] = about{as.ID, as.Key, asked != nil}
-	e.Recorder.Join(as)
+	e.Groups.live[g] = as
+	e.Recorder.Ring().Join(as)
 	e.Groups.mu.Unlock()
 	if asked != nil {
 		e.Roster.Questions.Join(as.Key, as.Rank, asked)
@@ -109,31 +99,25 @@ func (e *Env) Forget(g Group) {
 	was, there := e.Groups.live[g]
 	if there {
 		delete(e.Groups.live, g)
-		e.Recorder.Leave(was.id)
+		e.Recorder.Ring().Leave(was.ID)
 	}
 	e.Groups.mu.Unlock()
-	if was.spans {
-		e.Roster.Questions.Forget(was.key)
-	}
+	e.Roster.Questions.Forget(was.Key)
 }
 
 // Key identifies a group before it exists. It is made of the ranks and of how many groups of the
 // same ranks were made before. The members count these alike, because they make them in the same
 // order.
 func (s *Groups) Key(ranks []int) uint64 {
-	h := fnv.New64a()
-	var b [8]byte
-	for _, r := range ranks {
-		binary.LittleEndian.PutUint64(b[:], uint64(r))
-		h.Write(b[:])
-	}
 	name := fmt.Sprint(ranks)
 	s.mu.Lock()
 	n := s.made[name]
 	s.made[name]++
 	s.mu.Unlock()
-	binary.LittleEndian.PutUint64(b[:], uint64(n))
-	h.Write(b[:])
+	h := fnv.New64a()
+	for _, word := range append(slices.Clone(ranks), n) {
+		h.Write(binary.LittleEndian.AppendUint64(nil, uint64(word)))
+	}
 	return h.Sum64()
 }
 

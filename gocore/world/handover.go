@@ -20,7 +20,7 @@ type handover struct {
 	// take gets the file of another rank. It owns the file, and closes it if it returns an error.
 	take func(rank int, f *segment.File) error
 
-	addresses [][]int64 // by rank of comm (present)
+	addresses [][]int64 // by rank of comm
 	lacks     []int     // the givers whose files this rank does not have yet
 	refused   error     // why this rank could not make its file, or open some file through /proc; nil if it could
 }
@@ -28,11 +28,8 @@ type handover struct {
 // run hands the files over. It is collective over comm, whose ranks may be on several nodes. opened says of each rank
 // of comm whether it had the files of its node's givers without sockets, and complete whether it has them now.
 func (h *handover) run() (opened, complete []bool, err error) {
-	mine := segment.None()
-	if h.file != nil {
-		mine = segment.Some(h.file.Address().Words())
-	}
-	if h.addresses, err = h.comm.Gather(mine, nil); err != nil {
+	mine := h.file.Address().Words()
+	if h.addresses, err = h.comm.Gather(mine[:], nil); err != nil {
 		return nil, nil, err
 	}
 	h.open()
@@ -49,7 +46,7 @@ func (h *handover) run() (opened, complete []bool, err error) {
 // open opens through /proc the files of the givers, and notes which this rank lacks.
 func (h *handover) open() {
 	for _, r := range h.givers {
-		there := h.addresses[r][0] != 0
+		there := h.address(r) != segment.Address{}
 		if there && r != h.comm.Rank() {
 			f, err := segment.Open(h.address(r), h.size)
 			if err == nil {
@@ -65,7 +62,7 @@ func (h *handover) open() {
 	}
 }
 
-// address returns where a peer that has a file says it is. The peer may be wrong, and segment checks what it opens.
+// address returns where a peer says that its file is. The peer may be wrong, and segment checks what it opens.
 func (h *handover) address(r int) segment.Address {
-	return segment.Of([3]int64(h.addresses[r][1:]))
+	return segment.Of([3]int64(h.addresses[r]))
 }

@@ -28,7 +28,7 @@ func (b *blind) Gather(words []int64, wait transport.Wait) ([][]int64, error) {
 		rows = slices.Clone(rows)
 		for _, r := range b.to {
 			rows[r] = slices.Clone(rows[r])
-			rows[r][1] = 1 << 30
+			rows[r][0] = 1 << 30
 		}
 	}
 	return rows, err

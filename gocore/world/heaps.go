@@ -45,9 +45,8 @@ func (n *Node) shareHeaps() error {
 }
 
 func (n *Node) closeViews() {
-	for r, v := range n.Views {
+	for _, v := range n.Views {
 		v.Close()
-		delete(n.Views, r)
 	}
 	n.Views = nil
 }

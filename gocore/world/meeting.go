@@ -2,6 +2,7 @@ package world
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -94,25 +95,25 @@ func (m *meeting) left(ranks []int) (left []int) {
 type attempt struct {
 	number []byte // number of its hello
 	round  uint64 // the last round in which the member was asked
-	asked  []byte // body of that question; the answer has the same
-	still  bool   // the member has answered in that round
+	asked  []byte // body of that question, until the member has answered with the same
 }
 
 // collect is meet on the first member.
 func (m *meeting) collect(others []int, deadline time.Time) (missing []int, err error) {
 	e, key := m.e, m.key
-	came, dead := map[int]*attempt{}, false
-	var left []int
+	came := map[int]*attempt{}
+	var failed error
 	ask := func(r int, round uint64) {
 		a := came[r]
-		a.round, a.still = round, false
+		a.round = round
 		a.asked = binary.LittleEndian.AppendUint64(bytes.Clone(a.number), round)
 		e.Mail.Send(r, mailbox.Ready, key, a.asked)
 	}
 	round := uint64(0) // round 0 asks one member whose hello has arrived; every later round asks all
 	err = e.wait(func() bool {
 		e.Mail.Pump()
-		if dead = e.Roster.AnyDied(others); dead {
+		if e.Roster.AnyDied(others) {
+			missing, failed = e.Roster.Dead(others), work.ErrDeadline
 			return true
 		}
 		missing = missing[:0]
@@ -127,40 +128,33 @@ func (m *meeting) collect(others []int, deadline time.Time) (missing []int, err 
 				ask(r, 0)
 			}
 		}
-		if left = m.left(missing); len(left) > 0 {
+		if left := m.left(missing); len(left) > 0 {
+			missing, failed = left, errLeft
 			return true
 		}
 		if len(missing) > 0 {
 			m.reportIfSlow(missing, false)
 			return false
 		}
-		for _, r := range others {
-			if came[r].round == 0 { // it is new: the others' answers may be old
-				round++
-				for _, r := range others {
-					ask(r, round)
-				}
-				break
+		if slices.ContainsFunc(others, func(r int) bool { return came[r].round == 0 }) { // it is new: the others' answers may be old
+			round++
+			for _, r := range others {
+				ask(r, round)
 			}
 		}
 		for _, r := range others {
 			a := came[r]
 			if body, ok := e.Mail.Take(mailbox.Still, r, key); ok && bytes.Equal(body, a.asked) {
-				a.still = true
+				a.asked = nil
 			}
-			if !a.still {
+			if a.asked != nil {
 				missing = append(missing, r)
 			}
 		}
 		m.reportIfSlow(missing, true)
 		return len(missing) == 0
 	}, e.Ending, deadline)
-	switch {
-	case dead:
-		err, missing = work.ErrDeadline, e.Roster.Dead(others)
-	case len(left) > 0:
-		err, missing = errLeft, left
-	}
+	err = cmp.Or(err, failed)
 	m.decide(others, missing, err)
 	return missing, err
 }
@@ -199,7 +193,6 @@ func (m *meeting) attend(deadline time.Time) (missing []int, err error) {
 	asked := false // by the first member, which reports who is missing
 	number := binary.LittleEndian.AppendUint64(nil, e.Groups.hellos.Add(1))
 	e.Mail.Send(first, mailbox.Hello, key, number)
-	over, left := false, false
 	var decided error // the first member has decided that the meeting fails
 	var gone []int    // members that have left, as this one has seen first
 	var leftAt time.Time
@@ -213,38 +206,34 @@ func (m *meeting) attend(deadline time.Time) (missing []int, err error) {
 			}
 			e.Mail.Send(first, mailbox.Still, key, body)
 		}
-		if body, ok := e.Mail.Take(mailbox.Go, first, key); ok && bytes.Equal(body, number) {
-			return true
-		}
+		body, ok := e.Mail.Take(mailbox.Go, first, key)
+		return ok && bytes.Equal(body, number)
+	}, func() error {
 		if body, ok := e.Mail.Take(mailbox.Fail, first, key); ok && bytes.HasPrefix(body, number) {
 			missing, decided = decodeFail(body[len(number):], ranks)
-			return true
+			return decided
 		}
 		now := time.Now()
-		over = !now.Before(until)
-		if e.Roster.AnyDied(ranks) {
-			over, missing = true, e.Roster.Dead(ranks)
-		} else if leftAt.IsZero() {
+		switch {
+		case e.Roster.AnyDied(ranks):
+			missing = e.Roster.Dead(ranks)
+			return work.ErrDeadline
+		case leftAt.IsZero():
 			if gone = m.left(ranks); len(gone) > 0 {
 				leftAt = now
 			}
-		} else if left = now.Sub(leftAt) > health.LeftGrace; left { // else the decision may be on its way
-			over, missing = true, gone // not those that have left since, because of these
+		case now.Sub(leftAt) > health.LeftGrace: // else the decision may be on its way
+			missing = gone // not those that have left since, because of these
+			return errLeft
 		}
-		if !over {
-			m.reportIfSlow(ranks[:1], asked)
+		if !now.Before(until) {
+			return work.ErrDeadline
 		}
-		return over
-	}, e.Ending, time.Time{})
-	if over && err == nil {
-		if err = work.ErrDeadline; left {
-			err = errLeft
-		}
-	}
-	if err != nil {
+		m.reportIfSlow(ranks[:1], asked)
+		return e.Ending()
+	}, time.Time{})
+	if err != nil && decided == nil {
 		e.Mail.Send(first, mailbox.Bye, key, nil)
-	} else {
-		err = decided
 	}
 	if err != nil && len(missing) == 0 {
 		missing = []int{first}

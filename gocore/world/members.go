@@ -1,7 +1,6 @@
 package world
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"sync/atomic"
@@ -102,10 +101,7 @@ func (m *Members) DeathError(what string, dead []int, after string, err error) e
 		return m.DiedError(what, dead, after)
 	}
 	text := status.New(status.ProcFailed, "%s: a rank has died, and MPI does not say which; %s", m.Of(what), after)
-	var e *status.Error
-	if errors.As(err, &e) {
-		text.MPIClass = e.MPIClass
-	}
+	text.MPIClass = status.Plain(err).MPIClass
 	return text
 }
 

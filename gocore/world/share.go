@@ -11,20 +11,16 @@ import (
 // segment has the memory files.
 
 // way is how the ranks of a communicator got the shared memory of their nodes.
-type way int32
+type way string
 
 const (
-	byProc    way = iota // every rank opened its node's file through /proc
-	bySocket             // some ranks got the descriptor over a socket
-	byMessage            // some rank could not get it: no rank has shared memory
+	byProc    way = "shared memory"                          // every rank opened its node's file through /proc
+	bySocket  way = "shared memory, handed over by a socket" // some ranks got the descriptor so
+	byMessage way = "messages"                               // some rank could not get it: no rank has shared memory
 )
 
-func (w way) String() string {
-	return [...]string{"shared memory", "shared memory, handed over by a socket", "messages"}[w]
-}
-
 // Way tells how the ranks of the world share memory with the ranks of their nodes.
-func (n *Node) Way() string { return n.way.String() }
+func (n *Node) Way() string { return string(n.way) }
 
 // sharing returns the handover of a memory file of size bytes on each node. peers are the ranks of comm on this rank's node;
 // the first one makes the file. The file is all zero; its memory is allocated when a rank first touches it.

@@ -15,22 +15,18 @@ const takeLimit = 10 * time.Second
 // of the exchange.
 func (h *handover) bySockets(opened []bool) error {
 	// A rank that lacks some file comes to all givers. Therefore every giver knows how many ranks come to it.
-	takers := 0
-	for _, r := range h.peers {
-		if r != h.comm.Rank() && !opened[r] {
-			takers++
-		}
-	}
+	takers := len(slices.DeleteFunc(slices.Clone(h.peers), func(r int) bool { return r == h.comm.Rank() || opened[r] }))
 	var giver *segment.Giver
-	mine := segment.None()
+	var at segment.Rendezvous
 	if takers > 0 && h.file != nil {
 		var err error
 		if giver, err = segment.NewGiver(h.file); err == nil {
 			giver.SameUser = h.sameUser
-			mine = segment.Some(giver.Rendezvous().Words())
+			at = giver.Rendezvous()
 		}
 	}
-	meetings, err := h.comm.Gather(mine, nil)
+	mine := at.Words()
+	meetings, err := h.comm.Gather(mine[:], nil)
 	if err != nil {
 		if giver != nil {
 			giver.Close()
@@ -62,10 +58,11 @@ func (h *handover) bySockets(opened []bool) error {
 func (h *handover) takeAll(meetings [][]int64, deadline time.Time) map[int]*segment.File {
 	files := map[int]*segment.File{}
 	for _, r := range h.givers {
-		if r == h.comm.Rank() || meetings[r][0] == 0 {
+		at := segment.RendezvousOf([3]int64(meetings[r]))
+		if r == h.comm.Rank() || at == (segment.Rendezvous{}) {
 			continue
 		}
-		if f, err := segment.Take(segment.RendezvousOf([3]int64(meetings[r][1:])), h.address(r), h.size, deadline); err == nil {
+		if f, err := segment.Take(at, h.address(r), h.size, deadline); err == nil {
 			files[r] = f
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"syscall"
 
 	"github.com/paddlempi/paddlempi/gocore/dl"
+	"github.com/paddlempi/paddlempi/gocore/process"
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
@@ -298,17 +299,8 @@ func namespace() string {
 	return name
 }
 
-// startOf returns when a process began (proc(5), starttime). Together with its id that names it.
-func startOf(pid int) (uint64, bool) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0, false
-	}
-	_, rest, _ := strings.Cut(string(text[max(0, strings.LastIndexByte(string(text), ')')):]), " ")
-	fields := strings.Fields(rest) // from the third field of the line
-	if len(fields) < 20 || fields[0] == "Z" {
-		return 0, false
-	}
-	started, err := strconv.ParseUint(fields[19], 10, 64)
-	return started, err == nil
+// startOf returns when a process began. ok is false if it has ended.
+func startOf(pid int) (started uint64, ok bool) {
+	p, err := process.Read(process.Folder, pid)
+	return p.Started, err == nil && !p.Ended() && p.Started != 0
 }
