@@ -10,6 +10,7 @@ package join
 // Lengths and texts that come from the network are checked before they are used.
 
 import (
+	"context"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
@@ -17,9 +18,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
@@ -33,10 +36,12 @@ const (
 	mostFrame = 4096
 	// mostText is the length of the longest text of the other job that is shown to a user.
 	mostText = 512
+	// strangerLimit is how long a process that connects may take to show that it knows the secret.
+	strangerLimit = 5 * time.Second
 )
 
 // magic begins what each party sends first.
-var magic = [8]byte{'p', 'm', 'p', 'i', 'm', 'e', 'e', 't'}
+const magic = "pmpimeet"
 
 // card is what a job tells the other one of itself.
 type card struct {
@@ -128,42 +133,45 @@ func readSecret(what, path string) ([]byte, error) {
 const (
 	nonceBytes = 32
 	proofBytes = sha256.Size
-	// The listener sends greetingBytes: magic, version, its challenge. The other answers with helloBytes: magic, version,
-	// its own challenge, its proof.
-	greetingBytes = len(magic) + 4 + nonceBytes
-	helloBytes    = greetingBytes + proofBytes
+	// Each party opens with magic, version and its challenge. The listener does so first; the caller adds its proof.
+	openingBytes = len(magic) + 4 + nonceBytes
 )
 
 // The verdict of the listener, one byte. Its proof follows a welcome.
 const (
-	welcome byte = iota + 1
-	wrongSecret
-	otherVersion
-	busy // another job was let in
+	welcome     byte = 1
+	wrongSecret byte = 2
+	busy        byte = 4 // another job was let in
 )
 
 type nonce [nonceBytes]byte
 
-func newNonce() (n nonce, err error) {
-	if _, err = rand.Read(n[:]); err != nil {
-		err = status.New(status.Unsupported, "no random numbers for a challenge: %v", err)
-	}
-	return n, err
+func newNonce() (n nonce) {
+	_, _ = rand.Read(n[:]) // it never fails
+	return n
 }
 
-// opening is what each party sends first: magic, version, a challenge.
+// opening is what each party sends first.
 func opening(n nonce) []byte {
-	b := append([]byte{}, magic[:]...)
-	b = binary.BigEndian.AppendUint32(b, version)
-	return append(b, n[:]...)
+	return append(binary.BigEndian.AppendUint32([]byte(magic), version), n[:]...)
 }
 
-// opened reads an opening.
-func opened(b []byte) (n nonce, is bool, theirs uint32) {
-	is = string(b[:len(magic)]) == string(magic[:])
-	theirs = binary.BigEndian.Uint32(b[len(magic):])
-	copy(n[:], b[len(magic)+4:])
-	return n, is, theirs
+// errNoJob is the refusal of a caller that has found something else.
+var errNoJob = refusal{"what listens there is no job of this library"}
+
+// readOpening reads the other party's.
+func readOpening(from io.Reader) (n nonce, err error) {
+	var b [openingBytes]byte
+	if _, err := io.ReadFull(from, b[:]); err != nil {
+		return n, fmt.Errorf("no greeting: %w", err)
+	}
+	if string(b[:len(magic)]) != magic {
+		return n, errNoJob
+	}
+	if theirs := binary.BigEndian.Uint32(b[len(magic):]); theirs != version { // what follows may have another form
+		return n, refusal{fmt.Sprintf("the job there has another version of paddlempi (%d, and this one %d)", theirs, version)}
+	}
+	return nonce(b[len(magic)+4:]), nil
 }
 
 // proof is what a holder of the secret can make of both challenges. role keeps one party from sending back what it got.
@@ -173,4 +181,20 @@ func proof(secret []byte, role string, listener, caller nonce) []byte {
 	h.Write(listener[:])
 	h.Write(caller[:])
 	return h.Sum(nil)
+}
+
+// meet lets greet find out who is at the other end of a connection, for strangerLimit and until ctx is done. It hangs up if
+// that fails.
+func meet(ctx context.Context, c *net.TCPConn, greet func() (*peer, error)) (*peer, error) {
+	_ = c.SetDeadline(time.Now().Add(strangerLimit))
+	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
+	p, err := greet()
+	if !stop() && err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		hangUp(c)
+		return nil, err
+	}
+	return p, nil
 }

@@ -72,9 +72,7 @@ func (o *Options) Connect() (transport.Comm, mpi.Library, error) {
 		return nil, nil, err
 	}
 	if refused != nil {
-		e := status.New(status.Unsupported, "init: %v; ranks without MPI have to. They have to run as one user; in containers they need one /proc or one network. Or start them with mpirun", refused)
-		e.Ranks = refused.(*status.Error).Ranks
-		return nil, nil, e
+		return nil, nil, status.New(status.Unsupported, "init: %v; ranks without MPI have to. They have to run as one user; in containers they need one /proc or one network. Or start them with mpirun", refused).WithRanks(status.Plain(refused).Ranks...)
 	}
 	return comm, nil, nil
 }

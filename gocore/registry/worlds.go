@@ -2,6 +2,7 @@ package registry
 
 import (
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	"github.com/paddlempi/paddlempi/gocore/crash"
@@ -20,6 +21,10 @@ type World struct {
 	all     atomic.Pointer[group.Group] // the group of all its ranks, which is made first
 	ended   atomic.Bool                 // it was destroyed, or this process has left
 	unclose func()                      // takes back what AtFinalize has asked for
+
+	// Of a world of two parties.
+	Leaving sync.Mutex // held by a thread that ends it
+	Left    bool       // this process has left it; Leaving guards it
 }
 
 // NewWorld returns a world that has no groups yet.
@@ -27,6 +32,9 @@ func NewWorld(env *world.Env) *World {
 	lib, _ := mpi.Of(env.Base)
 	return &World{MPI: lib, Env: env, unclose: func() {}}
 }
+
+// Guests has the worlds of two parties that have not ended, by the ids of their groups of all ranks.
+var Guests ByNumber[*World]
 
 // Starting guards these.
 var (
