@@ -4,23 +4,14 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/paddlempi/paddlempi/gocore/control"
 	"github.com/paddlempi/paddlempi/gocore/group"
 	"github.com/paddlempi/paddlempi/gocore/heap"
-	"github.com/paddlempi/paddlempi/gocore/lifecycle"
-	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/op"
-	"github.com/paddlempi/paddlempi/gocore/ps/job"
 	"github.com/paddlempi/paddlempi/gocore/registry"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/window"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
-
-// Control calls a method by its name, and returns its reply. See control.Call.
-func Control(name string, request []byte, interrupt work.Interrupt) ([]byte, error) {
-	return control.Call(name, request, interrupt)
-}
 
 // Poison makes every later call fail, after a panic.
 func Poison(why string) { registry.Poison(why) }
@@ -76,9 +67,6 @@ func Prepare(d *op.Desc) error {
 	return nil
 }
 
-// Unprepare forgets a prepared operation, no call of which is under way.
-func Unprepare(number uint64) { registry.ForgetPrepared(number) }
-
 // Refuse tells the members of a group that this rank takes no part in their next collective.
 func Refuse(id int64, code op.Code) error {
 	g, err := registry.Group(id)
@@ -87,15 +75,6 @@ func Refuse(id int64, code op.Code) error {
 	}
 	return g.Refuse(code)
 }
-
-// TableOp is one call of a table or a KV.
-type TableOp = job.TableOp
-
-// CallTables carries out one call on several tables, or of one KV. See job.Process.Call.
-func CallTables(ops []TableOp) (count int64, err error) { return registry.Servers.Call(ops) }
-
-// Told notes that the program gets an error of the core. See job.Process.Told.
-func Told(err error) { registry.Servers.Told(err) }
 
 // NewWindow makes a window of this rank's memory. It is collective over the group.
 func NewWindow(memory *op.Buf, id int64, timeout time.Duration, nested bool) (int64, error) {
@@ -106,11 +85,8 @@ func NewWindow(memory *op.Buf, id int64, timeout time.Duration, nested bool) (in
 	return registry.NewWindow(g, memory, timeout, nested)
 }
 
-// WindowOp is one call of a window.
-type WindowOp = window.Op
-
 // CallWindow carries out a call of a window.
-func CallWindow(o *WindowOp, nested bool) error {
+func CallWindow(o *window.Op, nested bool) error {
 	if err := registry.Healthy(); err != nil {
 		return err
 	}
@@ -143,13 +119,3 @@ func HeapFree(p unsafe.Pointer) error {
 	}
 	return h.Free(p)
 }
-
-// SetFinalizeHook sets the C function that MPI_Finalize calls; it must call RunFinalizeHook. See
-// mpi.SetFinalizeHook.
-func SetFinalizeHook(hook unsafe.Pointer) { mpi.SetFinalizeHook(hook) }
-
-// RunFinalizeHook calls lifecycle.BeforeFinalize, while MPI still works.
-func RunFinalizeHook() { mpi.RunFinalizeHook() }
-
-// Exit ends this rank's part in the job when the process ends. See lifecycle.Exit.
-func Exit(code int) { lifecycle.Exit(code) }

@@ -62,7 +62,7 @@ ROOMS = (
         "capi",
         "the C interface (`pmpi.h`), and the extension module for Python; `export.go` has every "
         "`//export`",
-        "gocore op status",
+        "gocore control lifecycle mpi op ps/job registry status window work",
         c="crash reduce transport/memory window",
     ),
     Room(
@@ -77,9 +77,9 @@ ROOMS = (
     ),
     Room(
         "gocore",
-        "the functions behind the C interface: each finds what the call names, and hands it to "
-        "the room that carries it out",
-        "control group heap lifecycle mpi op ps/job registry status window work",
+        "the functions behind the C interface that find what a call names, and hand it to the room "
+        "that carries it out",
+        "group heap op registry status window work",
     ),
     Room(
         "gocore/control",
