@@ -83,6 +83,7 @@ func attempt(ctx context.Context, address string, secret []byte, mine card) (*pe
 		if !hmac.Equal(verdict[1:], proof(secret, "listener", listener, caller)) {
 			return nil, refusal{"what listens there does not know the secret"}
 		}
-		return introduced(c, secret, "caller", listener, caller, mine)
+		p := &peer{conn: c, key: proof(secret, "frames", listener, caller), me: "caller", other: "listener"}
+		return p.introduce(mine)
 	})
 }

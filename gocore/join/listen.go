@@ -141,7 +141,8 @@ func (l *tcpListener) greet(c *net.TCPConn, secret []byte, mine card) (*peer, er
 	if _, err := c.Write(append([]byte{welcome}, proof(secret, "listener", listener, caller)...)); err != nil {
 		return nil, err
 	}
-	p, err := introduced(c, secret, "listener", listener, caller, mine)
+	p := &peer{conn: c, key: proof(secret, "frames", listener, caller), me: "listener", other: "caller"}
+	p, err = p.introduce(mine)
 	l.full = err == nil
 	return p, err
 }

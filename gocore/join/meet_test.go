@@ -366,7 +366,7 @@ func FuzzFrame(f *testing.F) {
 		mine, theirs := net.Pipe()
 		defer mine.Close()
 		defer theirs.Close()
-		reader := &peer{key: secret, me: "listener"}
+		reader := &peer{key: secret, me: "listener", other: "caller"}
 		writer := &peer{key: secret, me: "caller"}
 		raw := body
 		if kind != 0 && len(body) <= mostFrame { // a right frame, whose content is made up

@@ -21,18 +21,11 @@ import (
 type peer struct {
 	card card // what it tells of itself
 
-	conn    *net.TCPConn
-	key     []byte      // of the codes of frames
-	me      string      // "listener" or "caller"
-	out, in uint64      // numbers of the next frames
-	settled atomic.Bool // there is a world, as this party sees it
-}
-
-func (p *peer) other() string {
-	if p.me == "listener" {
-		return "caller"
-	}
-	return "listener"
+	conn      *net.TCPConn
+	key       []byte      // of the codes of frames
+	me, other string      // "listener" and "caller", or the other way round
+	out, in   uint64      // numbers of the next frames
+	settled   atomic.Bool // there is a world, as this party sees it
 }
 
 // code is what proves that a frame is this one, of this sender, and unchanged.
@@ -91,7 +84,7 @@ func (p *peer) read(from io.Reader) (kind byte, body []byte, err error) {
 		return 0, nil, err
 	}
 	body = b[:n]
-	if !hmac.Equal(b[n:], p.code(p.other(), p.in, head[0], body)) {
+	if !hmac.Equal(b[n:], p.code(p.other, p.in, head[0], body)) {
 		return 0, nil, fmt.Errorf("a frame that a holder of the secret has not made")
 	}
 	p.in++
@@ -103,10 +96,9 @@ type refusal struct{ text string }
 
 func (r refusal) Error() string { return r.text }
 
-// introduced exchanges the cards of two jobs that know the secret, and returns the other one. Each party sends its own first,
+// introduce exchanges the cards of two jobs that know the secret, and returns the other one. Each party sends its own first,
 // so that both know why they do not fit. Then each says that it begins to join.
-func introduced(conn *net.TCPConn, secret []byte, me string, listener, caller nonce, mine card) (*peer, error) {
-	p := &peer{conn: conn, key: proof(secret, "frames", listener, caller), me: me}
+func (p *peer) introduce(mine card) (*peer, error) {
 	mine.Host, mine.MPI, mine.Library = printable(mine.Host), printable(mine.MPI), printable(mine.Library)
 	text, err := json.Marshal(mine)
 	if err != nil {
@@ -132,22 +124,18 @@ func introduced(conn *net.TCPConn, secret []byte, me string, listener, caller no
 	if _, err := p.expect(frameJoin, "that it joins"); err != nil {
 		return nil, err
 	}
-	return p, conn.SetDeadline(time.Time{})
+	return p, p.conn.SetDeadline(time.Time{})
 }
 
 // TellPort tells the caller where the MPI of the listener accepts.
 func (p *peer) TellPort(port string, limit time.Time) error {
-	if err := p.conn.SetDeadline(limit); err != nil {
-		return err
-	}
+	_ = p.conn.SetDeadline(limit)
 	return p.send(framePort, []byte(port))
 }
 
 // Port waits until the listener has told where its MPI accepts.
 func (p *peer) Port(limit time.Time) (port string, err error) {
-	if err := p.conn.SetDeadline(limit); err != nil {
-		return "", err
-	}
+	_ = p.conn.SetDeadline(limit)
 	kind, body, err := p.read(p.conn)
 	switch {
 	case err != nil:
@@ -165,9 +153,7 @@ const mostPort = 1023
 // that.
 func (p *peer) Settle(limit time.Time) error {
 	p.settled.Store(true)
-	if err := p.conn.SetDeadline(limit); err != nil {
-		return err
-	}
+	_ = p.conn.SetDeadline(limit)
 	if err := p.send(frameDone, nil); err != nil {
 		return err
 	}

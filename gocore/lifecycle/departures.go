@@ -56,17 +56,12 @@ func endsTheJob(w *registry.World) bool {
 func awaitDepartures() bool {
 	all := true
 	for _, w := range registry.Departing {
-		if !w.Env.Departure.AwaitDepartures() {
+		if w.Env.Departure.AwaitDepartures() {
+			keep(w)
+		} else {
 			all = false
-			continue
 		}
-		keep(w)
 	}
 	registry.Departing = nil
 	return all
-}
-
-// endTogether waits until the processes of all ranks are about to end, and tells whether they are.
-func endTogether() bool {
-	return registry.Last == nil || registry.Last.Env.Departure.EndTogether()
 }

@@ -20,9 +20,9 @@ import (
 // Options are the arguments of init.
 type Options struct {
 	join.Options
-	Trial    []string // the command that calls control method cuda_trial in a new process
-	EndFile  string   // file to which a line with the exit status is appended; "": none
-	Survives bool     // this rank's calls must return an error if a member dies
+	Trial    []string `json:"trial"`    // the command that calls control method cuda_trial in a new process
+	EndFile  string   `json:"end_file"` // file to which a line with the exit status is appended; "": none
+	Survives bool     `json:"-"`        // this rank's calls must return an error if a member dies
 }
 
 // Init starts MPI, unless it runs already or o.Job needs none, and makes the first world. Id 0 stands for that world's
