@@ -84,8 +84,8 @@ ROOMS = (
     Room(
         "gocore/control",
         "the control methods, in files named after what they control",
-        "diagnose dl grid group health heap join lifecycle method mpi netif reduce registry status "
-        "topo trace work world",
+        "diagnose dl grid group heap join lifecycle method mpi netif reduce registry status "
+        "trace work world",
         files="control lifecycle groups grid join info cuda heap files windows launcher trace "
         "handler",
     ),

@@ -9,18 +9,6 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// filesOf returns what opens files by an MPI, which is nil if there is none.
-func filesOf(what string, lib mpi.Library) (mpi.Files, error) {
-	if lib == nil {
-		return nil, status.New(status.Unsupported, "%s: this job runs without MPI; set PADDLEMPI_IO=posix, or leave it unset", what)
-	}
-	files, ok := lib.(mpi.Files)
-	if !ok {
-		return nil, status.New(status.Unsupported, "%s: %s has no calls for files", what, lib.Info().Name)
-	}
-	return files, checkOpen(what, lib)
-}
-
 // checkOpen returns an error if an MPI was finalized.
 func checkOpen(what string, lib mpi.Library) error {
 	if lib.Finalized() {
@@ -44,8 +32,14 @@ func fileOpen(r fileOpenRequest, _ work.Interrupt) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	files, err := filesOf("file_open", w.MPI)
-	if err != nil {
+	if w.MPI == nil {
+		return nil, status.New(status.Unsupported, "file_open: this job runs without MPI; set PADDLEMPI_IO=posix, or leave it unset")
+	}
+	files, ok := w.MPI.(mpi.Files)
+	if !ok {
+		return nil, status.New(status.Unsupported, "file_open: %s has no calls for files", w.MPI.Info().Name)
+	}
+	if err := checkOpen("file_open", w.MPI); err != nil {
 		return nil, err
 	}
 	hints := make([]mpi.Hint, len(r.Hints))
@@ -92,17 +86,17 @@ func fileMove(what string, move func(*mpi.File, int64, unsafe.Pointer, int64) (i
 
 func fileSync(r fileRequest, _ work.Interrupt) (any, error) {
 	f, err := r.file("file_sync")
-	if err != nil {
-		return nil, err
+	if err == nil {
+		err = f.Sync()
 	}
-	return done, f.Sync()
+	return done, err
 }
 
 func fileClose(r fileRequest, _ work.Interrupt) (any, error) {
 	f, err := r.file("file_close")
 	registry.Files.Forget(r.Handle)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		err = f.Close()
 	}
-	return done, f.Close()
+	return done, err
 }

@@ -11,6 +11,7 @@ import (
 
 // dumped is what trace_dump says of one process.
 type dumped struct {
+	trace *trace.Snapshot
 	PID   int    `json:"pid"`
 	Rank  *int   `json:"rank"` // nil: there is an error
 	Host  string `json:"host"`
@@ -33,30 +34,28 @@ func traceDump(r traceRequest, _ work.Interrupt) (any, error) {
 	if r.PIDs == nil {
 		r.PIDs = trace.Processes()
 	}
-	list, taken, jobs := []dumped{}, []*trace.Snapshot{}, map[string]bool{}
-	for _, pid := range r.PIDs {
+	list, jobs := make([]dumped, len(r.PIDs)), map[string]bool{}
+	for i, pid := range r.PIDs {
 		s, err := trace.ReadProcess(pid)
-		d := dumped{PID: pid}
 		if err != nil {
-			s, d.Error = nil, err.Error()
-		} else {
-			d.Host, d.State = s.Host, s.State
-			jobs[s.Job] = true
+			list[i] = dumped{PID: pid, Error: err.Error()}
+			continue
 		}
-		list, taken = append(list, d), append(taken, s)
+		list[i] = dumped{trace: s, PID: pid, Host: s.Host, State: s.State}
+		jobs[s.Job] = true
 	}
 	files := map[string]int{}
-	for i, s := range taken {
+	for i := range list {
+		d, folder := &list[i], r.Folder
+		s := d.trace
 		if s == nil {
 			continue
 		}
-		d, folder := &list[i], r.Folder
 		if len(jobs) > 1 {
 			folder = filepath.Join(folder, "job-"+s.Job)
 		}
 		path := filepath.Join(folder, s.FileName())
-		other, twice := files[path]
-		if twice {
+		if other, twice := files[path]; twice {
 			d.Error = fmt.Sprintf("it is rank %d of its job, and so is process %d", s.Rank, other)
 			continue
 		}

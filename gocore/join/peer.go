@@ -166,7 +166,7 @@ func (p *peer) Gone() (gone bool) {
 	if p == nil || p.settled.Load() {
 		return false
 	}
-	descriptor(p.conn, func(fd int) {
+	descriptors.Of(p.conn, func(fd int) {
 		const established = 1                                                          // TCP_ESTABLISHED
 		state, err := syscall.GetsockoptInt(fd, syscall.IPPROTO_TCP, syscall.TCP_INFO) // its first byte
 		gone = err == nil && state&0xff != established
@@ -181,21 +181,14 @@ func (p *peer) Close() {
 	}
 }
 
-// descriptor calls f with the descriptor of a connection or a listener.
-func descriptor(s syscall.Conn, f func(fd int)) {
-	if raw, err := s.SyscallConn(); err == nil {
-		_ = raw.Control(func(fd uintptr) { f(int(fd)) })
-	}
-}
-
 // note has forked children close s.
-func note(s syscall.Conn) { descriptor(s, descriptors.Note) }
+func note(s syscall.Conn) { descriptors.Of(s, descriptors.Note) }
 
 // hangUp closes a connection or a listener that was noted; also twice.
 func hangUp(s interface {
 	syscall.Conn
 	io.Closer
 }) {
-	descriptor(s, descriptors.Forget)
+	descriptors.Of(s, descriptors.Forget)
 	_ = s.Close()
 }
