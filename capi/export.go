@@ -203,7 +203,7 @@ func goTable(d *C.pmpi_table_op, n C.int32_t, count *C.int64_t, e *C.pmpi_error)
 //export goWindowNew
 func goWindowNew(memory *C.pmpi_buf, group, timeout C.int64_t, nested C.int, window *C.int64_t, e *C.pmpi_error) (rc C.int) {
 	defer caught(e, &rc)
-	id, err := gocore.NewWindow((*op.Buf)(unsafe.Pointer(memory)), int64(group), time.Duration(timeout), nested != 0)
+	id, err := registry.NewWindow((*op.Buf)(unsafe.Pointer(memory)), int64(group), time.Duration(timeout), nested != 0)
 	*window = C.int64_t(id)
 	return fill(e, err)
 }

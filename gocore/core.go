@@ -76,15 +76,6 @@ func Refuse(id int64, code op.Code) error {
 	return g.Refuse(code)
 }
 
-// NewWindow makes a window of this rank's memory. It is collective over the group.
-func NewWindow(memory *op.Buf, id int64, timeout time.Duration, nested bool) (int64, error) {
-	g, err := registry.Group(id)
-	if err != nil {
-		return 0, status.New(status.CodeOf(err), "Window: %v", err)
-	}
-	return registry.NewWindow(g, memory, timeout, nested)
-}
-
 // CallWindow carries out a call of a window.
 func CallWindow(o *window.Op, nested bool) error {
 	if err := registry.Healthy(); err != nil {

@@ -61,12 +61,7 @@ func spawn(g *group.Group, r spawnRequest, interrupt work.Interrupt) (any, error
 }
 
 // getParent returns null if this process was not spawned.
-func getParent(r timeoutRequest, interrupt work.Interrupt) (any, error) {
-	initial, err := registry.Initial()
-	if err != nil {
-		return nil, err
-	}
-	g := initial.All()
+func getParent(g *group.Group, r timeoutRequest, interrupt work.Interrupt) (any, error) {
 	w, err := r.call("get_parent", g, interrupt).Parents()
 	return joined(g, false, w, err)
 }

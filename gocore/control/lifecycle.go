@@ -34,11 +34,7 @@ func initialise(r initRequest, interrupt work.Interrupt) (any, error) {
 
 func destroy(string, []byte, work.Interrupt) (any, error) { return done, lifecycle.Destroy() }
 
-type abortRequest struct {
-	Status int `json:"status"`
-}
-
-func abort(r abortRequest, _ work.Interrupt) (any, error) {
+func abort(r struct{ Status int }, _ work.Interrupt) (any, error) {
 	lifecycle.Abort(r.Status)
 	return done, nil
 }

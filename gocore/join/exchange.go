@@ -156,15 +156,12 @@ func (x *exchange) Gather(words []int64, _ transport.Wait) ([][]int64, error) {
 // Min implements transport.Exchange.
 func (x *exchange) Min(words []int64) error {
 	rows, err := x.Gather(words, nil)
-	if err != nil {
-		return err
-	}
 	for _, row := range rows {
 		for i, w := range row {
 			words[i] = min(words[i], w)
 		}
 	}
-	return nil
+	return err
 }
 
 // Node implements transport.Exchange. It is not asked for here: what makes a world of nodes knows these by Nodes.
@@ -200,5 +197,3 @@ func (x *exchange) Nodes(id string) (node []int, names []string, err error) {
 	}
 	return node, names, nil
 }
-
-var _ transport.Exchange = (*exchange)(nil)
