@@ -46,7 +46,7 @@ func leave(w *registry.World, how func()) {
 // without that, nothing is waited for. After a deadline or an interrupt it may be called again.
 func Disconnect(w *registry.World, limit time.Duration, interrupt work.Interrupt) (err error) {
 	leave(w, func() {
-		w.EndBefore()
+		w.End()
 		_, err = w.Env.Destroy()
 	})
 	if err != nil {

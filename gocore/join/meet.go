@@ -10,6 +10,7 @@ package join
 // Lengths and texts that come from the network are checked before they are used.
 
 import (
+	"bytes"
 	"context"
 	"crypto/hmac"
 	"crypto/rand"
@@ -91,43 +92,41 @@ func printable(text string) string {
 	}, text)
 }
 
-// checkSecret returns an error unless secret can be one.
-func checkSecret(what string, secret []byte) error {
-	if len(secret) == 0 || len(secret) > mostSecret {
-		return status.New(status.Argument, "%s: the secret has %d bytes, not from 1 to %d", what, len(secret), mostSecret)
+// secret returns what both jobs know.
+func (o Other) secret(what string) (secret []byte, err error) {
+	if secret = o.Secret; secret == nil {
+		if secret, err = readSecret(o.SecretFile); err != nil {
+			return nil, status.New(status.Argument, "%s: the file of the secret %s cannot be used: %v; make it with mode 0600", what, o.SecretFile, err)
+		}
 	}
-	return nil
+	if len(secret) == 0 || len(secret) > mostSecret {
+		return nil, status.New(status.Argument, "%s: the secret has %d bytes, not from 1 to %d", what, len(secret), mostSecret)
+	}
+	return secret, nil
 }
 
 // readSecret reads a secret from a file, which must be this user's alone. White space at its end does not count.
-func readSecret(what, path string) ([]byte, error) {
-	fail := func(err error) ([]byte, error) {
-		return nil, status.New(status.Argument, "%s: the file of the secret %s cannot be used: %v; make it with mode 0600", what, path, err)
-	}
+func readSecret(path string) ([]byte, error) {
 	// A pipe or a device is not waited for.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_CLOEXEC, 0)
 	if err != nil {
-		return fail(err)
+		return nil, err
 	}
 	defer f.Close()
 	info, err := f.Stat()
 	if err != nil {
-		return fail(err)
+		return nil, err
 	}
 	switch owner := info.Sys().(*syscall.Stat_t).Uid; {
 	case !info.Mode().IsRegular():
-		return fail(fmt.Errorf("it is no file (%v)", info.Mode()))
+		return nil, fmt.Errorf("it is no file (%v)", info.Mode())
 	case int(owner) != os.Geteuid():
-		return fail(fmt.Errorf("it belongs to user %d, and this is user %d", owner, os.Geteuid()))
+		return nil, fmt.Errorf("it belongs to user %d, and this is user %d", owner, os.Geteuid())
 	case info.Mode().Perm()&0o077 != 0:
-		return fail(fmt.Errorf("others have rights to it (%v)", info.Mode()))
+		return nil, fmt.Errorf("others have rights to it (%v)", info.Mode())
 	}
 	text, err := io.ReadAll(io.LimitReader(f, mostSecret+1))
-	if err != nil {
-		return fail(err)
-	}
-	secret := []byte(strings.TrimRight(string(text), " \t\r\n"))
-	return secret, checkSecret(what, secret)
+	return bytes.TrimRight(text, " \t\r\n"), err
 }
 
 const (

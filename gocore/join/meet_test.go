@@ -295,7 +295,7 @@ func TestAnswersToAConnect(t *testing.T) {
 func TestSecretsInFiles(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "secret")
 	require.NoError(t, os.WriteFile(path, []byte("s3cret\n"), 0o600))
-	got, err := readSecret("accept", path)
+	got, err := Other{SecretFile: path}.secret("accept")
 	require.NoError(t, err)
 	assert.Equal(t, "s3cret", string(got))
 
@@ -317,7 +317,7 @@ func TestSecretsInFiles(t *testing.T) {
 	}
 	for _, s := range spoiled {
 		s.spoil()
-		_, err := readSecret("accept", path)
+		_, err := Other{SecretFile: path}.secret("accept")
 		assert.Equal(t, status.Argument, status.CodeOf(err), s.says)
 		assert.ErrorContains(t, err, s.says)
 	}

@@ -63,12 +63,7 @@ func (c Call) byTCP(other Other, first bool) way {
 
 // find waits for another job that knows the secret, or connects to one.
 func (c Call) find(ctx context.Context, other Other, first bool) (p *peer, err error) {
-	secret := other.Secret
-	if secret == nil {
-		secret, err = readSecret(c.What, other.SecretFile)
-	} else {
-		err = checkSecret(c.What, secret)
-	}
+	secret, err := other.secret(c.What)
 	if err != nil {
 		return nil, err
 	}

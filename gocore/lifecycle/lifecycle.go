@@ -107,7 +107,7 @@ const destroyTogether = time.Second
 // destroy frees the groups of w and its environment, after it has given operations under way time
 // to end.
 func destroy(w *registry.World) error {
-	w.EndBefore()
+	w.End()
 	w.CloseWindows(false)
 	settled, err := w.Env.Destroy()
 	w.ForgetGroups()

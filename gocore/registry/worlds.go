@@ -137,12 +137,9 @@ func (w *World) AtFinalize(leave func()) {
 }
 
 // End makes calls no longer find w, because it was destroyed or this process leaves it.
-func (w *World) End() { w.ended.Store(true) }
-
-// EndBefore is End for a world that ends before MPI is finalized.
-func (w *World) EndBefore() {
+func (w *World) End() {
 	w.unclose()
-	w.End()
+	w.ended.Store(true)
 }
 
 // ForgetGroups takes the groups of a world that has ended out of the table.
