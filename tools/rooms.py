@@ -108,7 +108,7 @@ ROOMS = (
         "what a process has once: MPI; worlds, groups, windows, prepared operations and open "
         "files by number; its tables; what ends with it",
         "collective crash group mpi op ps/job status transport/memory window work world",
-        files="servers prepared worlds windows files registry closers by_number",
+        files="servers prepared worlds windows registry closers by_number",
     ),
     Room(
         "gocore/ps/job",

@@ -9,9 +9,9 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// checkOpen returns an error if an MPI was finalized.
-func checkOpen(what string, lib mpi.Library) error {
-	if lib.Finalized() {
+// checkOpen returns an error if MPI was finalized.
+func checkOpen(what string) error {
+	if registry.MPI.Finalized() {
 		return status.New(status.NotInitialized, "%s: MPI was finalized in this process", what)
 	}
 	return nil
@@ -39,7 +39,7 @@ func fileOpen(r fileOpenRequest, _ work.Interrupt) (any, error) {
 	if !ok {
 		return nil, status.New(status.Unsupported, "file_open: %s has no calls for files", w.MPI.Info().Name)
 	}
-	if err := checkOpen("file_open", w.MPI); err != nil {
+	if err := checkOpen("file_open"); err != nil {
 		return nil, err
 	}
 	hints := make([]mpi.Hint, len(r.Hints))
@@ -50,7 +50,7 @@ func fileOpen(r fileOpenRequest, _ work.Interrupt) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return map[string]any{"handle": registry.Files.Add(&registry.File{MPI: w.MPI, File: f})}, nil
+	return map[string]any{"handle": registry.Files.Add(f)}, nil
 }
 
 // fileRequest is what the methods of an open file have in common.
@@ -62,14 +62,14 @@ type fileRequest struct {
 
 // file returns the file that a request names.
 func (r *fileRequest) file(what string) (*mpi.File, error) {
-	one, ok := registry.Files.Get(r.Handle)
+	f, ok := registry.Files.Get(r.Handle)
 	if !ok {
 		return nil, status.New(status.Argument, "%s: there is no file %d", what, r.Handle)
 	}
 	if r.Offset < 0 || r.Bytes < 0 {
 		return nil, status.New(status.Argument, "%s: %d bytes at %d: neither may be below 0", what, r.Bytes, r.Offset)
 	}
-	return one.File, checkOpen(what, one.MPI)
+	return f, checkOpen(what)
 }
 
 // fileMove makes a method that writes to a file or reads from it.

@@ -106,10 +106,3 @@ func EndWithProcess() {
 		time.Sleep(unfinalized)
 	}
 }
-
-// DisconnectAll ends all worlds, because the first world ends. It waits for each of the other parties up to limit.
-func DisconnectAll(limit time.Duration) {
-	for _, w := range registry.Guests.All() {
-		_ = Disconnect(w, limit, nil)
-	}
-}

@@ -96,7 +96,9 @@ func Destroy() error {
 	if err != nil {
 		return err
 	}
-	join.DisconnectAll(destroyTogether)
+	for _, other := range registry.Guests.All() {
+		_ = join.Disconnect(other, destroyTogether, nil)
+	}
 	registry.ForgetInitial(w)
 	return destroy(w)
 }

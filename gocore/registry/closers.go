@@ -3,7 +3,9 @@ package registry
 // Closers hold what has to end before MPI is finalized or the process ends. It ends in the opposite
 // order of its beginning. A room that starts something (a world, a child process, a server) adds a
 // function that ends it.
-type Closers struct{ ends ByNumber[func(finalizing bool)] }
+type Closers struct {
+	ends ByNumber[func(finalizing bool)]
+}
 
 // Add adds a function, which Run calls once: with true if MPI is finalized next, with false if the
 // process ends without that. remove takes the function back, because what it ends has ended before.
