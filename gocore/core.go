@@ -119,12 +119,9 @@ type Result = work.Result
 // Wait releases it and returns released = true. released is also true if the work does not exist,
 // because another thread has released it. A work may outlive its world.
 func Wait(id uint64, limit time.Duration, interrupt work.Interrupt, release bool) (r Result, released bool, err error) {
-	if err := registry.Healthy(); err != nil {
-		return r, false, err
-	}
-	h, err := work.Lookup(id)
+	h, err := lookup(id)
 	if err != nil {
-		return r, true, err
+		return r, status.CodeOf(err) != status.Panic, err
 	}
 	r, err = h.Wait(limit, interrupt)
 	return r, release && err == nil && h.Forget(), err

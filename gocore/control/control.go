@@ -16,7 +16,7 @@ import (
 var methods = map[string]handler{
 	"init":              with(initialise),
 	"destroy":           destroy,
-	"new_group":         with(newGroup),
+	"new_group":         withGroup(newGroup),
 	"cartesian":         withGroup(cartesian),
 	"halo":              withGroup(halo),
 	"halo_boxes":        withGroup(haloBoxes),

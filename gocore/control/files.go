@@ -9,14 +9,6 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// checkOpen returns an error if MPI was finalized.
-func checkOpen(what string) error {
-	if registry.MPI.Finalized() {
-		return status.New(status.NotInitialized, "%s: MPI was finalized in this process", what)
-	}
-	return nil
-}
-
 type fileOpenRequest struct {
 	Path  string      `json:"path"`
 	Mode  string      `json:"mode"`
@@ -38,9 +30,6 @@ func fileOpen(r fileOpenRequest, _ work.Interrupt) (any, error) {
 	files, ok := w.MPI.(mpi.Files)
 	if !ok {
 		return nil, status.New(status.Unsupported, "file_open: %s has no calls for files", w.MPI.Info().Name)
-	}
-	if err := checkOpen("file_open"); err != nil {
-		return nil, err
 	}
 	hints := make([]mpi.Hint, len(r.Hints))
 	for i, hint := range r.Hints {
@@ -69,7 +58,10 @@ func (r *fileRequest) file(what string) (*mpi.File, error) {
 	if r.Offset < 0 || r.Bytes < 0 {
 		return nil, status.New(status.Argument, "%s: %d bytes at %d: neither may be below 0", what, r.Bytes, r.Offset)
 	}
-	return f, checkOpen(what)
+	if registry.MPI.Finalized() {
+		return nil, status.New(status.NotInitialized, "%s: MPI was finalized in this process", what)
+	}
+	return f, nil
 }
 
 // fileMove makes a method that writes to a file or reads from it.

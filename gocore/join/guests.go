@@ -20,36 +20,23 @@ const (
 	freeLimit = 5 * time.Second
 )
 
-// enterGuest enters a world of two parties. It is left in order before MPI is finalized.
-func enterGuest(w *registry.World) {
-	registry.Guests.Put(w.All().ID, w)
-	w.AtFinalize(func() {
-		leave(w, func() {
-			w.End()
-			_, _ = w.Env.Leave()
-		})
-	})
-}
-
-// leave begins the end of the world on this party, once.
-func leave(w *registry.World, how func()) {
+// leave begins the end of a world on this party, once.
+func leave(w *registry.World, how func() (settled bool, err error)) (err error) {
 	w.Leaving.Lock()
 	defer w.Leaving.Unlock()
 	if !w.Left {
 		w.Left = true
-		how()
+		w.End()
+		_, err = how()
 		w.ForgetGroups()
 	}
+	return err
 }
 
 // Disconnect ends the world, and waits until the other party does, limit at most. If some rank has died, or has ended
 // without that, nothing is waited for. After a deadline or an interrupt it may be called again.
-func Disconnect(w *registry.World, limit time.Duration, interrupt work.Interrupt) (err error) {
-	leave(w, func() {
-		w.End()
-		_, err = w.Env.Destroy()
-	})
-	if err != nil {
+func Disconnect(w *registry.World, limit time.Duration, interrupt work.Interrupt) error {
+	if err := leave(w, w.Env.Destroy); err != nil {
 		return err
 	}
 	w.Leaving.Lock()

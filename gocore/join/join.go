@@ -250,7 +250,8 @@ func (s *party) make(by way) (*registry.World, error) {
 		return nil, err
 	}
 	made.Env.Interrupt = s.Interrupt
-	enterGuest(made)
+	registry.Guests.Put(made.All().ID, made)
+	made.AtFinalize(func() { _ = leave(made, made.Env.Leave) }) // in order
 	return made, nil
 }
 

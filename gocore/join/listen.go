@@ -29,24 +29,12 @@ type tcpListener struct {
 
 // listen listens at an address, host:port. An empty host stands for all interfaces.
 func listen(what, address string) (*tcpListener, error) {
-	if err := checkAddress(what, address); err != nil {
-		return nil, err
-	}
 	l, err := net.Listen("tcp", address)
 	if err != nil {
 		return nil, status.New(status.Argument, "%s: address=%q: this process cannot listen there: %v", what, address, err)
 	}
 	note(l.(*net.TCPListener))
 	return &tcpListener{TCPListener: l.(*net.TCPListener)}, nil
-}
-
-// checkAddress returns an error unless address is host:port.
-func checkAddress(what, address string) error {
-	_, port, err := net.SplitHostPort(address)
-	if err != nil || port == "" {
-		return status.New(status.Argument, "%s: address=%q is no host:port", what, address)
-	}
-	return nil
 }
 
 // admit waits until a job comes that knows the secret and fits this one, and returns it. Others are turned away. It closes

@@ -325,7 +325,7 @@ func TestSecretsInFiles(t *testing.T) {
 
 func TestAddresses(t *testing.T) {
 	for _, address := range []string{"", "node1", "node1:", "::1:5"} {
-		_, err := listen("accept", address)
+		_, err := Call{What: "accept"}.find(t.Context(), Other{Address: address, Secret: secret}, true)
 		assert.Equal(t, status.Argument, status.CodeOf(err), address)
 	}
 	l, err := listen("accept", "127.0.0.1:0")

@@ -3,6 +3,7 @@ package join
 import (
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -66,6 +67,9 @@ func (c Call) find(ctx context.Context, other Other, first bool) (p *peer, err e
 	secret, err := other.secret(c.What)
 	if err != nil {
 		return nil, err
+	}
+	if _, port, err := net.SplitHostPort(other.Address); err != nil || port == "" {
+		return nil, status.New(status.Argument, "%s: address=%q is no host:port", c.What, other.Address)
 	}
 	info := registry.MPI.Info()
 	mine := card{Library: other.Version, MPI: fmt.Sprintf("%s, %s", info.Name, info.Version), Size: c.Group.Size, Host: hostname(), PID: os.Getpid()}

@@ -63,7 +63,7 @@ func Init(o Options) error {
 	}
 	w := registry.NewWorld(env)
 	if endsTheJob(w) {
-		forgetLast()
+		setLast(nil)
 	}
 	env.Groups.Survives = o.Survives
 	if lib != nil {

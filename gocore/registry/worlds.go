@@ -160,16 +160,12 @@ func (w *World) CloseWindows(leaving bool) {
 	closeWindows(func(g *group.Group) bool { return g.Env == w.Env }, leaving)
 }
 
-// WorldOf returns this process's part in the world of a group; 0 stands for the world that init made.
-func WorldOf(id int64) (*World, error) {
-	g, err := Group(id)
-	if err != nil || id == 0 {
-		return initial.Load(), err
-	}
+// WorldOf returns this process's part in the world of a group.
+func WorldOf(g *group.Group) (*World, error) {
 	if m, ok := groups.Get(g.ID); ok {
 		return m.w, nil
 	}
-	return nil, status.New(status.GroupDestroyed, "group %d was destroyed", id)
+	return nil, status.New(status.GroupDestroyed, "group %d was destroyed", g.ID)
 }
 
 // Group returns the group with an id.
