@@ -22,7 +22,6 @@ import (
 	"github.com/paddlempi/paddlempi/gocore"
 	"github.com/paddlempi/paddlempi/gocore/control"
 	"github.com/paddlempi/paddlempi/gocore/lifecycle"
-	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/ps/job"
 	"github.com/paddlempi/paddlempi/gocore/registry"
@@ -32,7 +31,7 @@ import (
 )
 
 func init() {
-	mpi.SetFinalizeHook(unsafe.Pointer(C.pmpi_guard_finalize))
+	gocore.SetFinalizeHook(unsafe.Pointer(C.pmpi_guard_finalize))
 }
 
 // fill writes err to out for C and returns its code.
@@ -295,7 +294,7 @@ func goCompletionFD() C.int { return C.int(work.CompletionFD()) }
 //export goBeforeFinalize
 func goBeforeFinalize() {
 	defer caught(nil, nil)
-	mpi.RunFinalizeHook()
+	gocore.RunFinalizeHook()
 }
 
 //export goExit

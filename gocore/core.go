@@ -6,6 +6,7 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/group"
 	"github.com/paddlempi/paddlempi/gocore/heap"
+	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/registry"
 	"github.com/paddlempi/paddlempi/gocore/status"
@@ -162,3 +163,10 @@ func Hurry(id uint64) {
 // Release releases a work, which goes on if it is not over. It returns whether the work's memory
 // may be freed. If not, work.NextReleased returns the work when it may.
 func Release(id uint64) (free bool) { return work.Release(id) }
+
+// SetFinalizeHook sets the C function that MPI_Finalize calls; it must call RunFinalizeHook. See
+// mpi.SetFinalizeHook.
+func SetFinalizeHook(hook unsafe.Pointer) { mpi.SetFinalizeHook(hook) }
+
+// RunFinalizeHook calls lifecycle.BeforeFinalize, while MPI still works.
+func RunFinalizeHook() { mpi.RunFinalizeHook() }

@@ -62,7 +62,7 @@ ROOMS = (
         "capi",
         "the C interface (`pmpi.h`), and the extension module for Python; `export.go` has every "
         "`//export`",
-        "gocore control lifecycle mpi op ps/job registry status window work",
+        "gocore control lifecycle op ps/job registry status window work",
         c="crash reduce transport/memory window",
     ),
     Room(
@@ -79,7 +79,7 @@ ROOMS = (
         "gocore",
         "the functions behind the C interface that find what a call names, and hand it to the room "
         "that carries it out",
-        "group heap op registry status window work",
+        "group heap mpi op registry status window work",
     ),
     Room(
         "gocore/control",

@@ -9,8 +9,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"time"
-
-	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
 const (
@@ -20,20 +18,18 @@ const (
 )
 
 // connect connects to the job that listens at an address, host:port. It tries again while nobody listens there, and while
-// the listener lets another job in. When ctx is done, its error says why the last attempt failed.
-func connect(ctx context.Context, c Call, address string, secret []byte, mine card) (*peer, error) {
+// the listener lets another job in. Its error is why it is no use to try again, a refusal, or why the last attempt has failed
+// when ctx is done.
+func connect(ctx context.Context, address string, secret []byte, mine card) (*peer, error) {
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		p, err := attempt(ctx, address, secret, mine)
-		if err == nil {
-			return p, nil
-		}
 		var refused refusal
-		if errors.As(err, &refused) {
-			return nil, status.New(status.Argument, "%s: address=%q: %v", c.What, address, err)
+		if err == nil || errors.As(err, &refused) {
+			return p, err
 		}
 		select {
 		case <-ctx.Done():
-			return nil, status.New(status.Timeout, "%s: after %v no job had accepted this one; the last attempt: %s", c.What, c.Timeout, printable(err.Error()))
+			return nil, err
 		case <-time.After(pause/2 + rand.N(pause)): // callers that were turned away together come again one by one
 		}
 	}
@@ -52,7 +48,7 @@ func attempt(ctx context.Context, address string, secret []byte, mine card) (*pe
 	}
 	c := conn.(*net.TCPConn)
 	note(c)
-	return meet(ctx, c, func() (*peer, error) {
+	return getToKnow(ctx, c, func() (*peer, error) {
 		listener, err := readOpening(c)
 		if err != nil {
 			return nil, err

@@ -197,3 +197,12 @@ func (x *exchange) Nodes(id string) (node []int, names []string, err error) {
 	}
 	return node, names, nil
 }
+
+// hostname returns the name of this host, for others to read.
+func hostname() string {
+	host, err := os.Hostname()
+	if err != nil {
+		return "?"
+	}
+	return host
+}

@@ -20,20 +20,6 @@ import (
 // joinLimit is how long rank 0 may take to tell the others what came of step 2.
 const joinLimit = 5 * time.Second
 
-// Call is a call that joins the members of a group and another party, and returns their world. All members make it.
-//
-//  1. The members meet, and make a communicator that carries nothing else.
-//  2. Rank 0 prepares: it waits for another job, or looks whether it can start a command. The others wait for its word.
-//  3. All of them call MPI, and make the world. These calls have no deadline, so they run on a thread of their own.
-//
-// docs/adr/0035-a-world-of-two-parties.md has the reasons.
-type Call struct {
-	What      string // its name, for errors
-	Group     *group.Group
-	Timeout   time.Duration
-	Interrupt work.Interrupt
-}
-
 // Accept waits for another job, which calls Connect.
 func (c Call) Accept(from Other) (*registry.World, error) { return c.join(c.byTCP(from, true)) }
 

@@ -62,8 +62,8 @@ func (l *tcpListener) admit(ctx context.Context, secret []byte, mine card) (*pee
 			all.Add(1)
 			go func() {
 				defer all.Done()
-				p, err := meet(ctx, c, func() (*peer, error) { return l.greet(c, secret, mine) })
-				l.leave(c)
+				p, err := getToKnow(ctx, c, func() (*peer, error) { return l.greet(c, secret, mine) })
+				l.drop(c)
 				if err != nil {
 					return
 				}
@@ -95,8 +95,8 @@ func (l *tcpListener) enter(c *net.TCPConn) {
 	l.waiting = append(l.waiting, c)
 }
 
-// leave takes a process off the list of those that make room for others.
-func (l *tcpListener) leave(c *net.TCPConn) {
+// drop takes a process off the list of those that make room for others.
+func (l *tcpListener) drop(c *net.TCPConn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.waiting = slices.DeleteFunc(l.waiting, func(other *net.TCPConn) bool { return other == c })
@@ -119,7 +119,7 @@ func (l *tcpListener) greet(c *net.TCPConn, secret []byte, mine card) (*peer, er
 	if !hmac.Equal(shown[:], proof(secret, "caller", listener, caller)) {
 		return nil, turnAway(c, wrongSecret)
 	}
-	l.leave(c)
+	l.drop(c)
 	// Another job may be ahead, and may fail yet.
 	l.turn.Lock()
 	defer l.turn.Unlock()

@@ -11,7 +11,6 @@ package join
 
 import (
 	"bytes"
-	"context"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
@@ -19,7 +18,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"strings"
 	"syscall"
@@ -92,6 +90,14 @@ func printable(text string) string {
 	}, text)
 }
 
+// Other says where another job is, or waits.
+type Other struct {
+	Address    string `json:"address"` // host:port
+	Secret     []byte `json:"secret"`  // what both jobs know, base64; nil: SecretFile has it
+	SecretFile string `json:"secret_file"`
+	Version    string `json:"version"` // paddlempi's, which both jobs must have
+}
+
 // secret returns what both jobs know.
 func (o Other) secret(what string) (secret []byte, err error) {
 	if secret = o.Secret; secret == nil {
@@ -155,6 +161,11 @@ func opening(n nonce) []byte {
 	return append(binary.BigEndian.AppendUint32([]byte(magic), version), n[:]...)
 }
 
+// refusal is an error that the other job has told, or that this one tells it: waiting does not help.
+type refusal struct{ text string }
+
+func (r refusal) Error() string { return r.text }
+
 // errNoJob is the refusal of a caller that has found something else.
 var errNoJob = refusal{"what listens there is no job of this library"}
 
@@ -180,20 +191,4 @@ func proof(secret []byte, role string, listener, caller nonce) []byte {
 	h.Write(listener[:])
 	h.Write(caller[:])
 	return h.Sum(nil)
-}
-
-// meet lets greet find out who is at the other end of a connection, for strangerLimit and until ctx is done. It hangs up if
-// that fails.
-func meet(ctx context.Context, c *net.TCPConn, greet func() (*peer, error)) (*peer, error) {
-	_ = c.SetDeadline(time.Now().Add(strangerLimit))
-	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
-	p, err := greet()
-	if !stop() && err == nil {
-		err = ctx.Err()
-	}
-	if err != nil {
-		hangUp(c)
-		return nil, err
-	}
-	return p, nil
 }

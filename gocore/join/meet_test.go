@@ -50,7 +50,8 @@ func connecting(t testing.TB, address string, secret []byte, given card, limit t
 	t.Helper()
 	ctx, stop := context.WithTimeout(context.Background(), limit)
 	defer stop()
-	return connect(ctx, Call{What: "connect", Timeout: limit}, address, secret, given)
+	p, err := connect(ctx, address, secret, given)
+	return p, Call{What: "connect", Timeout: limit}.unmet(address, err)
 }
 
 func TestTwoJobsMeet(t *testing.T) {

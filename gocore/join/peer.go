@@ -2,6 +2,7 @@ package join
 
 import (
 	"bytes"
+	"context"
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/binary"
@@ -91,11 +92,6 @@ func (p *peer) read(from io.Reader) (kind byte, body []byte, err error) {
 	return head[0], body, nil
 }
 
-// refusal is an error that the other job has told, or that this one tells it: waiting does not help.
-type refusal struct{ text string }
-
-func (r refusal) Error() string { return r.text }
-
 // introduce exchanges the cards of two jobs that know the secret, and returns the other one. Each party sends its own first,
 // so that both know why they do not fit. Then each says that it begins to join.
 func (p *peer) introduce(mine card) (*peer, error) {
@@ -179,6 +175,22 @@ func (p *peer) Close() {
 	if p != nil {
 		hangUp(p.conn)
 	}
+}
+
+// getToKnow lets greet find out who is at the other end of a connection, for strangerLimit and until ctx is done. It hangs up if
+// that fails.
+func getToKnow(ctx context.Context, c *net.TCPConn, greet func() (*peer, error)) (*peer, error) {
+	_ = c.SetDeadline(time.Now().Add(strangerLimit))
+	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
+	p, err := greet()
+	if !stop() && err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		hangUp(c)
+		return nil, err
+	}
+	return p, nil
 }
 
 // note has forked children close s.

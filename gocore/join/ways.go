@@ -2,6 +2,7 @@ package join
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -9,10 +10,26 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/paddlempi/paddlempi/gocore/group"
 	"github.com/paddlempi/paddlempi/gocore/registry"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/transport"
+	"github.com/paddlempi/paddlempi/gocore/work"
 )
+
+// Call is a call that joins the members of a group and another party, and returns their world. All members make it.
+//
+//  1. The members meet, and make a communicator that carries nothing else.
+//  2. Rank 0 prepares: it waits for another job, or looks whether it can start a command. The others wait for its word.
+//  3. All of them call MPI, and make the world. These calls have no deadline, so they run on a thread of their own.
+//
+// docs/adr/0035-a-world-of-two-parties.md has the reasons.
+type Call struct {
+	What      string // its name, for errors
+	Group     *group.Group
+	Timeout   time.Duration
+	Interrupt work.Interrupt
+}
 
 // way is how two parties come together.
 type way struct {
@@ -27,14 +44,6 @@ type way struct {
 
 // least is how long the calls of step 3 may take, whatever is left of the deadline.
 const least = 10 * time.Second
-
-// Other says where another job is, or waits.
-type Other struct {
-	Address    string `json:"address"` // host:port
-	Secret     []byte `json:"secret"`  // what both jobs know, base64; nil: SecretFile has it
-	SecretFile string `json:"secret_file"`
-	Version    string `json:"version"` // paddlempi's, which both jobs must have
-}
 
 // byTCP is the way in which two jobs come together. first says that this one accepts.
 func (c Call) byTCP(other Other, first bool) way {
@@ -74,7 +83,8 @@ func (c Call) find(ctx context.Context, other Other, first bool) (p *peer, err e
 	info := registry.MPI.Info()
 	mine := card{Library: other.Version, MPI: fmt.Sprintf("%s, %s", info.Name, info.Version), Size: c.Group.Size, Host: hostname(), PID: os.Getpid()}
 	if !first {
-		return connect(ctx, c, other.Address, secret, mine)
+		p, err = connect(ctx, other.Address, secret, mine)
+		return p, c.unmet(other.Address, err)
 	}
 	l, err := listen(c.What, other.Address)
 	if err != nil {
@@ -84,6 +94,18 @@ func (c Call) find(ctx context.Context, other Other, first bool) (p *peer, err e
 		err = status.New(status.Timeout, "%s: after %v no job that knows the secret had connected", c.What, c.Timeout)
 	}
 	return p, err
+}
+
+// unmet returns an error of connect as the call's.
+func (c Call) unmet(address string, err error) error {
+	var refused refusal
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &refused):
+		return status.New(status.Argument, "%s: address=%q: %v", c.What, address, err)
+	}
+	return status.New(status.Timeout, "%s: after %v no job had accepted this one; the last attempt: %s", c.What, c.Timeout, printable(err.Error()))
 }
 
 // ended is the error of a job that has ended meanwhile.
@@ -118,13 +140,4 @@ var byParents = way{
 	can:     func(transport.Joiner) error { return nil },
 	prepare: func(context.Context) (*peer, error) { return nil, nil },
 	join:    func(j transport.Joiner, _ *peer) (transport.Comm, error) { return j.Parents() },
-}
-
-// hostname returns the name of this host, for others to read.
-func hostname() string {
-	host, err := os.Hostname()
-	if err != nil {
-		return "?"
-	}
-	return host
 }

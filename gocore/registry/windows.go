@@ -2,11 +2,8 @@ package registry
 
 import (
 	"sync"
-	"time"
 
-	"github.com/paddlempi/paddlempi/gocore/crash"
 	"github.com/paddlempi/paddlempi/gocore/group"
-	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/window"
 )
@@ -16,22 +13,6 @@ var windows ByNumber[*window.Window]
 
 // makers has what makes the windows of each group, and closes them: of *group.Group to *window.Windows.
 var makers sync.Map
-
-// NewWindow makes a window of this rank's memory, and returns its id. It is collective over the group with an id.
-func NewWindow(memory *op.Buf, id int64, timeout time.Duration, nested bool) (int64, error) {
-	g, err := Group(id)
-	if err != nil {
-		return 0, status.New(status.CodeOf(err), "Window: %v", err)
-	}
-	maker, _ := makers.LoadOrStore(g, window.Of(g))
-	w, err := maker.(*window.Windows).New(memory, timeout, nested)
-	if err != nil {
-		return 0, err
-	}
-	windows.Put(w.ID(), w)
-	crash.NameWindow(w.ID(), g.ID)
-	return w.ID(), nil
-}
 
 // Window returns a window, for a call that what names.
 func Window(what string, id int64) (*window.Window, error) {

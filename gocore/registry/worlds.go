@@ -4,12 +4,15 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/crash"
 	"github.com/paddlempi/paddlempi/gocore/group"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/transport/memory"
+	"github.com/paddlempi/paddlempi/gocore/window"
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
@@ -189,4 +192,20 @@ func Group(id int64) (*group.Group, error) {
 		return nil, status.New(status.GroupDestroyed, "group %d was destroyed with its world, before init_process_group was called again; make a new one with new_group", id)
 	}
 	return nil, status.New(status.GroupDestroyed, "group %d was destroyed; make a new one with new_group", id)
+}
+
+// NewWindow makes a window of this rank's memory, and returns its id. It is collective over the group with an id.
+func NewWindow(memory *op.Buf, id int64, timeout time.Duration, nested bool) (int64, error) {
+	g, err := Group(id)
+	if err != nil {
+		return 0, status.New(status.CodeOf(err), "Window: %v", err)
+	}
+	maker, _ := makers.LoadOrStore(g, window.Of(g))
+	w, err := maker.(*window.Windows).New(memory, timeout, nested)
+	if err != nil {
+		return 0, err
+	}
+	windows.Put(w.ID(), w)
+	crash.NameWindow(w.ID(), g.ID)
+	return w.ID(), nil
 }
