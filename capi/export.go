@@ -20,8 +20,14 @@ import (
 	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore"
+	"github.com/paddlempi/paddlempi/gocore/control"
+	"github.com/paddlempi/paddlempi/gocore/lifecycle"
 	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/ps/job"
+	"github.com/paddlempi/paddlempi/gocore/registry"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/window"
+	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
 func init() {
@@ -33,7 +39,7 @@ func fill(out *C.pmpi_error, err error) C.int {
 	if err == nil {
 		return 0
 	}
-	gocore.Told(err)
+	registry.Servers.Told(err)
 	var e *status.Error
 	if !errors.As(err, &e) {
 		e = &status.Error{Code: status.CodeOf(err), Msg: err.Error()}
@@ -87,7 +93,7 @@ func goControl(method, request *C.char, reply **C.char, e *C.pmpi_error) (rc C.i
 	if request != nil {
 		in = []byte(C.GoString(request))
 	}
-	out, err := gocore.Control(C.GoString(method), in, interrupt)
+	out, err := control.Call(C.GoString(method), in, interrupt)
 	if err != nil {
 		return fill(e, err)
 	}
@@ -140,7 +146,7 @@ func goPrepare(d *C.pmpi_op, e *C.pmpi_error) (rc C.int) {
 //export goUnprepare
 func goUnprepare(prepared C.uint64_t) {
 	defer caught(nil, nil)
-	gocore.Unprepare(uint64(prepared))
+	registry.ForgetPrepared(uint64(prepared))
 }
 
 //export goRefuse
@@ -182,11 +188,11 @@ func goOrder(w C.pmpi_work, stream C.uint64_t, e *C.pmpi_error) (rc C.int) {
 //export goTable
 func goTable(d *C.pmpi_table_op, n C.int32_t, count *C.int64_t, e *C.pmpi_error) (rc C.int) {
 	defer caught(e, &rc)
-	ops := unsafe.Slice((*gocore.TableOp)(unsafe.Pointer(d)), max(0, int(n)))
+	ops := unsafe.Slice((*job.TableOp)(unsafe.Pointer(d)), max(0, int(n)))
 	if len(ops) > 0 && ops[0].Size != C.sizeof_pmpi_table_op {
 		return fill(e, status.New(status.Argument, "pmpi_table: op.size is %d; this core's pmpi_table_op has %d bytes", ops[0].Size, C.sizeof_pmpi_table_op))
 	}
-	found, err := gocore.CallTables(ops)
+	found, err := registry.Servers.Call(ops)
 	if count != nil {
 		*count = C.int64_t(found)
 	}
@@ -196,7 +202,7 @@ func goTable(d *C.pmpi_table_op, n C.int32_t, count *C.int64_t, e *C.pmpi_error)
 //export goWindowNew
 func goWindowNew(memory *C.pmpi_buf, group, timeout C.int64_t, nested C.int, window *C.int64_t, e *C.pmpi_error) (rc C.int) {
 	defer caught(e, &rc)
-	id, err := gocore.NewWindow((*op.Buf)(unsafe.Pointer(memory)), int64(group), time.Duration(timeout), nested != 0)
+	id, err := registry.NewWindow((*op.Buf)(unsafe.Pointer(memory)), int64(group), time.Duration(timeout), nested != 0)
 	*window = C.int64_t(id)
 	return fill(e, err)
 }
@@ -204,7 +210,7 @@ func goWindowNew(memory *C.pmpi_buf, group, timeout C.int64_t, nested C.int, win
 //export goWindow
 func goWindow(o *C.pmpi_window_op, nested C.int, e *C.pmpi_error) (rc C.int) {
 	defer caught(e, &rc)
-	call := (*gocore.WindowOp)(unsafe.Pointer(o))
+	call := (*window.Op)(unsafe.Pointer(o))
 	if call.Size != C.sizeof_pmpi_window_op {
 		return fill(e, status.New(status.Argument, "pmpi_window: op.size is %d; this core's pmpi_window_op has %d bytes", call.Size, C.sizeof_pmpi_window_op))
 	}
@@ -239,7 +245,7 @@ func goRelease(w C.pmpi_work) (inUse C.int) {
 //export goMemoryFree
 func goMemoryFree(w C.pmpi_work) (free C.int) {
 	defer caught(nil, nil)
-	if gocore.MemoryFree(uint64(w)) {
+	if work.MemoryFree(uint64(w)) {
 		free = 1
 	}
 	return free
@@ -248,15 +254,15 @@ func goMemoryFree(w C.pmpi_work) (free C.int) {
 //export goNextReleased
 func goNextReleased() (w C.pmpi_work) {
 	defer caught(nil, nil)
-	return C.pmpi_work(gocore.NextReleased())
+	return C.pmpi_work(work.NextReleased())
 }
 
 //export goNextCompletions
 func goNextCompletions(out *C.pmpi_completion, room C.int, limit C.int64_t) (n C.int) {
 	defer caught(nil, nil)
-	var ended [64]gocore.Completion
+	var ended [64]work.Completion
 	to := unsafe.Slice(out, room)
-	got := gocore.NextCompletions(ended[:min(len(ended), len(to))], time.Duration(limit))
+	got := work.NextCompletions(ended[:min(len(ended), len(to))], time.Duration(limit))
 	for i, c := range ended[:got] {
 		to[i] = C.pmpi_completion{work: C.pmpi_work(c.ID), cookie: C.uint64_t(c.Cookie), code: C.int32_t(c.Code)}
 		put(&to[i].result, c.Result)
@@ -276,14 +282,14 @@ func goHurry(w C.pmpi_work) {
 //export goTakeCompletion
 func goTakeCompletion(w C.pmpi_work) (taken C.int) {
 	defer caught(nil, nil)
-	if gocore.TakeCompletion(uint64(w)) {
+	if work.TakeCompletion(uint64(w)) {
 		taken = 1
 	}
 	return taken
 }
 
 //export goCompletionFD
-func goCompletionFD() C.int { return C.int(gocore.CompletionFD()) }
+func goCompletionFD() C.int { return C.int(work.CompletionFD()) }
 
 //export goBeforeFinalize
 func goBeforeFinalize() {
@@ -294,5 +300,5 @@ func goBeforeFinalize() {
 //export goExit
 func goExit(code C.int) {
 	defer caught(nil, nil)
-	gocore.Exit(int(code))
+	lifecycle.Exit(int(code))
 }

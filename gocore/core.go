@@ -4,23 +4,15 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/paddlempi/paddlempi/gocore/control"
 	"github.com/paddlempi/paddlempi/gocore/group"
 	"github.com/paddlempi/paddlempi/gocore/heap"
-	"github.com/paddlempi/paddlempi/gocore/lifecycle"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/op"
-	"github.com/paddlempi/paddlempi/gocore/ps/job"
 	"github.com/paddlempi/paddlempi/gocore/registry"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/window"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
-
-// Control calls a method by its name, and returns its reply. See control.Call.
-func Control(name string, request []byte, interrupt work.Interrupt) ([]byte, error) {
-	return control.Call(name, request, interrupt)
-}
 
 // Poison makes every later call fail, after a panic.
 func Poison(why string) { registry.Poison(why) }
@@ -76,9 +68,6 @@ func Prepare(d *op.Desc) error {
 	return nil
 }
 
-// Unprepare forgets a prepared operation, no call of which is under way.
-func Unprepare(number uint64) { registry.ForgetPrepared(number) }
-
 // Refuse tells the members of a group that this rank takes no part in their next collective.
 func Refuse(id int64, code op.Code) error {
 	g, err := registry.Group(id)
@@ -88,29 +77,8 @@ func Refuse(id int64, code op.Code) error {
 	return g.Refuse(code)
 }
 
-// TableOp is one call of a table or a KV.
-type TableOp = job.TableOp
-
-// CallTables carries out one call on several tables, or of one KV. See job.Process.Call.
-func CallTables(ops []TableOp) (count int64, err error) { return registry.Servers.Call(ops) }
-
-// Told notes that the program gets an error of the core. See job.Process.Told.
-func Told(err error) { registry.Servers.Told(err) }
-
-// NewWindow makes a window of this rank's memory. It is collective over the group.
-func NewWindow(memory *op.Buf, id int64, timeout time.Duration, nested bool) (int64, error) {
-	g, err := registry.Group(id)
-	if err != nil {
-		return 0, status.New(status.CodeOf(err), "Window: %v", err)
-	}
-	return registry.NewWindow(g, memory, timeout, nested)
-}
-
-// WindowOp is one call of a window.
-type WindowOp = window.Op
-
 // CallWindow carries out a call of a window.
-func CallWindow(o *WindowOp, nested bool) error {
+func CallWindow(o *window.Op, nested bool) error {
 	if err := registry.Healthy(); err != nil {
 		return err
 	}
@@ -144,12 +112,61 @@ func HeapFree(p unsafe.Pointer) error {
 	return h.Free(p)
 }
 
+// Result is what a receive or a probe returns.
+type Result = work.Result
+
+// Wait waits until a work is over, up to limit. If limit is negative, it waits until the
+// operation's own deadline. If release is set, and the work succeeded and left nothing on a device,
+// Wait releases it and returns released = true. released is also true if the work does not exist,
+// because another thread has released it. A work may outlive its world.
+func Wait(id uint64, limit time.Duration, interrupt work.Interrupt, release bool) (r Result, released bool, err error) {
+	h, err := lookup(id)
+	if err != nil {
+		return r, status.CodeOf(err) != status.Panic, err
+	}
+	r, err = h.Wait(limit, interrupt)
+	return r, release && err == nil && h.Forget(), err
+}
+
+// Test advances a work without waiting, and returns whether it is over.
+func Test(id uint64) (bool, error) {
+	h, err := lookup(id)
+	if err != nil {
+		return false, err
+	}
+	return h.Test()
+}
+
+// Order makes a stream of the device wait for what a work has left queued there.
+func Order(id, stream uint64) error {
+	h, err := lookup(id)
+	if err == nil {
+		err = h.Order(stream)
+	}
+	return err
+}
+
+func lookup(id uint64) (*work.Handle, error) {
+	if err := registry.Healthy(); err != nil {
+		return nil, err
+	}
+	return work.Lookup(id)
+}
+
+// Hurry says that no thread is going to wait for a work.
+func Hurry(id uint64) {
+	if h, err := work.Lookup(id); err == nil {
+		h.Hurry()
+	}
+}
+
+// Release releases a work, which goes on if it is not over. It returns whether the work's memory
+// may be freed. If not, work.NextReleased returns the work when it may.
+func Release(id uint64) (free bool) { return work.Release(id) }
+
 // SetFinalizeHook sets the C function that MPI_Finalize calls; it must call RunFinalizeHook. See
 // mpi.SetFinalizeHook.
 func SetFinalizeHook(hook unsafe.Pointer) { mpi.SetFinalizeHook(hook) }
 
 // RunFinalizeHook calls lifecycle.BeforeFinalize, while MPI still works.
 func RunFinalizeHook() { mpi.RunFinalizeHook() }
-
-// Exit ends this rank's part in the job when the process ends. See lifecycle.Exit.
-func Exit(code int) { lifecycle.Exit(code) }

@@ -60,8 +60,8 @@ ROOMS = (
         (
             Struct("pmpi_buf", "op.Buf"),
             Struct("pmpi_op", "op.Desc"),
-            Struct("pmpi_table_op", "gocore.TableOp", "learning_rate=Rate"),
-            Struct("pmpi_window_op", "gocore.WindowOp", "reduce_op=Reduce"),
+            Struct("pmpi_table_op", "job.TableOp", "learning_rate=Rate"),
+            Struct("pmpi_window_op", "window.Op", "reduce_op=Reduce"),
             Struct("pmpi_window_op", "C.pw_op"),
             Struct("pmpi_buf", "C.pw_buf"),
         ),

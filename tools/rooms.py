@@ -62,7 +62,7 @@ ROOMS = (
         "capi",
         "the C interface (`pmpi.h`), and the extension module for Python; `export.go` has every "
         "`//export`",
-        "gocore op status",
+        "gocore control lifecycle op ps/job registry status window work",
         c="crash reduce transport/memory window",
     ),
     Room(
@@ -77,15 +77,15 @@ ROOMS = (
     ),
     Room(
         "gocore",
-        "the functions behind the C interface: each finds what the call names, and hands it to "
-        "the room that carries it out",
-        "control group heap lifecycle mpi op ps/job registry status window work",
+        "the functions behind the C interface that find what a call names, and hand it to the room "
+        "that carries it out",
+        "group heap mpi op registry status window work",
     ),
     Room(
         "gocore/control",
         "the control methods, in files named after what they control",
-        "diagnose dl grid group health heap join lifecycle method mpi netif reduce registry status "
-        "topo trace work world",
+        "diagnose dl grid group heap join lifecycle method mpi netif reduce registry status "
+        "trace work world",
         files="control lifecycle groups grid join info cuda heap files windows launcher trace "
         "handler",
     ),
@@ -109,7 +109,7 @@ ROOMS = (
         "what a process has once: MPI; worlds, groups, windows, prepared operations and open "
         "files by number; its tables; what ends with it",
         "collective crash group mpi op ps/job status transport/memory window work world",
-        files="servers guests prepared worlds windows files registry closers by_number",
+        files="servers prepared worlds windows registry closers by_number",
     ),
     Room(
         "gocore/ps/job",

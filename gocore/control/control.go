@@ -16,7 +16,7 @@ import (
 var methods = map[string]handler{
 	"init":              with(initialise),
 	"destroy":           destroy,
-	"new_group":         with(newGroup),
+	"new_group":         withGroup(newGroup),
 	"cartesian":         withGroup(cartesian),
 	"halo":              withGroup(halo),
 	"halo_boxes":        withGroup(haloBoxes),
@@ -25,7 +25,7 @@ var methods = map[string]handler{
 	"group_info":        withGroup(groupInfo),
 	"set_timeout":       withGroup(setTimeout),
 	"spawn":             withGroup(spawn),
-	"get_parent":        with(getParent),
+	"get_parent":        withGroup(getParent),
 	"accept":            withGroup(accept),
 	"connect":           withGroup(connect),
 	"disconnect":        with(disconnect),

@@ -10,13 +10,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
-type cudaRequest struct {
-	Wait bool `json:"wait"`
-	Try  bool `json:"try"`
-}
-
 // cuda returns whether MPI takes GPU memory, and how that is known.
-func cuda(r cudaRequest, _ work.Interrupt) (any, error) {
+func cuda(r struct{ Wait, Try bool }, _ work.Interrupt) (any, error) {
 	w, err := registry.Initial()
 	if err != nil {
 		return nil, err

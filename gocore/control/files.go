@@ -9,26 +9,6 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// filesOf returns what opens files by an MPI, which is nil if there is none.
-func filesOf(what string, lib mpi.Library) (mpi.Files, error) {
-	if lib == nil {
-		return nil, status.New(status.Unsupported, "%s: this job runs without MPI; set PADDLEMPI_IO=posix, or leave it unset", what)
-	}
-	files, ok := lib.(mpi.Files)
-	if !ok {
-		return nil, status.New(status.Unsupported, "%s: %s has no calls for files", what, lib.Info().Name)
-	}
-	return files, checkOpen(what, lib)
-}
-
-// checkOpen returns an error if an MPI was finalized.
-func checkOpen(what string, lib mpi.Library) error {
-	if lib.Finalized() {
-		return status.New(status.NotInitialized, "%s: MPI was finalized in this process", what)
-	}
-	return nil
-}
-
 type fileOpenRequest struct {
 	Path  string      `json:"path"`
 	Mode  string      `json:"mode"`
@@ -44,9 +24,12 @@ func fileOpen(r fileOpenRequest, _ work.Interrupt) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	files, err := filesOf("file_open", w.MPI)
-	if err != nil {
-		return nil, err
+	if w.MPI == nil {
+		return nil, status.New(status.Unsupported, "file_open: this job runs without MPI; set PADDLEMPI_IO=posix, or leave it unset")
+	}
+	files, ok := w.MPI.(mpi.Files)
+	if !ok {
+		return nil, status.New(status.Unsupported, "file_open: %s has no calls for files", w.MPI.Info().Name)
 	}
 	hints := make([]mpi.Hint, len(r.Hints))
 	for i, hint := range r.Hints {
@@ -56,7 +39,7 @@ func fileOpen(r fileOpenRequest, _ work.Interrupt) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return map[string]any{"handle": registry.Files.Add(&registry.File{MPI: w.MPI, File: f})}, nil
+	return map[string]any{"handle": registry.Files.Add(f)}, nil
 }
 
 // fileRequest is what the methods of an open file have in common.
@@ -68,14 +51,17 @@ type fileRequest struct {
 
 // file returns the file that a request names.
 func (r *fileRequest) file(what string) (*mpi.File, error) {
-	one, ok := registry.Files.Get(r.Handle)
+	f, ok := registry.Files.Get(r.Handle)
 	if !ok {
 		return nil, status.New(status.Argument, "%s: there is no file %d", what, r.Handle)
 	}
 	if r.Offset < 0 || r.Bytes < 0 {
 		return nil, status.New(status.Argument, "%s: %d bytes at %d: neither may be below 0", what, r.Bytes, r.Offset)
 	}
-	return one.File, checkOpen(what, one.MPI)
+	if registry.MPI.Finalized() {
+		return nil, status.New(status.NotInitialized, "%s: MPI was finalized in this process", what)
+	}
+	return f, nil
 }
 
 // fileMove makes a method that writes to a file or reads from it.
@@ -92,17 +78,17 @@ func fileMove(what string, move func(*mpi.File, int64, unsafe.Pointer, int64) (i
 
 func fileSync(r fileRequest, _ work.Interrupt) (any, error) {
 	f, err := r.file("file_sync")
-	if err != nil {
-		return nil, err
+	if err == nil {
+		err = f.Sync()
 	}
-	return done, f.Sync()
+	return done, err
 }
 
 func fileClose(r fileRequest, _ work.Interrupt) (any, error) {
 	f, err := r.file("file_close")
 	registry.Files.Forget(r.Handle)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		err = f.Close()
 	}
-	return done, f.Close()
+	return done, err
 }

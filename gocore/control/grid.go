@@ -9,16 +9,19 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-type cartesianRequest struct {
+// gridRequest is what names a grid of a group's ranks, and a halo on it.
+type gridRequest struct {
 	ofGroup
-	Dims     []int  `json:"dims"`
-	Periodic []bool `json:"periodic"`
-	Reorder  bool   `json:"reorder"`
+	Dims     []int      `json:"dims"`
+	Periodic []bool     `json:"periodic"`
+	Reorder  bool       `json:"reorder"`
+	Widths   [][2]int64 `json:"widths"`
+	Shape    []int64    `json:"shape"`
 }
 
 // cartesian completes the dimensions of a grid of a group's ranks. With reorder it also returns which member of
 // the group stands at each rank of the grid.
-func cartesian(g *group.Group, r cartesianRequest, _ work.Interrupt) (any, error) {
+func cartesian(g *group.Group, r gridRequest, _ work.Interrupt) (any, error) {
 	if len(r.Periodic) != len(r.Dims) {
 		return nil, status.New(status.Argument, "Cartesian: dims has %d dimensions, periodic %d", len(r.Dims), len(r.Periodic))
 	}
@@ -34,16 +37,7 @@ func cartesian(g *group.Group, r cartesianRequest, _ work.Interrupt) (any, error
 	return map[string]any{"dims": dims, "order": order}, nil
 }
 
-// haloRequest is what names a halo.
-type haloRequest struct {
-	ofGroup
-	Dims     []int      `json:"dims"`
-	Periodic []bool     `json:"periodic"`
-	Widths   [][2]int64 `json:"widths"`
-	Shape    []int64    `json:"shape"`
-}
-
-func (r *haloRequest) grid() (*grid.Halo, error) {
+func (r *gridRequest) halo() (*grid.Halo, error) {
 	n := len(r.Dims)
 	if n < 1 || n > grid.MaxDims {
 		return nil, status.New(status.Argument, "halo_exchange: the grid has %d dimensions; it takes 1 to %d", n, grid.MaxDims)
@@ -65,53 +59,40 @@ func (r *haloRequest) grid() (*grid.Halo, error) {
 }
 
 // halo returns the number of the pattern of a halo.
-func halo(g *group.Group, r haloRequest, _ work.Interrupt) (any, error) {
-	h, err := r.grid()
+func halo(g *group.Group, r gridRequest, _ work.Interrupt) (any, error) {
+	h, err := r.halo()
 	if err != nil {
 		return nil, err
 	}
 	pattern, err := g.Patterns.NewHalo(g.Size, h)
-	return patternReply(pattern, err)
+	return map[string]any{"pattern": pattern}, err
 }
 
 // haloBoxes returns which boxes of a tensor of some shape go to neighbours, and come from them.
-func haloBoxes(g *group.Group, r haloRequest, _ work.Interrupt) (any, error) {
-	h, err := r.grid()
+func haloBoxes(g *group.Group, r gridRequest, _ work.Interrupt) (any, error) {
+	h, err := r.halo()
 	if err != nil {
 		return nil, err
 	}
-	out, in, err := boxesOf(g, h, r.Shape)
-	if err != nil {
-		return nil, err
-	}
-	return map[string]any{"out": out, "in": in}, nil
-}
-
-type boxReply struct {
-	Rank int     `json:"rank"`
-	From []int64 `json:"from"`
-	To   []int64 `json:"to"`
-}
-
-func boxesOf(g *group.Group, h *grid.Halo, shape []int64) (out, in []boxReply, err error) {
 	if h.Size() != g.Size {
-		return nil, nil, status.New(status.Argument, "halo_exchange: a grid of %v has %d ranks, the group has %d", h.Dims, h.Size(), g.Size)
+		return nil, status.New(status.Argument, "halo_exchange: a grid of %v has %d ranks, the group has %d", h.Dims, h.Size(), g.Size)
 	}
-	given, got, err := h.Boxes(g.Rank, shape)
+	out, in, err := h.Boxes(g.Rank, r.Shape)
 	if err != nil {
-		return nil, nil, status.New(status.Argument, "halo_exchange: %v", err)
+		return nil, status.New(status.Argument, "halo_exchange: %v", err)
 	}
-	reply := func(boxes []grid.Box) []boxReply {
-		list := make([]boxReply, len(boxes))
-		for i, b := range boxes {
-			list[i] = boxReply{Rank: b.Rank, From: b.From}
-			for k := range b.N {
-				list[i].To = append(list[i].To, b.From[k]+b.N[k])
-			}
+	return map[string]any{"out": describeBoxes(out), "in": describeBoxes(in)}, nil
+}
+
+func describeBoxes(boxes []grid.Box) []any {
+	list := make([]any, len(boxes))
+	for i, b := range boxes {
+		for k := range b.N {
+			b.N[k] += b.From[k]
 		}
-		return list
+		list[i] = map[string]any{"rank": b.Rank, "from": b.From, "to": b.N}
 	}
-	return reply(given), reply(got), nil
+	return list
 }
 
 type graphRequest struct {
@@ -123,12 +104,5 @@ type graphRequest struct {
 // graph returns the number of the pattern of a graph.
 func graph(g *group.Group, r graphRequest, _ work.Interrupt) (any, error) {
 	pattern, err := g.Patterns.NewGraph(g.Size, g.Rank, r.To, r.From)
-	return patternReply(pattern, err)
-}
-
-func patternReply(pattern int32, err error) (any, error) {
-	if err != nil {
-		return nil, err
-	}
-	return map[string]any{"pattern": pattern}, nil
+	return map[string]any{"pattern": pattern}, err
 }

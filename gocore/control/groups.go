@@ -11,13 +11,13 @@ import (
 )
 
 type newGroupRequest struct {
-	Ranks   []int    `json:"ranks"`
-	Timeout *float64 `json:"timeout"`
-	Group   int64    `json:"group"` // of the world of the ranks
+	timeoutRequest
+	Ranks []int `json:"ranks"`
 }
 
-func newGroup(r newGroupRequest, _ work.Interrupt) (any, error) {
-	w, err := registry.WorldOf(r.Group)
+// newGroup makes a group of ranks of the world that another group is of.
+func newGroup(of *group.Group, r newGroupRequest, _ work.Interrupt) (any, error) {
+	w, err := registry.WorldOf(of)
 	if err != nil {
 		return nil, err
 	}

@@ -7,11 +7,9 @@ import (
 	"runtime"
 
 	"github.com/paddlempi/paddlempi/gocore/diagnose"
-	"github.com/paddlempi/paddlempi/gocore/health"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/reduce"
 	"github.com/paddlempi/paddlempi/gocore/registry"
-	"github.com/paddlempi/paddlempi/gocore/topo"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
@@ -41,29 +39,12 @@ type coreInfo struct {
 	LocalRank   *int             `json:"local_rank"`
 	LocalSize   *int             `json:"local_size"`
 	Arrive      string           `json:"arrive"` // how the ranks of a node share memory; "" before init
-	Helper      *helperInfo      `json:"helper"` // nil before init
+	Helper      map[string]any   `json:"helper"` // whether the progress thread may do the work of others; nil before init
 	Heap        heapInfo         `json:"heap"`
-	Liveness    *health.Watch    `json:"liveness"`     // nil before init
-	ReportAfter *float64         `json:"report_after"` // seconds of a wait that is reported, 0: none is; nil before init
+	Liveness    any              `json:"liveness"`     // health.Watch; nil before init
+	ReportAfter any              `json:"report_after"` // seconds of a wait that is reported, 0: none is; nil before init
 	Algorithms  any              `json:"algorithms"`   // which serve the group of all ranks; nil before init, and on one node
-	CUDA        *diagnose.CUDA   `json:"cuda"`         // nil unless the request asked for it
-}
-
-// helperInfo says whether the progress thread may do the work of collectives for which no thread
-// waits yet.
-type helperInfo struct {
-	CPUs  int      `json:"cpus"`  // CPUs on which this rank may run
-	Ranks int      `json:"ranks"` // ranks of the node that may run on some of them, this one included
-	Quota *float64 `json:"quota"` // CPUs that cgroups let the ranks of this node use; nil without a quota
-	May   bool     `json:"may"`   // whether it may while a CPU is idle
-}
-
-func describeHelper(c *topo.CPUs) *helperInfo {
-	info := &helperInfo{CPUs: c.Allowed, Ranks: c.Ranks, May: c.Spare()}
-	if !math.IsInf(c.Quota, 1) {
-		info.Quota = &c.Quota
-	}
-	return info
+	CUDA        any              `json:"cuda"`         // diagnose.CUDA; nil unless the request asked for it
 }
 
 type infoRequest struct {
@@ -78,8 +59,7 @@ func info(r infoRequest, _ work.Interrupt) (any, error) {
 	c := coreInfo{Build: buildInfo, BuildID: buildID, Go: runtime.Version(), Kernels: reduce.ISA(),
 		CPUs: runtime.NumCPU(), PID: os.Getpid(), Launcher: mpi.Launcher(), Heap: describeHeap()}
 	if r.CUDA {
-		found := diagnose.FindCUDA()
-		c.CUDA = &found
+		c.CUDA = diagnose.FindCUDA()
 	}
 	if w := registry.InitialOrNil(); w != nil {
 		c.describeWorld(w)
@@ -99,13 +79,14 @@ func (c *coreInfo) describeWorld(w *registry.World) {
 	} else {
 		c.MPIError = "the ranks of this job are connected without MPI"
 	}
-	c.Arrive, c.Helper = w.Env.Node.Way(), describeHelper(&t.CPUs)
-	watch := w.Env.Roster.Watch()
-	after := w.Env.Reports.After.Seconds()
-	c.Liveness, c.ReportAfter = &watch, &after
-	if served := w.All().Served(); served != nil {
-		c.Algorithms = served
+	c.Arrive = w.Env.Node.Way()
+	// The CPUs on which this rank may run, the ranks of the node that may run on some of them, this one included, and whether
+	// the progress thread may do the work of collectives for which no thread waits yet, while a CPU is idle.
+	c.Helper = map[string]any{"cpus": t.CPUs.Allowed, "ranks": t.CPUs.Ranks, "may": t.CPUs.Spare(), "quota": nil}
+	if !math.IsInf(t.CPUs.Quota, 1) {
+		c.Helper["quota"] = t.CPUs.Quota // CPUs that cgroups let the ranks of this node use
 	}
+	c.Liveness, c.ReportAfter, c.Algorithms = w.Env.Roster.Watch(), w.Env.Reports.After.Seconds(), w.All().Served()
 	c.Rank, c.Size, c.LocalRank, c.LocalSize, c.Node = &t.Rank, &t.Size, &t.LocalRank, &t.LocalSize, t.Node
 }
 

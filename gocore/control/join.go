@@ -9,22 +9,14 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// joinReply describes a world of two parties: the group of all its ranks, and where both parties are in it.
-type joinReply struct {
-	Group      int64 `json:"group"`
-	Rank       int   `json:"rank"` // of this process, in that group
-	Size       int   `json:"size"` // of this party
-	RemoteSize int   `json:"remote_size"`
-	First      bool  `json:"first"` // the ranks of this party come first
-}
-
-// joined describes the world that a call has made of the members of g and another party; nil if it has made none.
+// joined describes the world that a call has made of the members of g and another party; nil if it has made none. first says
+// that the ranks of this party come first.
 func joined(g *group.Group, first bool, w *registry.World, err error) (any, error) {
 	if err != nil || w == nil {
 		return nil, err
 	}
 	t := w.Env.Topo
-	return joinReply{Group: w.All().ID, Rank: t.Rank, Size: g.Size, RemoteSize: t.Size - g.Size, First: first}, nil
+	return map[string]any{"group": w.All().ID, "rank": t.Rank, "size": g.Size, "remote_size": t.Size - g.Size, "first": first}, nil
 }
 
 // call is the call that a request asks for.
@@ -35,23 +27,16 @@ func (r *timeoutRequest) call(what string, g *group.Group, interrupt work.Interr
 
 type meetRequest struct {
 	timeoutRequest
-	Address    string `json:"address"`
-	Secret     []byte `json:"secret"` // base64
-	SecretFile string `json:"secret_file"`
-	Version    string `json:"version"`
-}
-
-func (r *meetRequest) other() join.Other {
-	return join.Other{Address: r.Address, Secret: r.Secret, SecretFile: r.SecretFile, Version: r.Version}
+	join.Other
 }
 
 func accept(g *group.Group, r meetRequest, interrupt work.Interrupt) (any, error) {
-	w, err := r.call("accept", g, interrupt).Accept(r.other())
+	w, err := r.call("accept", g, interrupt).Accept(r.Other)
 	return joined(g, true, w, err)
 }
 
 func connect(g *group.Group, r meetRequest, interrupt work.Interrupt) (any, error) {
-	w, err := r.call("connect", g, interrupt).Connect(r.other())
+	w, err := r.call("connect", g, interrupt).Connect(r.Other)
 	return joined(g, false, w, err)
 }
 
@@ -76,12 +61,7 @@ func spawn(g *group.Group, r spawnRequest, interrupt work.Interrupt) (any, error
 }
 
 // getParent returns null if this process was not spawned.
-func getParent(r timeoutRequest, interrupt work.Interrupt) (any, error) {
-	initial, err := registry.Initial()
-	if err != nil {
-		return nil, err
-	}
-	g := initial.All()
+func getParent(g *group.Group, r timeoutRequest, interrupt work.Interrupt) (any, error) {
 	w, err := r.call("get_parent", g, interrupt).Parents()
 	return joined(g, false, w, err)
 }

@@ -6,12 +6,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-type launcherRequest struct {
-	Hidden bool `json:"hidden"`
-}
-
 // launcher returns the launcher of this process. It neither looks for a library nor loads one.
-func launcher(r launcherRequest, _ work.Interrupt) (any, error) {
+func launcher(r struct{ Hidden bool }, _ work.Interrupt) (any, error) {
 	if r.Hidden {
 		return mpi.HiddenLauncher(), nil
 	}

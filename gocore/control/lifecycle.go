@@ -2,7 +2,6 @@ package control
 
 import (
 	"github.com/paddlempi/paddlempi/gocore/dl"
-	"github.com/paddlempi/paddlempi/gocore/join"
 	"github.com/paddlempi/paddlempi/gocore/lifecycle"
 	"github.com/paddlempi/paddlempi/gocore/method"
 	"github.com/paddlempi/paddlempi/gocore/registry"
@@ -10,25 +9,19 @@ import (
 )
 
 type initRequest struct {
-	MPI       string    `json:"mpi"`
-	Comm      *uint64   `json:"comm"`
-	Timeout   *float64  `json:"timeout"`
-	SysPrefix string    `json:"sys_prefix"`
-	Trial     []string  `json:"trial"`
-	EndFile   string    `json:"end_file"`
-	Abort     *bool     `json:"abort_on_death"`
-	Job       *join.Job `json:"world"`
+	lifecycle.Options
+	Timeout *float64 `json:"timeout"`
+	Abort   *bool    `json:"abort_on_death"`
 }
 
 func initialise(r initRequest, interrupt work.Interrupt) (any, error) {
+	o := r.Options
+	o.Timeout, o.Interrupt = method.Seconds(r.Timeout), interrupt
 	v, _ := dl.Getenv("PADDLEMPI_ABORT_ON_DEATH")
-	survives := v == "0"
+	o.Survives = v == "0"
 	if r.Abort != nil {
-		survives = !*r.Abort
+		o.Survives = !*r.Abort
 	}
-	start := join.Options{MPI: r.MPI, Comm: r.Comm, Job: r.Job, Timeout: method.Seconds(r.Timeout),
-		SysPrefix: r.SysPrefix, Interrupt: interrupt}
-	o := lifecycle.Options{Options: start, Trial: r.Trial, EndFile: r.EndFile, Survives: survives}
 	if err := lifecycle.Init(o); err != nil {
 		return nil, err
 	}
@@ -41,11 +34,7 @@ func initialise(r initRequest, interrupt work.Interrupt) (any, error) {
 
 func destroy(string, []byte, work.Interrupt) (any, error) { return done, lifecycle.Destroy() }
 
-type abortRequest struct {
-	Status int `json:"status"`
-}
-
-func abort(r abortRequest, _ work.Interrupt) (any, error) {
+func abort(r struct{ Status int }, _ work.Interrupt) (any, error) {
 	lifecycle.Abort(r.Status)
 	return done, nil
 }

@@ -9,16 +9,6 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
-// dumped is what trace_dump says of one process.
-type dumped struct {
-	PID   int    `json:"pid"`
-	Rank  *int   `json:"rank"` // nil: there is an error
-	Host  string `json:"host"`
-	State string `json:"state"`
-	File  string `json:"file"`
-	Error string `json:"error"`
-}
-
 type traceRequest struct {
 	PIDs   []int  `json:"pids"`
 	Folder string `json:"folder"`
@@ -33,40 +23,38 @@ func traceDump(r traceRequest, _ work.Interrupt) (any, error) {
 	if r.PIDs == nil {
 		r.PIDs = trace.Processes()
 	}
-	list, taken, jobs := []dumped{}, []*trace.Snapshot{}, map[string]bool{}
-	for _, pid := range r.PIDs {
+	list, traces, jobs := make([]map[string]any, len(r.PIDs)), map[int]*trace.Snapshot{}, map[string]bool{}
+	for i, pid := range r.PIDs {
+		list[i] = map[string]any{"pid": pid, "rank": nil, "host": "", "state": "", "file": "", "error": ""}
 		s, err := trace.ReadProcess(pid)
-		d := dumped{PID: pid}
 		if err != nil {
-			s, d.Error = nil, err.Error()
-		} else {
-			d.Host, d.State = s.Host, s.State
-			jobs[s.Job] = true
+			list[i]["error"] = err.Error()
+			continue
 		}
-		list, taken = append(list, d), append(taken, s)
+		list[i]["host"], list[i]["state"] = s.Host, s.State
+		traces[i], jobs[s.Job] = s, true
 	}
 	files := map[string]int{}
-	for i, s := range taken {
+	for i, pid := range r.PIDs {
+		d, s, folder := list[i], traces[i], r.Folder
 		if s == nil {
 			continue
 		}
-		d, folder := &list[i], r.Folder
 		if len(jobs) > 1 {
 			folder = filepath.Join(folder, "job-"+s.Job)
 		}
 		path := filepath.Join(folder, s.FileName())
-		other, twice := files[path]
-		if twice {
-			d.Error = fmt.Sprintf("it is rank %d of its job, and so is process %d", s.Rank, other)
+		if other, twice := files[path]; twice {
+			d["error"] = fmt.Sprintf("it is rank %d of its job, and so is process %d", s.Rank, other)
 			continue
 		}
-		files[path] = d.PID
-		var err error
-		if d.File, err = s.Write(folder); err != nil {
-			d.Error = err.Error()
+		files[path] = pid
+		file, err := s.Write(folder)
+		if err != nil {
+			d["error"] = err.Error()
 			continue
 		}
-		d.Rank = &s.Rank
+		d["file"], d["rank"] = file, s.Rank
 	}
 	return map[string]any{"processes": list}, nil
 }

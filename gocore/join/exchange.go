@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
@@ -22,8 +21,6 @@ const (
 	mostGiven = 1 << 20
 	// noExchange stands where the number of ranks would be, before the text of an error.
 	noExchange = 1<<32 - 1
-	// mostReason is the most bytes of that text that are read.
-	mostReason = 64 << 10
 )
 
 // exchange lets the ranks of a job tell each other bytes before anything else connects them. What carries the bytes is
@@ -70,57 +67,48 @@ func (x *exchange) Bytes(mine []byte) ([][]byte, error) {
 		return nil, status.New(status.Argument, "init: rank %d has %d bytes for the other ranks, more than %d", x.rank, len(mine), mostGiven)
 	}
 	request := append(binary.LittleEndian.AppendUint32(nil, uint32(len(mine))), mine...)
-	if err := x.all(request, func(b []byte) (int, error) { return x.conn.Write(b) }); err != nil {
+	if err := x.all(request, x.conn.Write); err != nil {
 		return nil, err
 	}
 	n, err := x.number()
+	if err == nil && n == noExchange {
+		var why []byte
+		if why, err = x.row(x.rank); err == nil {
+			err = status.New(status.Timeout, "init: rank %d of %d: %s", x.rank, x.size, why)
+		}
+	}
 	if err != nil {
 		return nil, err
-	}
-	if n == noExchange {
-		return nil, x.failure()
 	}
 	if int(n) != x.size {
 		return nil, status.New(status.Argument, "init: the exchange brings the bytes of %d ranks, and the job has %d", n, x.size)
 	}
 	rows := make([][]byte, n)
 	for r := range rows {
-		length, err := x.number()
-		if err != nil {
-			return nil, err
-		}
-		if length > mostGiven {
-			return nil, status.New(status.Argument, "init: the exchange brings %d bytes of rank %d, more than %d", length, r, mostGiven)
-		}
-		rows[r] = make([]byte, length)
-		if err := x.read(rows[r]); err != nil {
+		if rows[r], err = x.row(r); err != nil {
 			return nil, err
 		}
 	}
 	return rows, nil
 }
 
-// failure reads why there is no answer.
-func (x *exchange) failure() error {
-	length, err := x.number()
+// row reads a length, and so many bytes of a rank.
+func (x *exchange) row(rank int) ([]byte, error) {
+	n, err := x.number()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	text := make([]byte, min(length, mostReason))
-	if err := x.read(text); err != nil {
-		return err
+	if n > mostGiven {
+		return nil, status.New(status.Argument, "init: the exchange brings %d bytes of rank %d, more than %d", n, rank, mostGiven)
 	}
-	return status.New(status.Timeout, "init: rank %d of %d: %s", x.rank, x.size, text)
+	b := make([]byte, n)
+	return b, x.all(b, x.conn.Read)
 }
 
 func (x *exchange) number() (uint32, error) {
 	var b [4]byte
-	err := x.read(b[:])
+	err := x.all(b[:], x.conn.Read)
 	return binary.LittleEndian.Uint32(b[:]), err
-}
-
-func (x *exchange) read(b []byte) error {
-	return x.all(b, func(b []byte) (int, error) { return x.conn.Read(b) })
 }
 
 // all moves all of b by step, and looks for an interrupt meanwhile.
@@ -149,10 +137,7 @@ func (x *exchange) all(b []byte, step func([]byte) (int, error)) error {
 
 // Gather implements transport.Exchange. The wait is not asked: see Bytes.
 func (x *exchange) Gather(words []int64, _ transport.Wait) ([][]int64, error) {
-	var mine []byte
-	for _, w := range words {
-		mine = binary.LittleEndian.AppendUint64(mine, uint64(w))
-	}
+	mine, _ := binary.Append(nil, binary.LittleEndian, words) // words have a length
 	rows, err := x.Bytes(mine)
 	if err != nil {
 		return nil, err
@@ -162,9 +147,8 @@ func (x *exchange) Gather(words []int64, _ transport.Wait) ([][]int64, error) {
 		if len(row) != len(mine) {
 			return nil, status.New(status.Mismatch, "init: rank %d gives %d bytes where rank %d gives %d: do all ranks run the same version of paddlempi?", r, len(row), x.rank, len(mine))
 		}
-		for b := range slices.Chunk(row, 8) {
-			all[r] = append(all[r], int64(binary.LittleEndian.Uint64(b)))
-		}
+		all[r] = make([]int64, len(words))
+		_, _ = binary.Decode(row, binary.LittleEndian, all[r]) // it has the length
 	}
 	return all, nil
 }
@@ -172,15 +156,12 @@ func (x *exchange) Gather(words []int64, _ transport.Wait) ([][]int64, error) {
 // Min implements transport.Exchange.
 func (x *exchange) Min(words []int64) error {
 	rows, err := x.Gather(words, nil)
-	if err != nil {
-		return err
-	}
 	for _, row := range rows {
 		for i, w := range row {
 			words[i] = min(words[i], w)
 		}
 	}
-	return nil
+	return err
 }
 
 // Node implements transport.Exchange. It is not asked for here: what makes a world of nodes knows these by Nodes.
@@ -196,11 +177,7 @@ func (x *exchange) Nodes(id string) (node []int, names []string, err error) {
 	if err != nil {
 		return nil, nil, status.New(status.Unsupported, "init: rank %d cannot tell its host from others: %v", x.rank, err)
 	}
-	host, err := os.Hostname()
-	if err != nil {
-		host = "?"
-	}
-	rows, err := x.Bytes(fmt.Appendf(nil, "%s/%s/%s", id, bytes.TrimSpace(boot), host))
+	rows, err := x.Bytes(fmt.Appendf(nil, "%s/%s/%s", id, bytes.TrimSpace(boot), hostname()))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -221,4 +198,11 @@ func (x *exchange) Nodes(id string) (node []int, names []string, err error) {
 	return node, names, nil
 }
 
-var _ transport.Exchange = (*exchange)(nil)
+// hostname returns the name of this host, for others to read.
+func hostname() string {
+	host, err := os.Hostname()
+	if err != nil {
+		return "?"
+	}
+	return host
+}

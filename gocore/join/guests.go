@@ -20,38 +20,23 @@ const (
 	freeLimit = 5 * time.Second
 )
 
-// enterGuest enters a world of two parties. It is left in order before MPI is finalized.
-func enterGuest(w *registry.World) {
-	one := &registry.Guest{World: w}
-	registry.Guests.Put(w.All().ID, one)
-	w.AtFinalize(func() {
-		leave(one, func() {
-			w.End()
-			_, _ = w.Env.Leave()
-		})
-	})
-}
-
-// leave begins the end of the world on this party, once.
-func leave(w *registry.Guest, how func()) {
+// leave begins the end of a world on this party, once.
+func leave(w *registry.World, how func() (settled bool, err error)) (err error) {
 	w.Leaving.Lock()
 	defer w.Leaving.Unlock()
-	if w.Left {
-		return
+	if !w.Left {
+		w.Left = true
+		w.End()
+		_, err = how()
+		w.ForgetGroups()
 	}
-	w.Left = true
-	how()
-	w.ForgetGroups()
+	return err
 }
 
 // Disconnect ends the world, and waits until the other party does, limit at most. If some rank has died, or has ended
 // without that, nothing is waited for. After a deadline or an interrupt it may be called again.
-func Disconnect(w *registry.Guest, limit time.Duration, interrupt work.Interrupt) (err error) {
-	leave(w, func() {
-		w.EndBefore()
-		_, err = w.Env.Destroy()
-	})
-	if err != nil {
+func Disconnect(w *registry.World, limit time.Duration, interrupt work.Interrupt) error {
+	if err := leave(w, w.Env.Destroy); err != nil {
 		return err
 	}
 	w.Leaving.Lock()
@@ -60,28 +45,25 @@ func Disconnect(w *registry.Guest, limit time.Duration, interrupt work.Interrupt
 	if err == work.ErrDeadline {
 		return status.New(status.Timeout, "disconnect: after %v the other party had not disconnected; call it again to wait longer", limit)
 	}
-	if err != nil {
-		return err
+	if err == nil {
+		forget(w, over)
 	}
+	return err
+}
+
+// forget ends what is left of a world. over says that both parties have left it.
+func forget(w *registry.World, over bool) {
 	registry.Guests.Forget(w.All().ID)
 	if over {
 		free(w)
-	} else {
-		noteDeaths(w)
-	}
-	return nil
-}
-
-// noteDeaths keeps this process from finalizing MPI if MPI would wait for processes that have died.
-func noteDeaths(w *registry.Guest) {
-	if j := transport.JoinerOf(w.Env.Base); j != nil && j.WaitsForDead() && w.Env.Departure.Deserted() {
-		registry.MPIInUse.Store(true)
+	} else if j := transport.JoinerOf(w.Env.Base); j != nil && j.WaitsForDead() && w.Env.Departure.Deserted() {
+		registry.MPIInUse.Store(true) // MPI would wait for processes that have died
 		registry.Deserted.Store(true)
 	}
 }
 
 // free gives everything back, once both parties have left. MPI waits for both parties in that, so it is on a thread of its own.
-func free(w *registry.Guest) {
+func free(w *registry.World) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -102,22 +84,12 @@ func EndWithProcess() {
 	deadline := time.Now().Add(guestPatience)
 	for _, w := range registry.Guests.All() {
 		over, _ := w.Env.Departure.Await(deadline, nil)
-		registry.Guests.Forget(w.All().ID)
-		if over {
-			free(w)
-		} else {
+		if !over {
 			w.Env.Departure.GoAlone()
-			noteDeaths(w)
 		}
+		forget(w, over)
 	}
 	if registry.Deserted.Load() {
 		time.Sleep(unfinalized)
-	}
-}
-
-// DisconnectAll ends all worlds, because the first world ends. It waits for each of the other parties up to limit.
-func DisconnectAll(limit time.Duration) {
-	for _, w := range registry.Guests.All() {
-		_ = Disconnect(w, limit, nil)
 	}
 }

@@ -3,9 +3,8 @@
 package join
 
 import (
+	"cmp"
 	"context"
-	"encoding/binary"
-	"errors"
 	"strings"
 	"time"
 
@@ -22,33 +21,15 @@ import (
 // joinLimit is how long rank 0 may take to tell the others what came of step 2.
 const joinLimit = 5 * time.Second
 
-// Call is a call that joins the members of a group and another party, and returns their world. All members make it.
-//
-//  1. The members meet, and make a communicator that carries nothing else.
-//  2. Rank 0 prepares: it waits for another job, or looks whether it can start a command. The others wait for its word.
-//  3. All of them call MPI, and make the world. These calls have no deadline, so they run on a thread of their own.
-//
-// docs/adr/0035-a-world-of-two-parties.md has the reasons.
-type Call struct {
-	What      string // its name, for errors
-	Group     *group.Group
-	Timeout   time.Duration
-	Interrupt work.Interrupt
-}
-
 // Accept waits for another job, which calls Connect.
-func (c Call) Accept(from Other) (*registry.World, error) { return c.meet(from, true) }
+func (c Call) Accept(from Other) (*registry.World, error) { return c.join(c.byTCP(from, true)) }
 
 // Connect joins a job that calls Accept.
-func (c Call) Connect(to Other) (*registry.World, error) { return c.meet(to, false) }
-
-func (c Call) meet(other Other, first bool) (*registry.World, error) {
-	return c.join(&byTCP{Other: other, what: c.What, group: c.Group, first: first})
-}
+func (c Call) Connect(to Other) (*registry.World, error) { return c.join(c.byTCP(to, false)) }
 
 // Spawn starts n processes, which run a command.
 func (c Call) Spawn(command []string, n int) (*registry.World, error) {
-	return c.join(&bySpawn{command: transport.Command{Argv: command, N: n}})
+	return c.join(bySpawn(transport.Command{Argv: command, N: n}))
 }
 
 // Parents joins the ranks that have spawned this process. It returns nil if it was not spawned. The group is that of all
@@ -63,7 +44,7 @@ func (c Call) Parents() (*registry.World, error) {
 	if n, err := lib.Size(lib.World()); err != nil || n != env.Topo.Size {
 		return nil, status.New(status.Unsupported, "%s: the world has %d of the %d processes that were spawned together; it takes all", c.What, env.Topo.Size, n)
 	}
-	return c.join(byParents{})
+	return c.join(byParents)
 }
 
 // party is this party of a join, as one of its ranks sees it.
@@ -72,6 +53,7 @@ type party struct {
 	comm     transport.Comm
 	words    *channel.Channel
 	deadline time.Time
+	other    *peer // what step 2 has found
 }
 
 func (c Call) join(by way) (*registry.World, error) {
@@ -95,9 +77,7 @@ func (c Call) join(by way) (*registry.World, error) {
 		return nil, err
 	}
 	w, err := s.make(by)
-	if c.Group.Rank == 0 {
-		by.over()
-	}
+	s.other.Close()
 	if err == nil {
 		s.free()
 	}
@@ -110,16 +90,15 @@ func (s *party) free() {
 	_ = s.comm.Free()
 }
 
-// What the members tell each other: a code, and a text. The others tell rank 0 only that they give up.
-const mostWord = 2048
+// What the members tell each other: an error, or nothing. The others tell rank 0 only that they give up.
+const mostWord = 16 << 10
 
 func (s *party) tell(rank int, err error) {
-	code := status.CodeOf(err)
-	text := ""
+	var word []byte
 	if err != nil {
-		text = strings.TrimPrefix(err.Error(), s.What+": ")
+		word = status.Pack(status.New(status.CodeOf(err), "%v", err))
 	}
-	_ = s.words.Send(rank, binary.LittleEndian.AppendUint32(nil, uint32(code)), []byte(text))
+	_ = s.words.Send(rank, word)
 }
 
 // tellAll tells the other members what this one has found out.
@@ -134,17 +113,18 @@ func (s *party) tellAll(err error) {
 // told returns what a member has told, once one has.
 func (s *party) told() (from int, err error, ok bool) {
 	from, b, ok := s.words.Receive()
-	if !ok || len(b) < 4 {
-		return 0, nil, false
+	if !ok || len(b) == 0 {
+		return from, nil, ok
 	}
-	code := status.Code(binary.LittleEndian.Uint32(b))
-	switch code {
-	case status.OK:
-		return from, nil, true
-	case status.Interrupted: // only that rank was interrupted
-		code = status.Refused
+	e, ok := status.Unpack(b)
+	if !ok {
+		return from, nil, false
 	}
-	return from, status.New(code, "%s: rank %d of the group: %s", s.What, from, b[4:]).WithRanks(s.Group.Ranks[from]), true
+	if e.Code == status.Interrupted { // only that rank was interrupted
+		e.Code = status.Refused
+	}
+	text := strings.TrimPrefix(e.Msg, s.What+": ")
+	return from, status.New(e.Code, "%s: rank %d of the group: %s", s.What, from, text).WithRanks(s.Group.Ranks[from]), true
 }
 
 // agree is step 2. Its error is that of all members.
@@ -158,95 +138,64 @@ func (s *party) agree(by way) error {
 }
 
 // prepare is step 2 on rank 0.
-func (s *party) prepare(by way) (err error) {
+func (s *party) prepare(by way) error {
 	ctx, stop := context.WithDeadline(context.Background(), s.deadline)
 	defer stop()
 	ready := make(chan error, 1)
-	go func() { ready <- by.prepare(ctx) }()
+	go func() {
+		var err error
+		s.other, err = by.prepare(ctx)
+		ready <- err
+	}()
 	over := false
-	var failed error
-	looks := 0
-	waitErr := s.wait(func() bool {
+	err := s.wait(func() (bool, error) {
 		select {
-		case err = <-ready:
+		case err := <-ready:
 			over = true
-			return true
+			return true, err
 		default:
+			_, err, _ := s.told()
+			return false, err
 		}
-		if looks++; looks&31 == 0 {
-			failed = s.trouble()
-		}
-		return failed != nil
 	}, time.Time{})
-	if over {
-		return s.named(err)
-	}
-	stop()
-	if <-ready == nil {
-		by.over()
-	}
-	if failed == nil {
-		failed = waitErr
-	}
-	return failed
-}
-
-// wait drives the engine until done returns true.
-func (s *party) wait(done func() bool, deadline time.Time) error {
-	return s.Group.Env.Engine.Wait(done, deadline, s.Interrupt)
-}
-
-// trouble returns why the members cannot go on together: one has died, gives up, or the world ends.
-func (s *party) trouble() error {
-	if err := s.Group.Members().EndingError(s.What); err != nil {
-		return err
-	}
-	if s.Group.Members().AnyDied() {
-		return s.Group.Members().DiedError(s.What, s.Group.Members().Dead(), "nothing was joined")
-	}
-	_, err, ok := s.told()
-	if !ok {
-		return nil
+	if !over {
+		stop()
+		<-ready
+		s.other.Close()
 	}
 	return err
 }
 
-// named returns an error of step 2 as the call's.
-func (s *party) named(err error) error {
-	var alone *unanswered
-	switch {
-	case err == nil:
-		return nil
-	case errors.As(err, &alone):
-		return status.New(status.Timeout, "%s: after %v no job had accepted this one; the last attempt: %s", s.What, s.Timeout, alone.last)
-	case errors.Is(err, context.DeadlineExceeded):
-		return status.New(status.Timeout, "%s: after %v no job that knows the secret had connected", s.What, s.Timeout)
-	}
-	return err
+// wait drives the engine until done returns true or an error, or the members cannot go on together: one has died, or the world
+// ends.
+func (s *party) wait(done func() (bool, error), deadline time.Time) (err error) {
+	looks := 0
+	ended := s.Group.Env.Engine.Wait(func() (over bool) {
+		over, err = done()
+		if looks++; looks&31 == 0 && !over && err == nil {
+			if err = s.Group.Members().EndingError(s.What); err == nil && s.Group.Members().AnyDied() {
+				err = s.Group.Members().DiedError(s.What, s.Group.Members().Dead(), "nothing was joined")
+			}
+		}
+		return over || err != nil
+	}, deadline, s.Interrupt)
+	return cmp.Or(err, ended)
 }
 
 // await is step 2 on the other ranks: rank 0 tells them what has come of it. One that gives up tells rank 0.
 func (s *party) await() error {
-	var failed error
 	heard := false
-	looks := 0
-	err := s.wait(func() bool {
-		if from, word, ok := s.told(); ok && from == 0 {
-			heard, failed = true, word
-			return true
+	err := s.wait(func() (bool, error) {
+		from, word, ok := s.told()
+		if heard = ok && from == 0; heard {
+			return true, word
 		}
-		if looks++; looks&31 == 0 && (s.Group.Members().Ending() != nil || s.Group.Members().AnyDied()) {
-			failed = s.trouble()
-		}
-		return failed != nil
+		return false, nil
 	}, s.deadline.Add(joinLimit))
 	if heard {
-		return failed
+		return err
 	}
-	switch {
-	case failed != nil:
-		err = failed
-	case err == work.ErrDeadline:
+	if err == work.ErrDeadline {
 		err = status.New(status.Timeout, "%s: after %v rank 0 of the group had not said whether it can go on", s.What, s.Timeout).WithRanks(s.Group.Ranks[0])
 	}
 	s.tell(0, err)
@@ -261,7 +210,7 @@ func (s *party) make(by way) (*registry.World, error) {
 		switch {
 		case time.Now().After(limit):
 			return status.New(status.Timeout, "%s: after %v the other party had not joined", s.What, s.Timeout)
-		case s.Group.Rank == 0 && by.lost():
+		case s.other.Gone():
 			return status.New(status.PeerDied, "%s: the other job ended while the jobs were being joined", s.What)
 		}
 		if _, err, ok := s.told(); ok && err != nil {
@@ -273,8 +222,10 @@ func (s *party) make(by way) (*registry.World, error) {
 		return nil
 	}, func() (err error) {
 		made, err = s.world(by)
-		if err == nil && s.Group.Rank == 0 {
-			err = by.settle(limit)
+		if err == nil && s.other != nil {
+			if why := s.other.Settle(limit); why != nil {
+				err = s.ended(s.other, why)
+			}
 		}
 		return err
 	}, func(error) {
@@ -287,13 +238,14 @@ func (s *party) make(by way) (*registry.World, error) {
 		return nil, err
 	}
 	made.Env.Interrupt = s.Interrupt
-	enterGuest(made)
+	registry.Guests.Put(made.All().ID, made)
+	made.AtFinalize(func() { _ = leave(made, made.Env.Leave) }) // in order
 	return made, nil
 }
 
 // world joins, and makes the world of both parties and the group of all its ranks.
 func (s *party) world(by way) (*registry.World, error) {
-	both, err := by.join(transport.JoinerOf(s.comm))
+	both, err := by.join(transport.JoinerOf(s.comm), s.other)
 	if err != nil {
 		return nil, err
 	}

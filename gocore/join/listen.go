@@ -12,22 +12,16 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
 
-const (
-	// strangerLimit is how long a process that connects may take to show that it knows the secret.
-	strangerLimit = 5 * time.Second
-	// strangers is how many such processes are served at once. If more come, those that have kept the listener waiting
-	// longest are turned away: a job that knows the secret shows it within a moment.
-	strangers = 256
-)
+// strangers is how many processes that have not shown the secret are served at once. If more come, those that have kept the
+// listener waiting longest are turned away: a job that knows the secret shows it within a moment.
+const strangers = 256
 
 // tcpListener waits for another job.
 type tcpListener struct {
-	tcp *net.TCPListener
+	*net.TCPListener
 
 	mu      sync.Mutex
-	open    map[*net.TCPConn]bool // connections of processes that were not let in yet
-	waiting []*net.TCPConn        // those that have not shown the secret, the oldest first
-	closed  bool
+	waiting []*net.TCPConn // processes that have not shown the secret, the oldest first
 
 	turn sync.Mutex // held while a job that knows the secret is let in
 	full bool       // one was let in; turn guards it
@@ -35,84 +29,48 @@ type tcpListener struct {
 
 // listen listens at an address, host:port. An empty host stands for all interfaces.
 func listen(what, address string) (*tcpListener, error) {
-	if err := checkAddress(what, address); err != nil {
-		return nil, err
-	}
 	l, err := net.Listen("tcp", address)
 	if err != nil {
 		return nil, status.New(status.Argument, "%s: address=%q: this process cannot listen there: %v", what, address, err)
 	}
-	t := l.(*net.TCPListener)
-	note(t)
-	return &tcpListener{tcp: t, open: map[*net.TCPConn]bool{}}, nil
+	note(l.(*net.TCPListener))
+	return &tcpListener{TCPListener: l.(*net.TCPListener)}, nil
 }
 
-// checkAddress returns an error unless address is host:port.
-func checkAddress(what, address string) error {
-	_, port, err := net.SplitHostPort(address)
-	if err != nil || port == "" {
-		return status.New(status.Argument, "%s: address=%q is no host:port", what, address)
-	}
-	return nil
-}
-
-// Address returns where the listener is.
-func (l *tcpListener) Address() string { return l.tcp.Addr().String() }
-
-// Close turns away all that wait.
-func (l *tcpListener) Close() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed {
-		return
-	}
-	l.closed = true
-	forget(l.tcp)
-	_ = l.tcp.Close()
-	for c := range l.open {
-		_ = c.SetDeadline(time.Unix(1, 0)) // its goroutine closes it
-	}
-}
-
-// Accept waits until a job comes that knows the secret and fits this one, and returns it. Others are turned away. It
-// closes the listener. Its error is that of ctx.
-func (l *tcpListener) Accept(ctx context.Context, secret []byte, mine card) (*peer, error) {
-	stop := context.AfterFunc(ctx, l.Close)
-	defer stop()
+// admit waits until a job comes that knows the secret and fits this one, and returns it. Others are turned away. It closes
+// the listener. Its error is that of ctx.
+func (l *tcpListener) admit(ctx context.Context, secret []byte, mine card) (*peer, error) {
+	ctx, stop := context.WithCancel(ctx)
+	came := make(chan *peer)
 	var all sync.WaitGroup
 	defer all.Wait()
-	defer l.Close()
-	came, over := make(chan *peer), make(chan struct{})
-	defer close(over)
+	defer hangUp(l)
+	defer stop()
 	all.Add(1)
 	go func() {
 		defer all.Done()
-		for {
-			c, err := l.tcp.AcceptTCP()
-			if err != nil {
-				if l.isClosed() {
-					return
-				}
+		for ctx.Err() == nil {
+			c, err := l.AcceptTCP()
+			if err != nil { // the listener was closed, or there is no descriptor, for instance
 				select {
-				case <-over:
-					return
-				case <-time.After(100 * time.Millisecond): // no descriptor, for instance
+				case <-ctx.Done():
+				case <-time.After(100 * time.Millisecond):
 				}
 				continue
 			}
-			if !l.enter(c) {
-				_ = c.Close()
-				return
-			}
+			l.enter(c)
 			all.Add(1)
 			go func() {
 				defer all.Done()
-				if p := l.greet(c, secret, mine); p != nil {
-					select {
-					case came <- p:
-					case <-over:
-						p.Close()
-					}
+				p, err := getToKnow(ctx, c, func() (*peer, error) { return l.greet(c, secret, mine) })
+				l.drop(c)
+				if err != nil {
+					return
+				}
+				select {
+				case came <- p:
+				case <-ctx.Done():
+					p.Close()
 				}
 			}()
 		}
@@ -125,91 +83,60 @@ func (l *tcpListener) Accept(ctx context.Context, secret []byte, mine card) (*pe
 	}
 }
 
-func (l *tcpListener) isClosed() bool {
+// enter notes a process that has connected. Too many of them make it turn the oldest away.
+func (l *tcpListener) enter(c *net.TCPConn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.closed
-}
-
-// enter notes a process that has connected. It returns false if the listener is closed.
-func (l *tcpListener) enter(c *net.TCPConn) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed {
-		return false
-	}
 	note(c)
 	if len(l.waiting) >= strangers {
-		_ = l.waiting[0].SetDeadline(time.Unix(1, 0))
+		hangUp(l.waiting[0])
 		l.waiting = l.waiting[1:]
 	}
-	_ = c.SetDeadline(time.Now().Add(strangerLimit))
-	l.waiting, l.open[c] = append(l.waiting, c), true
-	return true
+	l.waiting = append(l.waiting, c)
 }
 
-// proved takes a process off the list of those that make room for others: it knows the secret.
-func (l *tcpListener) proved(c *net.TCPConn) {
+// drop takes a process off the list of those that make room for others.
+func (l *tcpListener) drop(c *net.TCPConn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if i := slices.Index(l.waiting, c); i >= 0 {
-		l.waiting = slices.Delete(l.waiting, i, i+1)
-	}
+	l.waiting = slices.DeleteFunc(l.waiting, func(other *net.TCPConn) bool { return other == c })
 }
 
-// greet lets a process in that shows the secret, and fits. It returns nil if it was turned away.
-func (l *tcpListener) greet(c *net.TCPConn, secret []byte, mine card) (let *peer) {
-	defer func() {
-		l.proved(c)
-		l.mu.Lock()
-		delete(l.open, c)
-		l.mu.Unlock()
-		if let == nil {
-			forget(c)
-			_ = c.Close()
-		}
-	}()
-	listener, err := newNonce()
-	if err != nil {
-		return nil
-	}
+// greet lets a process in that shows the secret, and fits.
+func (l *tcpListener) greet(c *net.TCPConn, secret []byte, mine card) (*peer, error) {
+	listener := newNonce()
 	if _, err := c.Write(opening(listener)); err != nil {
-		return nil
+		return nil, err
 	}
-	var hello [helloBytes]byte
-	if _, err := io.ReadFull(c, hello[:greetingBytes]); err != nil {
-		return nil
+	caller, err := readOpening(c)
+	if err != nil {
+		return nil, err
 	}
-	caller, is, theirs := opened(hello[:])
-	if !is {
-		return nil
+	var shown [proofBytes]byte
+	if _, err := io.ReadFull(c, shown[:]); err != nil {
+		return nil, err
 	}
-	if theirs != version { // what follows may have another form
-		_, _ = c.Write([]byte{otherVersion})
-		return nil
+	if !hmac.Equal(shown[:], proof(secret, "caller", listener, caller)) {
+		return nil, turnAway(c, wrongSecret)
 	}
-	if _, err := io.ReadFull(c, hello[greetingBytes:]); err != nil {
-		return nil
-	}
-	if !hmac.Equal(hello[greetingBytes:], proof(secret, "caller", listener, caller)) {
-		_, _ = c.Write([]byte{wrongSecret})
-		return nil
-	}
-	l.proved(c)
+	l.drop(c)
 	// Another job may be ahead, and may fail yet.
 	l.turn.Lock()
 	defer l.turn.Unlock()
 	if l.full {
-		_, _ = c.Write([]byte{busy})
-		return nil
+		return nil, turnAway(c, busy)
 	}
 	if _, err := c.Write(append([]byte{welcome}, proof(secret, "listener", listener, caller)...)); err != nil {
-		return nil
+		return nil, err
 	}
-	p := newPeer(c, secret, "listener", listener, caller)
-	if p.introduce(mine) != nil {
-		return nil
-	}
-	l.full = true
-	return p
+	p := &peer{conn: c, key: proof(secret, "frames", listener, caller), me: "listener", other: "caller"}
+	p, err = p.introduce(mine)
+	l.full = err == nil
+	return p, err
+}
+
+// turnAway tells a process why it is not let in.
+func turnAway(c *net.TCPConn, verdict byte) error {
+	_, _ = c.Write([]byte{verdict})
+	return refusal{"it was turned away"}
 }

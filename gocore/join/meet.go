@@ -10,6 +10,7 @@ package join
 // Lengths and texts that come from the network are checked before they are used.
 
 import (
+	"bytes"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
@@ -20,6 +21,7 @@ import (
 	"os"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
@@ -33,10 +35,12 @@ const (
 	mostFrame = 4096
 	// mostText is the length of the longest text of the other job that is shown to a user.
 	mostText = 512
+	// strangerLimit is how long a process that connects may take to show that it knows the secret.
+	strangerLimit = 5 * time.Second
 )
 
 // magic begins what each party sends first.
-var magic = [8]byte{'p', 'm', 'p', 'i', 'm', 'e', 'e', 't'}
+const magic = "pmpimeet"
 
 // card is what a job tells the other one of itself.
 type card struct {
@@ -86,84 +90,98 @@ func printable(text string) string {
 	}, text)
 }
 
-// checkSecret returns an error unless secret can be one.
-func checkSecret(what string, secret []byte) error {
-	if len(secret) == 0 || len(secret) > mostSecret {
-		return status.New(status.Argument, "%s: the secret has %d bytes, not from 1 to %d", what, len(secret), mostSecret)
+// Other says where another job is, or waits.
+type Other struct {
+	Address    string `json:"address"` // host:port
+	Secret     []byte `json:"secret"`  // what both jobs know, base64; nil: SecretFile has it
+	SecretFile string `json:"secret_file"`
+	Version    string `json:"version"` // paddlempi's, which both jobs must have
+}
+
+// secret returns what both jobs know.
+func (o Other) secret(what string) (secret []byte, err error) {
+	if secret = o.Secret; secret == nil {
+		if secret, err = readSecret(o.SecretFile); err != nil {
+			return nil, status.New(status.Argument, "%s: the file of the secret %s cannot be used: %v; make it with mode 0600", what, o.SecretFile, err)
+		}
 	}
-	return nil
+	if len(secret) == 0 || len(secret) > mostSecret {
+		return nil, status.New(status.Argument, "%s: the secret has %d bytes, not from 1 to %d", what, len(secret), mostSecret)
+	}
+	return secret, nil
 }
 
 // readSecret reads a secret from a file, which must be this user's alone. White space at its end does not count.
-func readSecret(what, path string) ([]byte, error) {
-	fail := func(err error) ([]byte, error) {
-		return nil, status.New(status.Argument, "%s: the file of the secret %s cannot be used: %v; make it with mode 0600", what, path, err)
-	}
+func readSecret(path string) ([]byte, error) {
 	// A pipe or a device is not waited for.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_CLOEXEC, 0)
 	if err != nil {
-		return fail(err)
+		return nil, err
 	}
 	defer f.Close()
 	info, err := f.Stat()
 	if err != nil {
-		return fail(err)
+		return nil, err
 	}
 	switch owner := info.Sys().(*syscall.Stat_t).Uid; {
 	case !info.Mode().IsRegular():
-		return fail(fmt.Errorf("it is no file (%v)", info.Mode()))
+		return nil, fmt.Errorf("it is no file (%v)", info.Mode())
 	case int(owner) != os.Geteuid():
-		return fail(fmt.Errorf("it belongs to user %d, and this is user %d", owner, os.Geteuid()))
+		return nil, fmt.Errorf("it belongs to user %d, and this is user %d", owner, os.Geteuid())
 	case info.Mode().Perm()&0o077 != 0:
-		return fail(fmt.Errorf("others have rights to it (%v)", info.Mode()))
+		return nil, fmt.Errorf("others have rights to it (%v)", info.Mode())
 	}
 	text, err := io.ReadAll(io.LimitReader(f, mostSecret+1))
-	if err != nil {
-		return fail(err)
-	}
-	secret := []byte(strings.TrimRight(string(text), " \t\r\n"))
-	return secret, checkSecret(what, secret)
+	return bytes.TrimRight(text, " \t\r\n"), err
 }
 
 const (
 	nonceBytes = 32
 	proofBytes = sha256.Size
-	// The listener sends greetingBytes: magic, version, its challenge. The other answers with helloBytes: magic, version,
-	// its own challenge, its proof.
-	greetingBytes = len(magic) + 4 + nonceBytes
-	helloBytes    = greetingBytes + proofBytes
+	// Each party opens with magic, version and its challenge. The listener does so first; the caller adds its proof.
+	openingBytes = len(magic) + 4 + nonceBytes
 )
 
 // The verdict of the listener, one byte. Its proof follows a welcome.
 const (
-	welcome byte = iota + 1
-	wrongSecret
-	otherVersion
-	busy // another job was let in
+	welcome     byte = 1
+	wrongSecret byte = 2
+	busy        byte = 4 // another job was let in
 )
 
 type nonce [nonceBytes]byte
 
-func newNonce() (n nonce, err error) {
-	if _, err = rand.Read(n[:]); err != nil {
-		err = status.New(status.Unsupported, "no random numbers for a challenge: %v", err)
-	}
-	return n, err
+func newNonce() (n nonce) {
+	_, _ = rand.Read(n[:]) // it never fails
+	return n
 }
 
-// opening is what each party sends first: magic, version, a challenge.
+// opening is what each party sends first.
 func opening(n nonce) []byte {
-	b := append([]byte{}, magic[:]...)
-	b = binary.BigEndian.AppendUint32(b, version)
-	return append(b, n[:]...)
+	return append(binary.BigEndian.AppendUint32([]byte(magic), version), n[:]...)
 }
 
-// opened reads an opening.
-func opened(b []byte) (n nonce, is bool, theirs uint32) {
-	is = string(b[:len(magic)]) == string(magic[:])
-	theirs = binary.BigEndian.Uint32(b[len(magic):])
-	copy(n[:], b[len(magic)+4:])
-	return n, is, theirs
+// refusal is an error that the other job has told, or that this one tells it: waiting does not help.
+type refusal struct{ text string }
+
+func (r refusal) Error() string { return r.text }
+
+// errNoJob is the refusal of a caller that has found something else.
+var errNoJob = refusal{"what listens there is no job of this library"}
+
+// readOpening reads the other party's.
+func readOpening(from io.Reader) (n nonce, err error) {
+	var b [openingBytes]byte
+	if _, err := io.ReadFull(from, b[:]); err != nil {
+		return n, fmt.Errorf("no greeting: %w", err)
+	}
+	if string(b[:len(magic)]) != magic {
+		return n, errNoJob
+	}
+	if theirs := binary.BigEndian.Uint32(b[len(magic):]); theirs != version { // what follows may have another form
+		return n, refusal{fmt.Sprintf("the job there has another version of paddlempi (%d, and this one %d)", theirs, version)}
+	}
+	return nonce(b[len(magic)+4:]), nil
 }
 
 // proof is what a holder of the secret can make of both challenges. role keeps one party from sending back what it got.

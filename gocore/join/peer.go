@@ -2,6 +2,7 @@ package join
 
 import (
 	"bytes"
+	"context"
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/binary"
@@ -9,34 +10,23 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
-	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/descriptors"
 )
 
-// peer is the other job, once both have shown the secret. Its methods are for one goroutine, except for Gone and Close.
+// peer is the other job, once both have shown the secret; nil stands for no job. Its methods are for one goroutine, except for
+// Gone and Close.
 type peer struct {
 	card card // what it tells of itself
 
-	conn    *net.TCPConn
-	key     []byte // of the codes of frames
-	me      string // "listener" or "caller"
-	out, in uint64 // numbers of the next frames
-	once    sync.Once
-}
-
-func newPeer(conn *net.TCPConn, secret []byte, me string, listener, caller nonce) *peer {
-	return &peer{conn: conn, key: proof(secret, "frames", listener, caller), me: me}
-}
-
-func (p *peer) other() string {
-	if p.me == "listener" {
-		return "caller"
-	}
-	return "listener"
+	conn      *net.TCPConn
+	key       []byte      // of the codes of frames
+	me, other string      // "listener" and "caller", or the other way round
+	out, in   uint64      // numbers of the next frames
+	settled   atomic.Bool // there is a world, as this party sees it
 }
 
 // code is what proves that a frame is this one, of this sender, and unchanged.
@@ -66,9 +56,21 @@ func (p *peer) send(kind byte, body []byte) error {
 	return err
 }
 
-// receive reads a frame.
-func (p *peer) receive() (kind byte, body []byte, err error) { return p.read(p.conn) }
+// expect reads a frame of a kind, which what describes.
+func (p *peer) expect(want byte, what string) ([]byte, error) {
+	kind, body, err := p.read(p.conn)
+	switch {
+	case err != nil:
+		return nil, err
+	case kind == frameRefuse:
+		return nil, refusal{printable(string(body))}
+	case kind != want:
+		return nil, fmt.Errorf("a frame of kind %d, and not %s", kind, what)
+	}
+	return body, nil
+}
 
+// read reads a frame.
 func (p *peer) read(from io.Reader) (kind byte, body []byte, err error) {
 	var head [5]byte
 	if _, err := io.ReadFull(from, head[:]); err != nil {
@@ -83,71 +85,54 @@ func (p *peer) read(from io.Reader) (kind byte, body []byte, err error) {
 		return 0, nil, err
 	}
 	body = b[:n]
-	if !hmac.Equal(b[n:], p.code(p.other(), p.in, head[0], body)) {
+	if !hmac.Equal(b[n:], p.code(p.other, p.in, head[0], body)) {
 		return 0, nil, fmt.Errorf("a frame that a holder of the secret has not made")
 	}
 	p.in++
 	return head[0], body, nil
 }
 
-// refusal is an error that the other job has told, or that this one tells it: waiting does not help.
-type refusal struct{ text string }
-
-func (r refusal) Error() string { return r.text }
-
-// introduce exchanges the cards. Each party sends its own first, so that both know why they do not fit. Then each says
-// that it begins to join.
-func (p *peer) introduce(mine card) error {
+// introduce exchanges the cards of two jobs that know the secret, and returns the other one. Each party sends its own first,
+// so that both know why they do not fit. Then each says that it begins to join.
+func (p *peer) introduce(mine card) (*peer, error) {
 	mine.Host, mine.MPI, mine.Library = printable(mine.Host), printable(mine.MPI), printable(mine.Library)
 	text, err := json.Marshal(mine)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := p.send(frameCard, text); err != nil {
-		return err
+		return nil, err
 	}
-	kind, body, err := p.receive()
+	body, err := p.expect(frameCard, "its card")
 	if err != nil {
-		return err
-	}
-	if kind != frameCard {
-		return fmt.Errorf("a frame of kind %d, and not its card", kind)
+		return nil, err
 	}
 	if p.card, err = readCard(body); err != nil {
-		return err
+		return nil, err
 	}
 	if why := mine.fits(p.card); why != "" {
 		_ = p.send(frameRefuse, []byte(why))
-		return refusal{why}
+		return nil, refusal{why}
 	}
 	if err := p.send(frameJoin, nil); err != nil {
-		return err
+		return nil, err
 	}
-	switch kind, body, err := p.receive(); {
-	case err != nil:
-		return err
-	case kind == frameRefuse:
-		return refusal{printable(string(body))}
-	case kind != frameJoin:
-		return fmt.Errorf("a frame of kind %d, and not that it joins", kind)
+	if _, err := p.expect(frameJoin, "that it joins"); err != nil {
+		return nil, err
 	}
-	return p.conn.SetDeadline(time.Time{})
+	return p, p.conn.SetDeadline(time.Time{})
 }
 
 // TellPort tells the caller where the MPI of the listener accepts.
 func (p *peer) TellPort(port string, limit time.Time) error {
-	if err := p.conn.SetDeadline(limit); err != nil {
-		return err
-	}
+	_ = p.conn.SetDeadline(limit)
 	return p.send(framePort, []byte(port))
 }
 
 // Port waits until the listener has told where its MPI accepts.
 func (p *peer) Port(limit time.Time) (port string, err error) {
-	if err := p.conn.SetDeadline(limit); err != nil {
-		return "", err
-	}
-	kind, body, err := p.receive()
+	_ = p.conn.SetDeadline(limit)
+	kind, body, err := p.read(p.conn)
 	switch {
 	case err != nil:
 		return "", err
@@ -163,49 +148,59 @@ const mostPort = 1023
 // Settle tells the other party that this one has joined, and waits until it has, too. Neither closes the connection before
 // that.
 func (p *peer) Settle(limit time.Time) error {
-	if err := p.conn.SetDeadline(limit); err != nil {
-		return err
-	}
+	p.settled.Store(true)
+	_ = p.conn.SetDeadline(limit)
 	if err := p.send(frameDone, nil); err != nil {
 		return err
 	}
-	kind, _, err := p.receive()
-	if err == nil && kind != frameDone {
-		err = fmt.Errorf("a frame of kind %d, and not that it has joined", kind)
-	}
+	_, err := p.expect(frameDone, "that it has joined")
 	return err
 }
 
-// Gone tells whether the other party has closed the connection.
+// Gone tells whether the other party has closed the connection, which it may do once this one settles.
 func (p *peer) Gone() (gone bool) {
-	const hangup = 0x2000 // POLLRDHUP: package syscall has no poll(2)
-	descriptor(p.conn, func(fd int) {
-		ask := struct {
-			fd              int32
-			events, revents int16
-		}{int32(fd), hangup, 0}
-		var now syscall.Timespec
-		n, _, errno := syscall.Syscall6(syscall.SYS_PPOLL, uintptr(unsafe.Pointer(&ask)), 1, uintptr(unsafe.Pointer(&now)), 0, 0, 0)
-		gone = errno == 0 && n == 1 // also after an error of the connection
+	if p == nil || p.settled.Load() {
+		return false
+	}
+	descriptors.Of(p.conn, func(fd int) {
+		const established = 1                                                          // TCP_ESTABLISHED
+		state, err := syscall.GetsockoptInt(fd, syscall.IPPROTO_TCP, syscall.TCP_INFO) // its first byte
+		gone = err == nil && state&0xff != established
 	})
 	return gone
 }
 
 // Close closes the connection.
 func (p *peer) Close() {
-	p.once.Do(func() {
-		forget(p.conn)
-		_ = p.conn.Close()
-	})
-}
-
-// descriptor calls f with the descriptor of a connection or a listener.
-func descriptor(s syscall.Conn, f func(fd int)) {
-	if raw, err := s.SyscallConn(); err == nil {
-		_ = raw.Control(func(fd uintptr) { f(int(fd)) })
+	if p != nil {
+		hangUp(p.conn)
 	}
 }
 
-// note has forked children close s; forget is called before it is closed.
-func note(s syscall.Conn)   { descriptor(s, descriptors.Note) }
-func forget(s syscall.Conn) { descriptor(s, descriptors.Forget) }
+// getToKnow lets greet find out who is at the other end of a connection, for strangerLimit and until ctx is done. It hangs up if
+// that fails.
+func getToKnow(ctx context.Context, c *net.TCPConn, greet func() (*peer, error)) (*peer, error) {
+	_ = c.SetDeadline(time.Now().Add(strangerLimit))
+	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
+	p, err := greet()
+	if !stop() && err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		hangUp(c)
+		return nil, err
+	}
+	return p, nil
+}
+
+// note has forked children close s.
+func note(s syscall.Conn) { descriptors.Of(s, descriptors.Note) }
+
+// hangUp closes a connection or a listener that was noted; also twice.
+func hangUp(s interface {
+	syscall.Conn
+	io.Closer
+}) {
+	descriptors.Of(s, descriptors.Forget)
+	_ = s.Close()
+}

@@ -17,12 +17,12 @@ import (
 
 // Options say how the ranks of the first world come together.
 type Options struct {
-	MPI       string        // path of libmpi; "": find it
-	Comm      *uint64       // the world's communicator, as MPI represents it; nil: MPI_COMM_WORLD
-	Job       *Job          // of ranks that no MPI has started; nil: MPI knows the ranks
-	Timeout   time.Duration // timeout of init, and of operations that have none of their own
-	SysPrefix string        // Python's sys.prefix
-	Interrupt work.Interrupt
+	MPI       string         `json:"mpi"`        // path of libmpi; "": find it
+	Comm      *uint64        `json:"comm"`       // the world's communicator, as MPI represents it; nil: MPI_COMM_WORLD
+	Job       *Job           `json:"world"`      // of ranks that no MPI has started; nil: MPI knows the ranks
+	SysPrefix string         `json:"sys_prefix"` // Python's sys.prefix
+	Timeout   time.Duration  `json:"-"`          // timeout of init, and of operations that have none of their own
+	Interrupt work.Interrupt `json:"-"`
 }
 
 // Job is what the ranks of a job know of each other that no MPI has started.
@@ -72,18 +72,27 @@ func (o *Options) Connect() (transport.Comm, mpi.Library, error) {
 		return nil, nil, err
 	}
 	if refused != nil {
-		e := status.New(status.Unsupported, "init: %v; ranks without MPI have to. They have to run as one user; in containers they need one /proc or one network. Or start them with mpirun", refused)
-		e.Ranks = refused.(*status.Error).Ranks
-		return nil, nil, e
+		return nil, nil, status.New(status.Unsupported, "init: %v; ranks without MPI have to. They have to run as one user; in containers they need one /proc or one network. Or start them with mpirun", refused).WithRanks(status.Plain(refused).Ranks...)
 	}
 	return comm, nil, nil
 }
 
-// overMPI connects the ranks by the MPI that open starts.
+// overMPI connects the ranks by the MPI of this process, which open starts unless it runs already.
 func (o *Options) overMPI(open func(mpi.Options) (mpi.Library, error)) (transport.Comm, mpi.Library, error) {
-	lib, err := o.startMPI(open)
-	if err != nil {
-		return nil, nil, err
+	lib := registry.MPI
+	if lib != nil && o.MPI != "" && o.MPI != lib.Info().Path {
+		return nil, nil, status.New(status.Argument, "init: mpi=%q, but %s was initialised before in this process, and MPI starts once only", o.MPI, lib.Info().Path)
+	}
+	if lib == nil || !lib.Finalized() {
+		// After Destroy, Open returns the same library and makes again what Destroy freed.
+		var err error
+		if lib, err = open(mpi.Options{Path: o.MPI, SysPrefix: o.SysPrefix, Timeout: o.Timeout}); err != nil {
+			return nil, nil, err
+		}
+		registry.MPI = lib
+	}
+	if lib.Finalized() {
+		return nil, nil, status.New(status.NotInitialized, "init: MPI was finalized in this process and cannot start again")
 	}
 	given := lib.World()
 	if o.Comm != nil {
@@ -97,23 +106,4 @@ func (o *Options) overMPI(open func(mpi.Options) (mpi.Library, error)) (transpor
 		return nil, nil, err
 	}
 	return comm, lib, nil
-}
-
-// startMPI starts the MPI of this process by open, unless it runs already.
-func (o *Options) startMPI(open func(mpi.Options) (mpi.Library, error)) (mpi.Library, error) {
-	if registry.MPI != nil && o.MPI != "" && o.MPI != registry.MPI.Info().Path {
-		return nil, status.New(status.Argument, "init: mpi=%q, but %s was initialised before in this process, and MPI starts once only", o.MPI, registry.MPI.Info().Path)
-	}
-	if registry.MPI == nil || !registry.MPI.Finalized() {
-		// After Destroy, Open returns the same library and makes again what Destroy freed.
-		lib, err := open(mpi.Options{Path: o.MPI, SysPrefix: o.SysPrefix, Timeout: o.Timeout})
-		if err != nil {
-			return nil, err
-		}
-		registry.MPI = lib
-	}
-	if registry.MPI.Finalized() {
-		return nil, status.New(status.NotInitialized, "init: MPI was finalized in this process and cannot start again")
-	}
-	return registry.MPI, nil
 }

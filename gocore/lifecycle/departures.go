@@ -30,16 +30,15 @@ func keep(w *registry.World) {
 		_ = w.Env.Free()
 		return
 	}
-	forgetLast()
-	registry.Last = w
+	setLast(w)
 }
 
-// forgetLast frees the last world, because another world follows it.
-func forgetLast() {
+// setLast makes w the last world, nil if one begins, and frees the one before.
+func setLast(w *registry.World) {
 	if registry.Last != nil {
 		_ = registry.Last.Env.Free()
-		registry.Last = nil
 	}
+	registry.Last = w
 }
 
 // endsTheJob tells whether w has all processes of the job, and this library finalizes their MPI.
@@ -56,17 +55,12 @@ func endsTheJob(w *registry.World) bool {
 func awaitDepartures() bool {
 	all := true
 	for _, w := range registry.Departing {
-		if !w.Env.Departure.AwaitDepartures() {
+		if w.Env.Departure.AwaitDepartures() {
+			keep(w)
+		} else {
 			all = false
-			continue
 		}
-		keep(w)
 	}
 	registry.Departing = nil
 	return all
-}
-
-// endTogether waits until the processes of all ranks are about to end, and tells whether they are.
-func endTogether() bool {
-	return registry.Last == nil || registry.Last.Env.Departure.EndTogether()
 }

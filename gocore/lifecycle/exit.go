@@ -68,7 +68,7 @@ func Exit(code int) {
 		return
 	}
 	join.EndWithProcess()
-	if !awaitDepartures() || registry.MPIInUse.Load() || !endTogether() {
+	if !awaitDepartures() || registry.MPIInUse.Load() || registry.Last != nil && !registry.Last.Env.Departure.EndTogether() {
 		// A rank has died or ended, or does not come back from MPI: MPI_Finalize would wait for it.
 		if running {
 			time.Sleep(launchersTurn)

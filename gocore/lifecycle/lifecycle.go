@@ -20,9 +20,9 @@ import (
 // Options are the arguments of init.
 type Options struct {
 	join.Options
-	Trial    []string // the command that calls control method cuda_trial in a new process
-	EndFile  string   // file to which a line with the exit status is appended; "": none
-	Survives bool     // this rank's calls must return an error if a member dies
+	Trial    []string `json:"trial"`    // the command that calls control method cuda_trial in a new process
+	EndFile  string   `json:"end_file"` // file to which a line with the exit status is appended; "": none
+	Survives bool     `json:"-"`        // this rank's calls must return an error if a member dies
 }
 
 // Init starts MPI, unless it runs already or o.Job needs none, and makes the first world. Id 0 stands for that world's
@@ -63,7 +63,7 @@ func Init(o Options) error {
 	}
 	w := registry.NewWorld(env)
 	if endsTheJob(w) {
-		forgetLast()
+		setLast(nil)
 	}
 	env.Groups.Survives = o.Survives
 	if lib != nil {
@@ -96,7 +96,9 @@ func Destroy() error {
 	if err != nil {
 		return err
 	}
-	join.DisconnectAll(destroyTogether)
+	for _, other := range registry.Guests.All() {
+		_ = join.Disconnect(other, destroyTogether, nil)
+	}
 	registry.ForgetInitial(w)
 	return destroy(w)
 }
@@ -107,7 +109,7 @@ const destroyTogether = time.Second
 // destroy frees the groups of w and its environment, after it has given operations under way time
 // to end.
 func destroy(w *registry.World) error {
-	w.EndBefore()
+	w.End()
 	w.CloseWindows(false)
 	settled, err := w.Env.Destroy()
 	w.ForgetGroups()

@@ -22,22 +22,17 @@ func Parse(name string, request []byte, into any) error {
 }
 
 // Seconds turns a number of seconds into a duration. The default is 30 minutes.
-func Seconds(s *float64) time.Duration {
+func Seconds(s *float64) time.Duration { return SecondsOr(s, 30*time.Minute) }
+
+// SecondsOr is Seconds with another default.
+func SecondsOr(s *float64, otherwise time.Duration) time.Duration {
 	switch {
 	case s == nil:
-		return 30 * time.Minute
+		return otherwise
 	case *s >= work.Longest.Seconds():
 		return work.Longest
 	case !(*s > 0): // also NaN
 		return 0
 	}
 	return time.Duration(*s * float64(time.Second))
-}
-
-// SecondsOr is Seconds with another default.
-func SecondsOr(s *float64, otherwise time.Duration) time.Duration {
-	if s == nil {
-		return otherwise
-	}
-	return Seconds(s)
 }

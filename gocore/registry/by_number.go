@@ -57,6 +57,18 @@ func (t *ByNumber[T]) forgetIf(is func(T) bool) {
 	})
 }
 
+// takeLast takes out what has the greatest number.
+func (t *ByNumber[T]) takeLast() (one T, ok bool) {
+	t.change(func(live map[int64]T) {
+		if ok = len(live) > 0; ok {
+			last := slices.Max(slices.Collect(maps.Keys(live)))
+			one = live[last]
+			delete(live, last)
+		}
+	})
+	return one, ok
+}
+
 func (t *ByNumber[T]) change(by func(map[int64]T)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

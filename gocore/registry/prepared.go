@@ -1,7 +1,6 @@
 package registry
 
 import (
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -14,44 +13,32 @@ import (
 // lock. Places are used again: whoever has a number gives it back once.
 var prepared struct {
 	mu     sync.Mutex
-	free   []uint64 // places
+	taken  int // no place before it is free
 	places atomic.Pointer[[]atomic.Pointer[collective.Prepared]]
 }
-
-// morePlaces is by how many places the list grows at least.
-const morePlaces = 16
 
 // AddPrepared enters a prepared operation, and returns its number.
 func AddPrepared(p *collective.Prepared) (number uint64) {
 	prepared.mu.Lock()
 	defer prepared.mu.Unlock()
-	places := prepared.places.Load()
-	if len(prepared.free) == 0 {
-		places = growPlaces(places)
-		prepared.places.Store(places)
+	var places []atomic.Pointer[collective.Prepared]
+	if now := prepared.places.Load(); now != nil {
+		places = *now
 	}
-	last := len(prepared.free) - 1
-	place := prepared.free[last]
-	prepared.free = prepared.free[:last]
-	(*places)[place].Store(p)
-	return place + 1
-}
-
-// growPlaces returns a longer list, and notes which places are free. The caller holds prepared.mu.
-func growPlaces(old *[]atomic.Pointer[collective.Prepared]) *[]atomic.Pointer[collective.Prepared] {
-	n := 0
-	if old != nil {
-		n = len(*old)
+	for prepared.taken < len(places) && places[prepared.taken].Load() != nil {
+		prepared.taken++
 	}
-	places := make([]atomic.Pointer[collective.Prepared], n+max(n, morePlaces))
-	for i := range n {
-		places[i].Store((*old)[i].Load())
+	if prepared.taken == len(places) {
+		more := make([]atomic.Pointer[collective.Prepared], max(16, 2*len(places)))
+		for i := range places {
+			more[i].Store(places[i].Load())
+		}
+		places = more
+		prepared.places.Store(&more)
 	}
-	for i := n; i < len(places); i++ {
-		prepared.free = append(prepared.free, uint64(i))
-	}
-	slices.Reverse(prepared.free) // the first places first
-	return &places
+	places[prepared.taken].Store(p)
+	prepared.taken++
+	return uint64(prepared.taken)
 }
 
 // preparedOf returns the prepared operation with a number, nil if there is none.
@@ -83,5 +70,5 @@ func ForgetPrepared(number uint64) {
 		return
 	}
 	(*prepared.places.Load())[number-1].Store(nil)
-	prepared.free = append(prepared.free, number-1)
+	prepared.taken = min(prepared.taken, int(number-1))
 }

@@ -31,4 +31,7 @@ var (
 
 	// Closing has what ends before MPI is finalized or the process ends.
 	Closing Closers
+
+	// Files has the files that were opened through MPI, by their handles. They may outlive the world.
+	Files ByNumber[*mpi.File]
 )

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/paddlempi/paddlempi/gocore/group"
+	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/mpi/mpifake"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/world"
@@ -63,8 +64,8 @@ func TestDestroyedGroupsAreForgotten(t *testing.T) {
 
 // What has a number is found by it until it is forgotten, and a number is used once.
 func TestFilesByHandle(t *testing.T) {
-	want := &File{}
-	one, two := Files.Add(&File{}), Files.Add(want)
+	want := &mpi.File{}
+	one, two := Files.Add(&mpi.File{}), Files.Add(want)
 	assert.Less(t, one, two)
 	Files.Forget(one)
 	_, ok := Files.Get(one)
@@ -72,7 +73,7 @@ func TestFilesByHandle(t *testing.T) {
 	f, ok := Files.Get(two)
 	assert.True(t, ok)
 	assert.Same(t, want, f)
-	assert.Equal(t, []*File{f}, Files.All())
+	assert.Equal(t, []*mpi.File{f}, Files.All())
 	Files.Forget(two)
-	assert.Greater(t, Files.Add(&File{}), two)
+	assert.Greater(t, Files.Add(&mpi.File{}), two)
 }

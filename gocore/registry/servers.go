@@ -14,11 +14,7 @@ var Servers = job.New(job.Core{
 		if err != nil {
 			return nil, nil, err
 		}
-		w, err := Initial()
-		if err != nil {
-			return nil, nil, err
-		}
-		return g, w.Env.Interrupt, nil
+		return g, g.Env.Interrupt, nil
 	},
 	AtEnd:  Closing.Add,
 	Poison: Poison,

@@ -2,11 +2,8 @@ package registry
 
 import (
 	"sync"
-	"time"
 
-	"github.com/paddlempi/paddlempi/gocore/crash"
 	"github.com/paddlempi/paddlempi/gocore/group"
-	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/window"
 )
@@ -14,31 +11,8 @@ import (
 // windows has all windows by their ids. One that has ended stays as long as its memory is used.
 var windows ByNumber[*window.Window]
 
-// makers has what makes the windows of each group, and closes them.
-var makers = struct {
-	mu sync.Mutex
-	of map[*group.Group]*window.Windows
-}{of: map[*group.Group]*window.Windows{}}
-
-// NewWindow makes a window of this rank's memory, and returns its id. It is collective over the group.
-func NewWindow(g *group.Group, memory *op.Buf, timeout time.Duration, nested bool) (int64, error) {
-	w, err := windowsOf(g).New(memory, timeout, nested)
-	if err != nil {
-		return 0, err
-	}
-	windows.Put(w.ID(), w)
-	crash.NameWindow(w.ID(), g.ID)
-	return w.ID(), nil
-}
-
-func windowsOf(g *group.Group) *window.Windows {
-	makers.mu.Lock()
-	defer makers.mu.Unlock()
-	if makers.of[g] == nil {
-		makers.of[g] = window.Of(window.Group{Members: g.Members(), Calls: g})
-	}
-	return makers.of[g]
-}
+// makers has what makes the windows of each group, and closes them: of *group.Group to *window.Windows.
+var makers sync.Map
 
 // Window returns a window, for a call that what names.
 func Window(what string, id int64) (*window.Window, error) {
@@ -58,17 +32,13 @@ func ForgetWindows() {
 
 // closeWindows closes the windows of the groups that belongs returns true for. leaving is as for Windows.Close.
 func closeWindows(belongs func(*group.Group) bool, leaving bool) {
-	makers.mu.Lock()
-	var ending []*window.Windows
-	for g, all := range makers.of {
-		if belongs(g) {
-			ending = append(ending, all)
-			delete(makers.of, g)
+	makers.Range(func(g, _ any) bool {
+		if belongs(g.(*group.Group)) {
+			if maker, ok := makers.LoadAndDelete(g); ok {
+				maker.(*window.Windows).Close(leaving)
+			}
 		}
-	}
-	makers.mu.Unlock()
-	for _, all := range ending {
-		all.Close(leaving)
-	}
+		return true
+	})
 	ForgetWindows()
 }

@@ -2,13 +2,17 @@ package registry
 
 import (
 	"strings"
+	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/crash"
 	"github.com/paddlempi/paddlempi/gocore/group"
 	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/transport/memory"
+	"github.com/paddlempi/paddlempi/gocore/window"
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
@@ -20,6 +24,10 @@ type World struct {
 	all     atomic.Pointer[group.Group] // the group of all its ranks, which is made first
 	ended   atomic.Bool                 // it was destroyed, or this process has left
 	unclose func()                      // takes back what AtFinalize has asked for
+
+	// Of a world of two parties.
+	Leaving sync.Mutex // held by a thread that ends it
+	Left    bool       // this process has left it; Leaving guards it
 }
 
 // NewWorld returns a world that has no groups yet.
@@ -27,6 +35,9 @@ func NewWorld(env *world.Env) *World {
 	lib, _ := mpi.Of(env.Base)
 	return &World{MPI: lib, Env: env, unclose: func() {}}
 }
+
+// Guests has the worlds of two parties that have not ended, by the ids of their groups of all ranks.
+var Guests ByNumber[*World]
 
 // Starting guards these.
 var (
@@ -129,12 +140,9 @@ func (w *World) AtFinalize(leave func()) {
 }
 
 // End makes calls no longer find w, because it was destroyed or this process leaves it.
-func (w *World) End() { w.ended.Store(true) }
-
-// EndBefore is End for a world that ends before MPI is finalized.
-func (w *World) EndBefore() {
+func (w *World) End() {
 	w.unclose()
-	w.End()
+	w.ended.Store(true)
 }
 
 // ForgetGroups takes the groups of a world that has ended out of the table.
@@ -155,16 +163,12 @@ func (w *World) CloseWindows(leaving bool) {
 	closeWindows(func(g *group.Group) bool { return g.Env == w.Env }, leaving)
 }
 
-// WorldOf returns this process's part in the world of a group; 0 stands for the world that init made.
-func WorldOf(id int64) (*World, error) {
-	g, err := Group(id)
-	if err != nil || id == 0 {
-		return initial.Load(), err
-	}
+// WorldOf returns this process's part in the world of a group.
+func WorldOf(g *group.Group) (*World, error) {
 	if m, ok := groups.Get(g.ID); ok {
 		return m.w, nil
 	}
-	return nil, status.New(status.GroupDestroyed, "group %d was destroyed", id)
+	return nil, status.New(status.GroupDestroyed, "group %d was destroyed", g.ID)
 }
 
 // Group returns the group with an id.
@@ -188,4 +192,20 @@ func Group(id int64) (*group.Group, error) {
 		return nil, status.New(status.GroupDestroyed, "group %d was destroyed with its world, before init_process_group was called again; make a new one with new_group", id)
 	}
 	return nil, status.New(status.GroupDestroyed, "group %d was destroyed; make a new one with new_group", id)
+}
+
+// NewWindow makes a window of this rank's memory, and returns its id. It is collective over the group with an id.
+func NewWindow(memory *op.Buf, id int64, timeout time.Duration, nested bool) (int64, error) {
+	g, err := Group(id)
+	if err != nil {
+		return 0, status.New(status.CodeOf(err), "Window: %v", err)
+	}
+	maker, _ := makers.LoadOrStore(g, window.Of(window.Group{Members: g.Members(), Calls: g}))
+	w, err := maker.(*window.Windows).New(memory, timeout, nested)
+	if err != nil {
+		return 0, err
+	}
+	windows.Put(w.ID(), w)
+	crash.NameWindow(w.ID(), g.ID)
+	return w.ID(), nil
 }
