@@ -27,9 +27,10 @@ def about(run: dict[str, Any]) -> str:
     """Say when, where and with what something was measured."""
     versions = {"Python": run["python"], **run["versions"]}
     load = " ".join(f"{value:.1f}" for value in run["load"])
+    library = " ".join(run["mpi"]["version"].partition("\n")[0].partition(",")[0].split())
     return (
         f"{run['date'][:10]}, {run['processor'] or run['machine']}, {run['cpus']} CPUs, a load of "
-        f"{load} before; paddlempi {run['paddlempi']}, "
+        f"{load} before; paddlempi {run['paddlempi']}, {library}, "
         + ", ".join(f"{name} {version}" for name, version in versions.items())
     )
 

@@ -44,7 +44,7 @@ RECORD: dict[str, Any] = {
     "cpus": 2,
     "versions": {"numpy": "2"},
     "load": [0.1, 0.2, 0.3],
-    "mpi": {"name": "Open MPI"},
+    "mpi": {"name": "Open MPI", "version": "Open  MPI v5, a package\nand more"},
     "shape": "2 x 1",
     "rows": [
         row(OURS, 12.5, path="mpi", way="mpi in pieces", counted=True, traffic=1.004),
@@ -144,7 +144,7 @@ def test_the_page_has_a_table_for_each_run(
         "### Open MPI, 2 x 2",
     ]
     assert "2030-01-02, X, 2 CPUs, a load of 0.1 0.2 0.3 before" in written
-    assert "paddlempi 1, Python 3.12, numpy 2." in written
+    assert "paddlempi 1, Open MPI v5, Python 3.12, numpy 2." in written
     columns = {line.count("|") for line in lines if line.startswith("|")}
     assert columns == {11}
     assert "| all_reduce | 64 KiB | 12.5 |" in written
