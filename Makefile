@@ -97,9 +97,9 @@ bench: ; $(RANKS_OF) $(MPI):tests $(NP) $(BENCH) $(OPS) --max 64M --against mpi,
 bench-torch: ; $(RANKS_OF) $(MPI):torch $(NP) $(BENCH) $(OPS) --framework torch --max 64M --against gloo --step ddp,fsdp2
 ## bench-paddle paddle.distributed over MPI and over gloo, and the steps of DataParallel
 bench-paddle: ; $(RANKS_OF) $(MPI):tests $(NP) $(BENCH) $(OPS) --framework paddle --max 64M --against gloo --step paddle
-## bench-hosts all_reduce and steps on 2 hosts x 1 and 2 ranks, by network namespaces, under every MPI; as root
+## bench-hosts a table of operations and steps for 2 hosts x 1 and 2 ranks (namespaces) under every MPI; as root
 bench-hosts:
-	$(IN) openmpi:torch,mpich:tests$(if $(filter impi,$(MPIS_HERE)),$(comma)impi:tests) benchmarks/on_hosts.py --mpi "$(or $(MPIS),$(MPIS_HERE))"
+	$(IN) openmpi:torch,mpich:tests$(if $(filter impi,$(MPIS_HERE)),$(comma)impi:tests) benchmarks/on_hosts.py --mpi "$(or $(MPIS),$(MPIS_HERE))" --json $(CURDIR)/build/hosts.json
 ## bench-step docs/img/step.svg: a step of DDP beside gloo's and plain MPI's; as root also on 2 hosts
 bench-step: STEP = --step ddp --model mlp-16M --against mpi,gloo --rounds 100 --json $(CURDIR)/build/bench-step
 bench-step: root := $(filter 0,$(shell id -u))

@@ -1,25 +1,29 @@
 """``python -m paddlempi bench`` on several hosts, which network namespaces make of this machine.
 
-    python benchmarks/on_hosts.py [--mpi openmpi,mpich,impi] [--shape 2x1,2x2] [-- WORDS]
+    python benchmarks/on_hosts.py [--mpi NAME,...] [--shape 2x1,2x2] [--json FILE] [-- WORDS]
     python benchmarks/on_hosts.py --program benchmarks/windows.py --shape 2x1 [-- WORDS]
     make bench-hosts
 
 It starts the command under every MPI that has an environment here (``.venv-NAME``) and for every
-shape, hosts x ranks on each, one after the other. The default measures all_reduce, and the steps of
-DDP, FSDP2, HSDP and Paddle's DataParallel, against mpi4py and gloo; WORDS are other arguments of
-the command, or those of another program. The hosts share the processors and the memory of this
-machine, and their network is TCP over veth: what is compared in a run holds, times do not. It needs
-root.
+shape, hosts x ranks on each, one after the other. The default prints one table for each: operations
+of 8 bytes to 16 MiB and the steps of DDP, FSDP2 and HSDP, against mpi4py and gloo; WORDS are other
+arguments of the command, or those of another program. FILE gets the records of all runs;
+``benchmarks/hosts_page.py`` writes them to docs/benchmarks.md. The hosts share the processors and
+the memory of this machine, and their network is TCP over veth: what is compared in a run holds,
+times do not. It needs root.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools" / "cluster"))
 
@@ -28,30 +32,23 @@ import requirements
 from hosts import Hosts
 
 SHAPES = "2x1,2x2"
-OPERATIONS = ("all_reduce", "--max", "16M", "--iterations", "100")
-ROUNDS = ("--rounds", "40")
-# Framework, its steps, and their models.
-STEPS = (
-    ("torch", ["ddp", "fsdp2", "hsdp"], ["mlp-1M", "mlp-16M"]),
-    ("paddle", ["paddle"], ["mlp-16M"]),
+# Both shapes of an MPI take about six minutes on two idle CPUs.
+OPERATIONS = (
+    *("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"),
+    *("pingpong", "barrier", "--sizes", "8,1K,16K,32K,64K,128K,256K,512K,1M,4M,16M"),
+    *("--iterations", "400", "--warmup", "2", "--seconds", "1", "--table"),
 )
+STEPS = ("--step", "ddp,fsdp2,hsdp", "--model", "mlp-1M,mlp-16M", "--rounds", "30")
 HOUR = 3600
 
 
 def words(python: Path) -> list[str]:
-    """Return what is measured if the user does not say it: the steps of what is installed."""
-    steps: list[str] = []
-    models: list[str] = []
-    for framework, kinds, known in STEPS:
-        asked = f"import importlib.util as u, sys; sys.exit(u.find_spec({framework!r}) is None)"
-        if subprocess.run([python, "-c", asked], check=False).returncode == 0:
-            steps += kinds
-            models += [name for name in known if name not in models]
-        else:
-            print(f"not measured: {', '.join(kinds)}: {framework} is not installed", flush=True)
-    if not steps:
-        return [*OPERATIONS]
-    return [*OPERATIONS, "--step", ",".join(steps), "--model", ",".join(models), *ROUNDS]
+    """Return what is measured if the user does not say it: without steps where torch is missing."""
+    asked = "import importlib.util as u, sys; sys.exit(u.find_spec('torch') is None)"
+    if subprocess.run([python, "-c", asked], check=False).returncode == 0:
+        return [*OPERATIONS, *STEPS]
+    print(f"not measured: {STEPS[1]}: torch is not installed", flush=True)
+    return [*OPERATIONS]
 
 
 def layout(shape: str) -> list[tuple[str, int]]:
@@ -68,8 +65,16 @@ def measure(
     on: Sequence[tuple[str, int]],
     program: str | None,
     given: list[str],
+    record: Path | None,
 ) -> int:
-    """Run the command on some hosts and print what it prints. Return its exit status."""
+    """Run the command on some hosts and print what it prints. Return its exit status.
+
+    Args:
+        mpi, hosts, on: under which MPI, and where.
+        program: the file of another command.
+        given: the arguments; none: those that are measured by default.
+        record: which file the command writes.
+    """
     ranks = sum(count for _, count in on)
     # Every rank would take all processors for its own host's.
     threads = max(1, (os.cpu_count() or 1) // ranks)
@@ -81,6 +86,8 @@ def measure(
         command += ["-m", "paddlempi", "bench", *(given or words(mpi.python))]
     else:
         command += [str(Path(program).resolve()), *given]
+    if record is not None:
+        command += ["--json", str(record)]
     result = hosts.execute(command, timeout=HOUR, env=mpi.environment())
     print(result.out, end="", flush=True)
     if result.code != 0 or result.timed_out:
@@ -93,6 +100,7 @@ def main() -> int:
     parser.add_argument("--mpi", default=",".join(mpis.NAMES), metavar="NAME,...")
     parser.add_argument("--shape", default=SHAPES, metavar="NxP,...", help=SHAPES)
     parser.add_argument("--program", metavar="FILE", help="instead of python -m paddlempi bench")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the records of all runs")
     parser.add_argument("words", nargs="*", help="of python -m paddlempi bench, behind --")
     chosen = parser.parse_args()
 
@@ -107,7 +115,9 @@ def main() -> int:
         return 1
     found = [mpis.MPI(name, mpis.ROOT / f".venv-{name}") for name in names]
     worst = measured = 0
-    with Hosts(max(map(len, shapes))) as hosts:
+    runs: list[Any] = []
+    with Hosts(max(map(len, shapes))) as hosts, tempfile.TemporaryDirectory() as folder:
+        record = Path(folder, "record.json") if chosen.json else None
         for mpi in found:
             lacks = requirements.venv_missing(mpi.python)
             if lacks:
@@ -115,8 +125,14 @@ def main() -> int:
                 continue
             for shape, on in zip(chosen.shape.split(","), shapes, strict=True):
                 print(f"## {mpi.name}, {shape}", flush=True)
-                worst = max(worst, measure(mpi, hosts, on, chosen.program, chosen.words))
+                status = measure(mpi, hosts, on, chosen.program, chosen.words, record)
+                worst = max(worst, status)
                 measured += 1
+                if record and record.exists():
+                    runs.append(json.loads(record.read_text()))
+                    record.unlink()
+                    chosen.json.parent.mkdir(parents=True, exist_ok=True)
+                    chosen.json.write_text(json.dumps({"runs": runs}, indent=1))
     return worst if measured else 1
 
 

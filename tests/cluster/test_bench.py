@@ -30,11 +30,13 @@ def test_what_the_ranks_of_several_nodes_print(openmpi: MPI, hosts: Hosts, tmp_p
     counted = {}
     for row in record["rows"]:
         if row["counted"]:
-            assert row["operation"] == "all_reduce" and row["contender"] != "paddlempi again"
+            assert row["contender"] != "paddlempi again"
             assert row["traffic"] >= 1, row
-            counted[row["contender"], row["bytes"]] = row["traffic"]
-    assert ("paddlempi", 1 << 20) in counted and ("mpi4py", 1 << 20) in counted
-    assert ("paddlempi", 8) not in counted  # the barrier around the calls would count for more
+            counted[row["operation"], row["contender"], row["bytes"]] = row["traffic"]
+    for name in ("all_reduce", "broadcast"):
+        assert (name, "paddlempi", 1 << 20) in counted and (name, "mpi4py", 1 << 20) in counted
+        # The barrier around the calls would count for more.
+        assert (name, "paddlempi", 8) not in counted
 
 
 def test_it_starts_on_hosts(openmpi: MPI, hosts: Hosts) -> None:
@@ -52,6 +54,30 @@ def test_it_starts_on_hosts(openmpi: MPI, hosts: Hosts) -> None:
     # Every byte crosses the network once: twice would be 2. What TCP sends again, and questions of
     # ranks that wait on a busy machine, were 0.07 once.
     assert 1 <= float(row[-2]) < 1.5, row
+
+
+def test_a_table_of_each_shape_and_the_records(openmpi: MPI, hosts: Hosts, tmp_path: Path) -> None:
+    file = tmp_path / "build" / "hosts.json"
+    words = ["all_reduce", "all_to_all", "pingpong", "barrier", "--sizes", "8,1M", *FEW, "--table"]
+    done = subprocess.run(
+        [sys.executable, PROGRAM, "--mpi", "openmpi", "--json", file, "--", *words],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    two, four = done.stdout.split("## openmpi, ")[1:]
+    runs = json.loads(file.read_text())["runs"]
+    for text, run, shape in zip((two, four), runs, ("2 x 1", "2 x 2"), strict=True):
+        assert run["shape"] == shape and f"({shape})" in text
+        assert run["mpi"]["name"] and len(run["load"]) == 3 and run["versions"]["numpy"]
+        table = [line.split() for line in text.splitlines() if line[0] not in "#n0123456789"]
+        assert [line[0] for line in table] == [
+            *("operation", "all_reduce", "all_reduce", "all_to_all", "all_to_all"),
+            *("pingpong", "pingpong", "barrier"),
+        ]
+        of_pair = [row for row in run["rows"] if row["operation"] == "pingpong" and row["counted"]]
+        assert of_pair and all(1 <= row["traffic"] < 1.5 for row in of_pair)
 
 
 def test_windows_are_measured(openmpi: MPI, tmp_path: Path) -> None:

@@ -50,12 +50,12 @@ def test_every_operation_and_16_bit_floats() -> None:
     words = ["all", "--min", "64", "--max", "64", "--iterations", "4", "--dtype", "float16"]
     result = bench(*words, "--against", "mpi")
     found = re.findall(r"^# (\w+), numpy float16$", result.stdout, re.M)
-    assert len(found) == 10
+    assert len(found) == 11
     ours = r"^# (\w+), .*\n.*\n +\d+  paddlempi .* (\S+)$"
     paths = dict(re.findall(ours, result.stdout, re.M))
-    assert {*paths.values()} == {"inline", "-"} and paths["sendrecv"] == "-"
+    assert {*paths.values()} == {"inline", "-"} and paths["sendrecv"] == paths["pingpong"] == "-"
     assert "mpi: the algorithm 'mpi' cannot serve this call; 'inline' did" in result.stdout
-    assert len(re.findall(r"^ +mpi  ", result.stdout, re.M)) == 6  # not 3 reductions and sendrecv
+    assert len(re.findall(r"^ +mpi  ", result.stdout, re.M)) == 6  # not 3 reductions and messages
 
 
 @pytest.mark.launcher("a command that also measures MPI", only=["openmpi"])

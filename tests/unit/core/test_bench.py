@@ -16,6 +16,7 @@ from api_fake import FakeCore
 from paddlempi.cli import bench, main
 from paddlempi.cli.bench import (
     collectives,
+    contenders,
     figures,
     picture,
     report,
@@ -25,7 +26,14 @@ from paddlempi.cli.bench import (
 )
 from paddlempi.cli.bench.collectives import Row
 from paddlempi.cli.bench.figures import Quartiles
-from paddlempi.cli.bench.operations import DTYPES, OPERATIONS, Segment, Values, storage
+from paddlempi.cli.bench.operations import (
+    DTYPES,
+    OPERATIONS,
+    Segment,
+    Values,
+    pingpong,
+    storage,
+)
 from paddlempi.cli.bench.ps import batches as ps_batches
 from paddlempi.cli.bench.ps import measured, rival_grpcio
 from paddlempi.errors import ArgumentError
@@ -63,6 +71,8 @@ def test_arguments() -> None:
         (["ps", "--dims", "16,x"], "'x' is no number"),
         (["ps", "--level", "both"], "invalid choice: 'both'"),
         (["ps", "--level", "dense", "--sizes", "4K,"], "no number of bytes"),
+        (["--sizes", "8;1K"], "no number of bytes"),
+        (["--seconds", "0"], "'0': it must be a number of seconds"),
     ],
 )
 def test_wrong_arguments(
@@ -88,6 +98,8 @@ def test_wrong_arguments(
         (["--model", "mlp-1M"], "models are of --step"),
         (["ps", "--against", "gloo"], "--against is not for ps"),
         (["ps", "--level", "dense", "--plot", "p.svg"], "--plot is not for ps"),
+        (["io", "--table"], "--table is not for io"),
+        (["ps", "--seconds", "1"], "--seconds is not for ps"),
         (["ps", "reduce"], "op 'ps' is none of all_reduce"),
         (["ps", "--json", "nowhere/r.json"], "there is no folder"),
         (["ps", "--level", "dense", "--against", "gloo"], "--against is not for ps"),
@@ -140,13 +152,25 @@ def test_levels_of_ps() -> None:
     assert parse("ps").level == "table"
     chosen = parse("ps", "--level", "dense", "--sizes", "4K,1M")
     assert (chosen.level, chosen.sizes) == ("dense", [4096, 1 << 20])
-    assert parse("ps", "--level", "dense").sizes == [4096, 1 << 20, 64 << 20]
+    chosen = parse("ps", "--level", "dense")
+    bench._check(chosen)
+    assert chosen.sizes == [4096, 1 << 20, 64 << 20]
 
 
 def test_sizes() -> None:
     assert collectives.sizes(8, 64) == [8, 16, 32, 64]
     assert collectives.sizes(24, 100) == [24, 48, 96]
     assert collectives.sizes(7, 7) == [7]
+    assert parse("--sizes", "8,1K,16MiB").sizes == [8, 1024, 16 << 20]
+
+
+def test_a_size_ends_after_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not before ten rounds, and when the slowest rank says so."""
+    monkeypatch.setattr(collectives, "slowest", lambda seconds: [seconds[0] + 1])
+    monkeypatch.setattr(collectives.time, "monotonic", lambda: 100.0)
+    plan = collectives.Plan([8], seconds=5)
+    assert plan.over(10, 95.9) and not plan.over(10, 96.1) and not plan.over(9, 0)
+    assert not collectives.Plan([8]).over(1000, 0)
 
 
 # Messages of gRPC
@@ -231,7 +255,7 @@ def as_bits(numbers: Any, dtype: str) -> Any:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", [name for name in OPERATIONS if name != "barrier"])
+@pytest.mark.parametrize("name", sorted(OPERATIONS.keys() - {"barrier", "pingpong"}))
 def test_the_result_of_an_operation_is_what_the_check_expects(name: str, dtype: str) -> None:
     operation = OPERATIONS[name]
     for n in (1, 2, 3, 5, 8):
@@ -258,6 +282,37 @@ def test_the_result_of_an_operation_is_what_the_check_expects(name: str, dtype: 
                 assert f"first element {len(bits) - 1}:" in values.wrong(bits, segments, call)
 
 
+def test_the_two_of_a_pingpong_get_what_the_other_gives() -> None:
+    operation = pingpong(0, 2)
+    for rank, other in ((0, 2), (2, 0)):
+        assert operation.gives(rank, 4, 8) == [Segment(False, rank, 0, 8)]
+        assert operation.gets(rank, 4, 8) == [Segment(False, other, 0, 8)]
+        assert operation.gets(rank, 4, 8) == operation.gives(other, 4, 8)
+    for rank in (1, 3):
+        assert operation.gives(rank, 4, 8) is operation.gets(rank, 4, 8) is None
+
+
+def test_the_two_of_a_pingpong_are_on_two_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for node, expected in (([0, 0, 1, 1], (0, 2)), ([3, 1, 3], (0, 1)), ([0, 0, 0], (0, 1))):
+        monkeypatch.setattr(contenders._native, "control", lambda _, node=node: {"node": node})
+        assert contenders.pair() == expected
+
+
+def test_the_way_is_the_algorithm_unless_the_core_says_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tensors = contenders.Framework("numpy", "float32")
+    ours = contenders._by(tensors, "paddlempi", "all_reduce", None, 1)
+    for info, expected in (
+        ({"algorithm": "inline"}, ("inline", "inline")),
+        ({"algorithm": "mpi", "way": "mpi in pieces"}, ("mpi", "mpi in pieces")),
+    ):
+        monkeypatch.setattr(contenders._native, "control", lambda _, group, info=info: info)
+        assert (ours.path(), ours.way()) == expected
+    messages = contenders._by(tensors, "paddlempi", "pingpong", None, 1)
+    assert (messages.path(), messages.way()) == ("", "")
+
+
 def test_an_old_result_and_shares_of_another_rank_are_wrong() -> None:
     values = Values("float32", 4, 1024)
     for length in (1, 256, 512):
@@ -280,7 +335,7 @@ def test_shapes_and_bandwidths() -> None:
     assert OPERATIONS["reduce_scatter"].shape(1, 8, 3) == (3, 1, 3)
     assert OPERATIONS["all_reduce"].shape(6, 4, 2) == (0, 1, 1)
     factors = {name: operation.bus(4) for name, operation in OPERATIONS.items()}
-    assert factors["all_reduce"] == 1.5
+    assert (factors["all_reduce"], factors["pingpong"]) == (1.5, 2)
     assert factors["broadcast"] == factors["reduce"] == factors["sendrecv"] == 1
     assert factors["all_gather"] == factors["reduce_scatter"] == factors["all_to_all"] == 0.75
 
@@ -385,11 +440,18 @@ def test_the_counters_of_interfaces(tmp_path: Path) -> None:
 
 
 def test_the_fewest_bytes_that_leave_a_node() -> None:
-    assert traffic.least("all_reduce", 1000, 2) == 1000
-    assert traffic.least("all_reduce", 1000, 4) == 1500
-    assert traffic.least("all_gather", 1000, 4) == traffic.least("reduce_scatter", 1000, 4) == 750
-    assert traffic.least("all_reduce", 1000, 1) == 0
-    assert traffic.least("broadcast", 1000, 2) is None
+    two, four = [0, 0, 1, 1], [0, 1, 2, 3]
+    assert traffic.least("all_reduce", 1000, two) == 1000
+    assert traffic.least("all_reduce", 1000, four) == 1500
+    assert traffic.least("all_gather", 1000, four) == 750
+    assert traffic.least("reduce_scatter", 1000, four) == 750
+    assert traffic.least("broadcast", 1000, four) == traffic.least("pingpong", 1000, two) == 1000
+    assert traffic.least("all_to_all", 1000, two) == 2 * 500
+    assert traffic.least("all_to_all", 1000, four) == 750
+    assert traffic.least("all_to_all", 1200, [0, 0, 0, 1, 2, 2]) == 3 * 600  # of the first node
+    for name in ("all_reduce", "broadcast", "all_to_all"):
+        assert traffic.least(name, 1000, [0, 0]) == 0
+    assert traffic.least("reduce", 1000, two) is None
 
 
 def test_the_bytes_of_the_busiest_node_over_the_fewest() -> None:

@@ -22,7 +22,7 @@ from paddlempi_bootstrap import mpi_launcher
 from ... import group
 from ...errors import ArgumentError, Error
 from .. import options
-from . import collectives, contenders, files, picture, ps, report, steps
+from . import collectives, contenders, files, picture, ps, report, steps, table
 from .collectives import AGAIN, OURS, Plan, Row, WrongResultError
 from .contenders import Framework
 from .operations import DTYPES, OPERATIONS
@@ -30,6 +30,7 @@ from .operations import DTYPES, OPERATIONS
 __all__ = ["add_to", "run"]
 
 _AGAINST = ("mpi", "mpi4py", "gloo")
+_DENSE_SIZES = (4 << 10, 1 << 20, 64 << 20)
 _NO_OPTIONS = ("run", "command", "parser")  # in what the parser returns
 
 
@@ -51,6 +52,12 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument(
         "--folder", metavar="FOLDER", help="of io: which all ranks see; that of temporary files"
+    )
+    parser.add_argument(
+        "--table",
+        action="store_true",
+        help="print one table of everything in the end: a line for each operation and size, and "
+        "for each step; not for ps and io",
     )
     parser.add_argument("--json", metavar="FILE", help="write all figures to FILE")
     parser.add_argument(
@@ -83,6 +90,12 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max", type=_bytes, default=4 << 20, metavar="BYTES", help="4M by default; 64K, 1G"
     )
+    parser.add_argument(
+        "--sizes",
+        type=lambda text: [_bytes(part) for part in text.split(",")],
+        metavar="BYTES,...",
+        help="instead of --min and --max: 8,1K,1M; of ps --level dense: 4K,1M,64M by default",
+    )
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument(
         "--framework",
@@ -103,6 +116,12 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         type=_positive,
         metavar="N",
         help="calls that are measured at each size; of io: 5",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=lambda text: options.seconds(text, 0.001),
+        metavar="SECONDS",
+        help="after so long a size is measured no further, if it has had ten rounds",
     )
     parser.add_argument(
         "--warmup", type=_natural, metavar="N", help="calls before them (steps: always 3)"
@@ -173,13 +192,6 @@ def _add_ps(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="of ps --level transport and dense: build/psgrpc, which make bench-ps builds",
     )
-    parser.add_argument(
-        "--sizes",
-        type=lambda text: [_bytes(part) for part in text.split(",")],
-        default=[4 << 10, 1 << 20, 64 << 20],
-        metavar="BYTES,...",
-        help="of ps --level dense; 4K,1M,64M",
-    )
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -230,10 +242,11 @@ def _check(chosen: argparse.Namespace) -> None:
         chosen.against = []
     chosen.operations = list(OPERATIONS) if "all" in named else list(dict.fromkeys(named))
     if named in (["ps"], ["io"]):
-        for option in ("against", "step", "plot", "model"):
+        for option in ("against", "step", "plot", "model", "table", "seconds"):
             if getattr(chosen, option) and (option, chosen.level) != ("plot", "modes"):
                 raise ArgumentError(f"bench: --{option} is not for {named[0]}")
         chosen.operations = named
+        chosen.sizes = chosen.sizes or list(_DENSE_SIZES)
         return
     if chosen.level != "table":
         raise ArgumentError(f"bench: --level {chosen.level}: levels are of ps")
@@ -292,18 +305,19 @@ def _measure(chosen: argparse.Namespace) -> None:
         against = [name for name in chosen.against if name in ("gloo", "mpi")]
         measured.append(steps.measure(kind, model, against, chosen.rounds, bar.show))
         bar.next()
-        say(*report.step_lines(measured[-1]))
+        if not chosen.table:
+            say(*report.step_lines(measured[-1]))
         gc.collect()
+    record = {
+        **found,
+        "options": {k: v for k, v in vars(chosen).items() if k not in _NO_OPTIONS},
+        "rows": [row.record() for row in rows],
+        "steps": [row.record() for row in measured],
+        "not_measured": absent,
+    }
+    if chosen.table:
+        say(*table.lines(record))
     if first and chosen.json:
-        record = {
-            **found,
-            "options": {
-                k: v for k, v in vars(chosen).items() if k not in ("run", "command", "parser")
-            },
-            "rows": [row.record() for row in rows],
-            "steps": [row.record() for row in measured],
-            "not_measured": absent,
-        }
         Path(chosen.json).write_text(json.dumps(record, indent=1))
     if first and chosen.plot:
         title = (
@@ -335,26 +349,31 @@ def _operations(
         *["memcpy"] * bool(chosen.plot),
     ]
     plan = Plan(
-        collectives.sizes(chosen.min, chosen.max),
+        sorted(chosen.sizes) if chosen.sizes else collectives.sizes(chosen.min, chosen.max),
         chosen.iterations,
         chosen.warmup,
         chosen.same_buffer,
+        chosen.seconds,
     )
     tensors = Framework(chosen.framework, chosen.dtype, chosen.memory)
 
     def show(of_size: list[Row]) -> None:
         rows.extend(of_size)
-        say(*report.operation_lines(of_size, several_nodes))
+        if not chosen.table:
+            say(*report.operation_lines(of_size, several_nodes))
 
     for name in chosen.operations:
-        say(
-            *report.heads(name, chosen.framework, chosen.dtype, bool(chosen.against), several_nodes)
+        heads = report.heads(
+            name, chosen.framework, chosen.dtype, bool(chosen.against), several_nodes
         )
+        if not chosen.table:
+            say(*heads)
         reasons = collectives.measure(name, names, tensors, plan, show, bar.show)
         bar.next()
         gc.collect()
         for contender, reason in reasons.items():
-            say(f"not measured: {contender}: {reason}")
+            if not chosen.table:
+                say(f"not measured: {contender}: {reason}")
             absent[f"{name}, {contender}"] = reason
     return rows, absent
 

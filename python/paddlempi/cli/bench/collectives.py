@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from ...errors import ArgumentError, Error
 from . import contenders, traffic
 from .contenders import Buffer, Contender, Framework
 from .figures import Quartiles, quantile, quartiles, ratio_differs, ratios
-from .operations import OPERATIONS, Operation, Shape, Values, storage
+from .operations import OPERATIONS, Operation, Shape, Values, pingpong, storage
 from .sampling import Call, clock_cost, shuffled, slowest, stamped
 
 __all__ = [
@@ -46,12 +47,21 @@ class Plan:
         iterations, warmup: the calls of each contender at each size that are measured, and those
             before them; None: as many as :func:`_calls` says.
         same_buffer: every call takes the same tensor, as in the OSU benchmarks.
+        seconds: after so long a size has no more rounds, if it has had LEAST_ROUNDS; None: it has
+            those of all iterations.
     """
 
     sizes: Sequence[int]
     iterations: int | None = None
     warmup: int | None = None
     same_buffer: bool = False
+    seconds: float | None = None
+
+    def over(self, rounds: int, began: float) -> bool:
+        """Whether a size that began at a time has had enough rounds. Collective over the world."""
+        if self.seconds is None or rounds < LEAST_ROUNDS:
+            return False
+        return slowest([time.monotonic() - began])[0] > self.seconds
 
 
 @dataclass(frozen=True)
@@ -64,6 +74,7 @@ class Row:
         algorithm_gbps, bus_gbps: 10^9 bytes a second at the median; None in a job of one rank,
             which sends nothing.
         path: the algorithm that paddlempi took; "" for others.
+        way: the same, as exactly as the core says it.
         ratio: the contender's time : paddlempi's, round by round; None for paddlempi itself.
         differs: whether the ratio is more than what equal contenders show; None without a control.
         counted: whether the bytes that leave a node were counted.
@@ -83,6 +94,7 @@ class Row:
     differs: bool | None = None
     counted: bool = False
     traffic: float | None = None
+    way: str = ""
 
     def record(self) -> dict[str, Any]:
         """Return the row as plain data."""
@@ -133,8 +145,13 @@ def measure(
     Raises:
         WrongResultError: a result was wrong on some rank.
     """
+    operation = OPERATIONS[name]
+    if name == "pingpong":
+        if group.get_world_size() == 1:
+            return {OURS: "one rank has no other to send to"}
+        operation = pingpong(*contenders.pair())
     made, absent = contenders.make(names, name, tensors)
-    return absent | measure_these(OPERATIONS[name], made, tensors, plan, show, progress)
+    return absent | measure_these(operation, made, tensors, plan, show, progress)
 
 
 def measure_these(
@@ -167,8 +184,10 @@ def measure_these(
                 absent[contender.name] = reason
                 remaining.remove(contender)
         size.raise_if_wrong()
-        rounds = -(-iterations // size.calls)
+        rounds, began = -(-iterations // size.calls), time.monotonic()
         for round_ in range(rounds):
+            if plan.over(round_, began):
+                break
             for contender in shuffled(remaining, round_):
                 size.block(contender, keep=True)
             progress(what, (done + (round_ + 1) / rounds) / len(shapes))
@@ -209,7 +228,7 @@ class _Size:
         self._wrong = ""
         self._node: list[int] = _native.control("info")["node"]
         self._taken: dict[str, traffic.Passed | None] = {}
-        fewest = traffic.least(operation.name, nbytes, len(set(self._node)))
+        fewest = traffic.least(operation.name, nbytes, self._node)
         self._fewest = (fewest or 0.0) * self._in_block()
 
     def warm_up(self, contender: Contender, calls: int) -> str:
@@ -325,7 +344,11 @@ class _Size:
         rounds = {name: self._medians(taken) for name, taken in times.items()}
         found = {name: quartiles(ratios(r, rounds[OURS])) for name, r in rounds.items()}
         control = found.get(AGAIN)
-        return [self._row(name, taken, found[name], control) for name, taken in times.items()]
+        ways = {contender.name: contender.way() for contender in measured}
+        return [
+            self._row(name, taken, found[name], control, ways[name])
+            for name, taken in times.items()
+        ]
 
     def _medians(self, taken: list[float]) -> list[float]:
         """Return the median of each round."""
@@ -334,7 +357,7 @@ class _Size:
         ]
 
     def _row(
-        self, name: str, taken: list[float], ratio: Quartiles, control: Quartiles | None
+        self, name: str, taken: list[float], ratio: Quartiles, control: Quartiles | None, way: str
     ) -> Row:
         p50 = quantile(taken, 0.5)
         gbps = self._bytes / p50 / 1000 if self._n > 1 else None
@@ -354,6 +377,7 @@ class _Size:
             differs=ratio_differs(ratio, control) if compared and control else None,
             counted=name in self._taken,
             traffic=self._traffic(name),
+            way=way,
         )
 
 

@@ -18,7 +18,9 @@ from ...errors import ArgumentError
 from .operations import storage
 from .sampling import Call
 
-__all__ = ["Buffer", "Contender", "Framework", "front", "make", "plain_group", "stop"]
+__all__ = ["Buffer", "Contender", "Framework", "front", "make", "pair", "plain_group", "stop"]
+
+_MESSAGES = ("sendrecv", "pingpong")  # they have no algorithms
 
 
 class Buffer(NamedTuple):
@@ -36,6 +38,7 @@ class Contender:
         bind: takes the name of an operation, the send side and the receive side (None for a side
             that has no elements); returns the function that carries it out.
         path: returns the algorithm that the last collective took, or "".
+        way: the same, as exactly as the core says it.
         algorithm: what ``path`` must return, or the contender is not what its name says; "": any.
         checked: its results are compared with what they must be.
     """
@@ -43,6 +46,7 @@ class Contender:
     name: str
     bind: Callable[[str, Buffer | None, Buffer | None], Call]
     path: Callable[[], str] = lambda: ""
+    way: Callable[[], str] = lambda: ""
     algorithm: str = ""
     checked: bool = True
 
@@ -203,7 +207,7 @@ def plain_group(of: Any, *operations: str) -> tuple[Any, int] | str:
 
 
 def _plain_mpi(operation: str, tensors: Framework) -> Contender | str:
-    if operation == "sendrecv":
+    if operation in _MESSAGES:
         return "the way of messages cannot be chosen"
     made = plain_group(tensors, operation)
     if isinstance(made, str):
@@ -230,13 +234,11 @@ def _by(tensors: Framework, name: str, operation: str, of: Any, number: int) -> 
     def bind(operation: str, send: Buffer | None, recv: Buffer | None) -> Call:
         return _bound(tensors.calls, operation, send and send.tensor, recv and recv.tensor, of)
 
-    def path() -> str:
-        if operation == "sendrecv":
-            return ""  # messages have no algorithms
-        found: str = _native.control("group_info", group=number)["algorithm"]
-        return found
+    def told(*keys: str) -> str:
+        info = {} if operation in _MESSAGES else _native.control("group_info", group=number)
+        return str(next(filter(None, map(info.get, keys)), ""))
 
-    return Contender(name, bind, path)
+    return Contender(name, bind, partial(told, "algorithm"), partial(told, "way", "algorithm"))
 
 
 def _gloo(operation: str, tensors: Framework) -> Contender | str:
@@ -298,6 +300,7 @@ def _mpi4py(operation: str, tensors: Framework) -> Contender | str:
             "scatter": partial(comm.Scatter, s if root else None, r),
             "all_to_all": partial(comm.Alltoall, s, r),
             "sendrecv": partial(comm.Sendrecv, s, after, 0, r, before, 0),
+            "pingpong": _to_and_fro(partial(comm.Send, s), partial(comm.Recv, r)),
             "barrier": comm.Barrier,
         }
         return calls[operation]
@@ -356,6 +359,8 @@ def _bound(dist: Any, operation: str, s: Any, r: Any, of: Any) -> Call:
     rank, n = group.get_rank(), group.get_world_size()
     if operation == "sendrecv":
         return _both_ways(dist, s, (rank + 1) % n, r, (rank - 1) % n, of)
+    if operation == "pingpong":
+        return _to_and_fro(partial(dist.send, s, group=of), partial(dist.recv, r, group=of))
     name, order = _FUNCTIONS[operation]
     parts: list[Any] | None = None
     if "p" in order and rank == 0:
@@ -377,3 +382,27 @@ def _both_ways(dist: Any, s: Any, after: int, r: Any, before: int, of: Any) -> C
         sent.wait()
 
     return exchange
+
+
+def pair() -> tuple[int, int]:
+    """Return the ranks of a pingpong: rank 0, and the first of another node, or else rank 1."""
+    node = _native.control("info")["node"]
+    return 0, next((rank for rank, of_rank in enumerate(node) if of_rank != node[0]), 1)
+
+
+def _to_and_fro(send: Callable[[int], object], receive: Callable[[int], object]) -> Call:
+    """Return this rank's part of a pingpong, by functions that take the other rank."""
+    first, second = pair()
+    rank = group.get_rank()
+    if rank == first:
+        begin, end = partial(send, second), partial(receive, second)
+    elif rank == second:
+        begin, end = partial(receive, first), partial(send, first)
+    else:
+        return lambda: None
+
+    def call() -> None:
+        begin()
+        end()
+
+    return call

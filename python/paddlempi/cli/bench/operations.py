@@ -13,7 +13,16 @@ from typing import Any, NamedTuple
 
 from ...errors import ArgumentError
 
-__all__ = ["DTYPES", "OPERATIONS", "Operation", "Segment", "Shape", "Values", "storage"]
+__all__ = [
+    "DTYPES",
+    "OPERATIONS",
+    "Operation",
+    "Segment",
+    "Shape",
+    "Values",
+    "pingpong",
+    "storage",
+]
 
 # The dtypes, and the NumPy dtype of their bits.
 DTYPES = {
@@ -143,12 +152,29 @@ def _once(n: int) -> float:
     return 1.0
 
 
+def _twice(n: int) -> float:
+    return 2.0
+
+
 def _to_others(n: int) -> float:
     return (n - 1) / n
 
 
 def _to_others_twice(n: int) -> float:
     return 2 * (n - 1) / n
+
+
+def pingpong(first: int, second: int) -> Operation:
+    """Return the operation in which one rank sends, and another answers with its own values."""
+    other = {first: second, second: first}
+
+    def gives(rank: int, n: int, total: int) -> list[Segment] | None:
+        return _own(rank, n, total) if rank in other else None
+
+    def gets(rank: int, n: int, total: int) -> list[Segment] | None:
+        return _own(other[rank], n, total) if rank in other else None
+
+    return Operation("pingpong", False, False, "", _twice, gives, gets)
 
 
 _ALL = (
@@ -162,6 +188,7 @@ _ALL = (
     Operation("scatter", False, True, "recv", _to_others, _at_root(_own), _my_part_of_root),
     Operation("all_to_all", False, True, "", _to_others, _own, _my_parts_of_all),
     Operation("sendrecv", False, False, "", _once, _own, _of_rank_before),
+    pingpong(0, 1),
     Operation("barrier", True, False, "", _once, _nothing, _nothing, empty=True),
 )
 

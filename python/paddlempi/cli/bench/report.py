@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import re
 import sys
 from collections.abc import Sequence
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
 from typing import Any, TextIO
 
 from ... import __version__, _native, group
@@ -25,6 +30,7 @@ def environment() -> dict[str, Any]:
     """Return what the figures depend on, as plain data."""
     core = _native.control("info")
     return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "paddlempi": __version__,
         "python": platform.python_version(),
         "mpi": core["mpi"],
@@ -33,8 +39,28 @@ def environment() -> dict[str, Any]:
         "shape": traffic.shape(core["node"]),
         "cpus": core["cpus"],
         "machine": platform.machine(),
+        "processor": _processor(),
         "kernels": core["kernels"],
+        "versions": _versions("numpy", "mpi4py", "torch", "paddlepaddle"),
+        "load": list(os.getloadavg()),
     }
+
+
+def _processor() -> str:
+    """Return the name of the processor; "" if Linux does not know it, as on some ARMs."""
+    found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
+    return found[1] if found else ""
+
+
+def _versions(*packages: str) -> dict[str, str]:
+    """Return the versions of those of the packages that are installed."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
 
 
 def headline(found: dict[str, Any]) -> str:

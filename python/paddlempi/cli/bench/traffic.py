@@ -58,15 +58,27 @@ def passed(before: Passed | None, after: Passed | None) -> Passed | None:
     return Passed(after.came - before.came, after.went - before.went)
 
 
-def least(operation: str, nbytes: int, nodes: int) -> float | None:
-    """Return the fewest bytes that an operation can send from the node that sends the most.
+def least(operation: str, nbytes: int, node: Sequence[int]) -> float | None:
+    """Return the fewest bytes that pass the node which sends or gets the most in an operation.
 
     All nodes together send 2(N-1)S in an all_reduce of S bytes on N nodes, and (N-1)S where the
-    larger side of a call has S bytes in a reduce_scatter or an all_gather.
+    larger side of a call has S bytes in a reduce_scatter or an all_gather. In a broadcast some node
+    gets all, in a pingpong both do. In an all_to_all of n ranks each of the p ranks of a node sends
+    S/n to every rank of the others.
+
+    Args:
+        operation: its name.
+        nbytes: of the larger side of a call on one rank.
+        node: the number of the node of each rank.
 
     Returns:
-        None for other operations, in which nodes need not send alike.
+        None for other operations.
     """
+    nodes, n = len(set(node)), len(node)
+    if operation in ("broadcast", "pingpong"):
+        return nbytes if nodes > 1 else 0.0
+    if operation == "all_to_all":
+        return max(p * (n - p) / n * nbytes for p in Counter(node).values())
     factor = _FACTORS.get(operation)
     return None if factor is None else factor * (nodes - 1) / nodes * nbytes
 
