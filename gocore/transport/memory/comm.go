@@ -216,22 +216,21 @@ func (c *Comm) receive(room span, from, tag int32) (*transport.Request, error) {
 
 // Probe implements transport.Endpoint.
 func (c *Comm) Probe(from, tag int32) (st transport.Status, found bool, err error) {
-	m, found, err := c.look(from, tag, false)
+	m, found, err := c.o.look(c, from, tag, false)
 	return m.Status, found, err
 }
 
 // Match implements transport.Endpoint.
 func (c *Comm) Match(from, tag int32) (m transport.Message, found bool, err error) {
-	return c.look(from, tag, true)
+	return c.o.look(c, from, tag, true)
 }
 
 // look returns the first message that has come from a rank with a tag. If there is none it takes everything further first. out says
 // that the message is taken out.
-func (c *Comm) look(from, tag int32, out bool) (m transport.Message, found bool, err error) {
+func (o *endpoint) look(c *Comm, from, tag int32, out bool) (m transport.Message, found bool, err error) {
 	if err := c.check(from, tag, true); err != nil {
 		return m, false, err
 	}
-	o := c.o
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	in := o.context(c.context)

@@ -28,16 +28,16 @@ func (c *Comm) OpenQuick(g transport.QuickGroup) transport.Quick {
 	}
 	p.rank, p.most_tag, p.crowded = C.int32_t(c.rank), C.int32_t(g.MaxTag), C.bool(g.Crowded)
 	p.endpoint, p.context, p.trace = c.o.shared, C.uint64_t(c.context), *(*C.tr_ring)(g.Trace)
-	c.showBusy((*uint32)(&p.busy))
+	c.o.showBusy(c.context, (*uint32)(&p.busy))
 	C.pq_publish(p, C.int64_t(g.ID))
 	return quick{c, p}
 }
 
-// showBusy says in which word the context shows to C whether it is busy; nil: in none. The one before says from then on that it is.
-func (c *Comm) showBusy(word *uint32) {
-	c.o.mu.Lock()
-	defer c.o.mu.Unlock()
-	in := c.o.context(c.context)
+// showBusy says in which word a context shows to C whether it is busy; nil: in none. The one before says from then on that it is.
+func (o *endpoint) showBusy(number uint64, word *uint32) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	in := o.context(number)
 	if in.busy != nil {
 		atomic.StoreUint32(in.busy, 1)
 	}
@@ -50,7 +50,7 @@ func (q quick) Hold(by int32) { C.pq_hold(q.group, C.int32_t(by)) }
 
 // Close implements transport.Quick.
 func (q quick) Close() {
-	q.c.showBusy(nil)
+	q.c.o.showBusy(q.c.context, nil)
 	C.pq_close(q.group)
 }
 
