@@ -69,13 +69,8 @@ func (o *Roster) AnyDied(ranks []int) bool { return slices.ContainsFunc(ranks, o
 
 // Dead returns those of the given ranks that are dead. It looks at once: another rank may have seen a death
 // before Died shows it here.
-func (o *Roster) Dead(ranks []int) (list []int) {
-	for _, r := range ranks {
-		if o.isDead(r) {
-			list = append(list, r)
-		}
-	}
-	return list
+func (o *Roster) Dead(ranks []int) []int {
+	return slices.DeleteFunc(slices.Clone(ranks), func(r int) bool { return !o.isDead(r) })
 }
 
 // AnyDead tells whether any rank of the job has died, as package liveness knows.

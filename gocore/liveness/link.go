@@ -355,37 +355,12 @@ func (l *Liveness) addresses(rank int) (list []netip.AddrPort) {
 	return list
 }
 
-// attempt is what became of a connection to one address of a rank: s is nil if there is none, and err is nil if the rank has
-// replied on it.
-type attempt struct {
-	s   *socket
-	err error
-}
-
-// worth says how much more an attempt is than another one. An address that refuses says more than one that does not answer.
-func (a attempt) worth() int {
-	switch {
-	case a.s != nil && a.err == nil:
-		return 4
-	case a.s != nil:
-		return 3
-	case a.err != nil && !unreachable(a.err):
-		return 2
-	case a.err != nil:
-		return 1
-	}
-	return 0
-}
-
-// close closes the connection of an attempt that is not used.
-func (a attempt) close() {
-	if a.s != nil {
-		a.s.close()
-	}
-}
-
 // join connects to a rank, at the address that answers first.
 func (l *Liveness) join(rank int) (*link, error) {
+	type attempt struct {
+		s   *socket
+		err error
+	}
 	attempts, over := make(chan attempt), make(chan struct{})
 	addresses := l.addresses(rank)
 	for _, at := range addresses {
@@ -394,17 +369,23 @@ func (l *Liveness) join(rank int) (*link, error) {
 			select {
 			case attempts <- attempt{s, err}:
 			case <-over:
-				attempt{s, err}.close()
+				s.close()
 			}
 		}()
 	}
 	var best attempt
 	for range addresses {
 		a := <-attempts
-		if a.worth() > best.worth() {
-			a, best = best, a
+		switch {
+		case a.s != nil && (best.s == nil || a.err == nil):
+			best.s.close()
+			best = a
+		case best.s == nil && (best.err == nil || unreachable(best.err)):
+			best = a // an address that refuses says more than one that does not answer
+		default:
+			a.s.close()
 		}
-		if a.close(); best.s != nil && best.err == nil {
+		if best.s != nil && best.err == nil {
 			break
 		}
 	}

@@ -113,7 +113,12 @@ func (s *socket) shown(t token, ranks ...*int) error {
 	return nil
 }
 
-func (s *socket) close() { closeNoted(s.conn) }
+// close closes the connection. s may be nil.
+func (s *socket) close() {
+	if s != nil {
+		closeNoted(s.conn)
+	}
+}
 
 // closeNoted closes a connection or a listener.
 func closeNoted(c interface {

@@ -81,14 +81,9 @@ func (m *meeting) reportIfSlow(missing []int, came bool) {
 
 // left returns those of ranks that have left the job, as far as this rank knows. It asks those of other nodes after a
 // while.
-func (m *meeting) left(ranks []int) (left []int) {
+func (m *meeting) left(ranks []int) []int {
 	waited := time.Since(m.began)
-	for _, r := range ranks {
-		if r != m.e.Topo.Rank && m.e.Roster.Left(r, waited) {
-			left = append(left, r)
-		}
-	}
-	return left
+	return slices.DeleteFunc(slices.Clone(ranks), func(r int) bool { return r == m.e.Topo.Rank || !m.e.Roster.Left(r, waited) })
 }
 
 // attempt is what the first member knows of another member's attempt.
