@@ -44,10 +44,10 @@ SETTINGS = {
     "PADDLEMPI_ALGO": "Algorithms for some operations, as `all_reduce:mpi,broadcast:mpi`. Not set: "
     "the first one that serves the call ([forcing an "
     "algorithm](algorithms.md#forcing-an-algorithm)).",
-    "PADDLEMPI_LEVELS": "0: over nodes no `doubling`, `slices`, `leaders` and `levels`, and every rank sends "
-    "its own announcements ([forcing an algorithm](algorithms.md#forcing-an-algorithm)).",
-    "PADDLEMPI_TUNE": "`off`: over nodes every call takes the usual way. `on`: ways are measured for "
-    "ever. Not set: `once`, until the fastest is known ([tuning](algorithms.md#tuning)).",
+    "PADDLEMPI_LEVELS": "0: over nodes no `doubling`, `slices`, `leaders` and `levels`, and every "
+    "rank sends its own announcements ([forcing an algorithm](algorithms.md#forcing-an-algorithm)).",
+    "PADDLEMPI_TUNE": "`off`: over nodes every call takes the usual way. `on`: ways are measured "
+    "for ever. Not set: `once`, until the fastest is known ([tuning](algorithms.md#tuning)).",
     "PADDLEMPI_CUDA": "The path of the CUDA driver's library. Not set: `libcuda.so.1` "
     "([gpu.md](gpu.md#settings)).",
     "PADDLEMPI_CUDA_PATHS": "The paths that tensors in GPU memory may take, separated by commas. "

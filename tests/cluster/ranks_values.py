@@ -31,7 +31,8 @@ WHOLE = [np.dtype(t) for t in ("i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8")]
 EVERY = [*FLOATS, *WHOLE, np.dtype(bool)]
 ARITHMETIC = [ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX]
 BITWISE = [ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR]
-# Bytes: none, one, with the announcement, summed up by leaders, above it, on both sides of the least length for levels.
+# Bytes: none, one, with the announcement, summed up by leaders, above it, on both sides of the
+# least length for levels.
 LENGTHS = [0, 1, 1001, 45_001, 300_003, (1 << 20) - 8, (1 << 20) + 4]
 KINDS = ["mapped", "ordinary", "strided"]
 IN_RANK_ORDER = ("inline", "doubling", "slices", "gather16", "slices16")

@@ -19,7 +19,6 @@ MOST_LINES_OF_A_FUNCTION = 80
 MOST_METHODS = 40
 
 
-
 def name(path: Path) -> str:
     return str(path.relative_to(sizes.ROOT))
 
