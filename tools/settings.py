@@ -45,7 +45,8 @@ SETTINGS = {
     "the first one that serves the call ([forcing an "
     "algorithm](algorithms.md#forcing-an-algorithm)).",
     "PADDLEMPI_LEVELS": "0: over nodes no `doubling`, `slices`, `leaders` and `levels`, and every "
-    "rank sends its own announcements ([forcing an algorithm](algorithms.md#forcing-an-algorithm)).",
+    "rank sends its own announcements ([forcing an "
+    "algorithm](algorithms.md#forcing-an-algorithm)).",
     "PADDLEMPI_TUNE": "`off`: over nodes every call takes the usual way. `on`: ways are measured "
     "for ever. Not set: `once`, until the fastest is known ([tuning](algorithms.md#tuning)).",
     "PADDLEMPI_CUDA": "The path of the CUDA driver's library. Not set: `libcuda.so.1` "
