@@ -101,7 +101,7 @@ const FragmentBytes = 8 << 20
 // their order, under a lock, on any thread, and calls nothing any more when the request is done.
 type Packer interface {
 	// Open returns the block of the fragment of n bytes that begins at from: what is sent lies there, what is received goes
-	// there. It returns nil if it is to be called again, because a device still copies. A block stays until the fragment is
+	// there. It returns nil if it is to be called again, because that is still copied. A block stays until the fragment is
 	// closed, also if the next one is opened before that.
 	Open(from, n int64) (unsafe.Pointer, error)
 	// Close ends the use of a block. What was received goes into the tensors.

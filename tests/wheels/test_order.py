@@ -171,7 +171,7 @@ GO = {
     "transport/memory.(*inbox).readOn": {"STLR"},
     "transport/memory.(*endpoint).Poll": {"LDARW"},
     "transport/memory.(*round).step": {"LDARW"},
-    "transport/memory.(*inbox).collect": {"LDAR", "STLR"},
+    "transport/memory.(*ring).next": {"LDAR"},
     "transport/memory.(*endpoint).progress": {"LDAR"},
 }
 
