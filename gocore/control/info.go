@@ -29,7 +29,7 @@ type coreInfo struct {
 	PID         int              `json:"pid"`
 	Initialized bool             `json:"initialized"`
 	Transport   string           `json:"transport"` // what carries the messages of the world: "node" or "mpi"; "" before init
-	MPI         *mpi.Info        `json:"mpi"`       // nil if none was found
+	MPI         any              `json:"mpi"`       // mpi.Info; nil if none was found
 	MPIError    string           `json:"mpi_error"` // why none was found, and what to install
 	Looked      []string         `json:"looked"`    // where the core looked for MPI
 	Launcher    mpi.LauncherInfo `json:"launcher"`
@@ -74,8 +74,7 @@ func (c *coreInfo) describeWorld(w *registry.World) {
 	t := w.Env.Topo
 	c.Initialized, c.Transport = true, w.Transport()
 	if w.MPI != nil {
-		i := w.MPI.Info()
-		c.MPI = &i
+		c.MPI = w.MPI.Info()
 	} else {
 		c.MPIError = "the ranks of this job are connected without MPI"
 	}
@@ -98,7 +97,7 @@ func (c *coreInfo) describeMPI(o mpi.Options) {
 		var i mpi.Info
 		if i, err = mpi.Probe(found.Path); err == nil {
 			i.Why = found.Why
-			c.MPI = &i
+			c.MPI = i
 			return
 		}
 		err = fmt.Errorf("%w; it is %s", err, found.Why)

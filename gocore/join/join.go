@@ -147,11 +147,9 @@ func (s *party) prepare(by way) error {
 		s.other, err = by.prepare(ctx)
 		ready <- err
 	}()
-	over := false
-	err := s.wait(func() (bool, error) {
+	over, err := s.wait(func() (bool, error) {
 		select {
 		case err := <-ready:
-			over = true
 			return true, err
 		default:
 			_, err, _ := s.told()
@@ -168,9 +166,9 @@ func (s *party) prepare(by way) error {
 
 // wait drives the engine until done returns true or an error, or the members cannot go on together: one has died, or the world
 // ends.
-func (s *party) wait(done func() (bool, error), deadline time.Time) (err error) {
+func (s *party) wait(done func() (bool, error), deadline time.Time) (over bool, err error) {
 	looks := 0
-	ended := s.Group.Env.Engine.Wait(func() (over bool) {
+	ended := s.Group.Env.Engine.Wait(func() bool {
 		over, err = done()
 		if looks++; looks&31 == 0 && !over && err == nil {
 			if err = s.Group.Members().EndingError(s.What); err == nil && s.Group.Members().AnyDied() {
@@ -179,18 +177,17 @@ func (s *party) wait(done func() (bool, error), deadline time.Time) (err error) 
 		}
 		return over || err != nil
 	}, deadline, s.Interrupt)
-	return cmp.Or(err, ended)
+	return over, cmp.Or(err, ended)
 }
 
 // await is step 2 on the other ranks: rank 0 tells them what has come of it. One that gives up tells rank 0.
 func (s *party) await() error {
-	heard := false
-	err := s.wait(func() (bool, error) {
+	heard, err := s.wait(func() (bool, error) {
 		from, word, ok := s.told()
-		if heard = ok && from == 0; heard {
-			return true, word
+		if !ok || from != 0 {
+			return false, nil
 		}
-		return false, nil
+		return true, word
 	}, s.deadline.Add(joinLimit))
 	if heard {
 		return err
@@ -228,11 +225,7 @@ func (s *party) make(by way) (*registry.World, error) {
 			}
 		}
 		return err
-	}, func(error) {
-		if made != nil {
-			made.End()
-		}
-	})
+	}, func(error) { made.End() })
 	if err != nil {
 		s.tellAll(err)
 		return nil, err

@@ -163,9 +163,8 @@ func (p *peer) Gone() (gone bool) {
 		return false
 	}
 	descriptors.Of(p.conn, func(fd int) {
-		const established = 1                                                          // TCP_ESTABLISHED
-		state, err := syscall.GetsockoptInt(fd, syscall.IPPROTO_TCP, syscall.TCP_INFO) // its first byte
-		gone = err == nil && state&0xff != established
+		state, err := syscall.GetsockoptInt(fd, syscall.IPPROTO_TCP, syscall.TCP_INFO)
+		gone = err == nil && state&0xff != 1 // the first byte is the state; 1 is TCP_ESTABLISHED
 	})
 	return gone
 }
