@@ -10,7 +10,7 @@
 // as a bar of bits (told): a bit for each length that it does not exceed.
 //
 // A class is an operation, whether it sums 16-bit floats, and the power of two of its length. After one call that counts for nothing,
-// its ways are tried in turn, rounds times each; one that took over twice the best is tried no more. The first way is what would be
+// its ways are tried in turn, rounds times each; one that took over twice the time of the first is tried no more. The first way is what would be
 // taken without tuning, so another one has to be faster by more than chance (margin).
 //
 // Which ways there are is not known here. They must give the same bits: the choice depends on the clock.

@@ -25,7 +25,7 @@ const (
 	again  = 128 // of so many calls of a class that is tuned, one is a trial (Always)
 	// margin is how much faster than the first way another one has to be.
 	margin = 0.95
-	// hopeless is how many times the best a way takes that is not tried again, in this class and in the next longer one, for forgiven
+	// hopeless is how many times the time of the usual way another one takes that is not tried again, in this class and in the next longer one, for forgiven
 	// calls.
 	hopeless = 2
 	forgiven = 8 * again
@@ -217,14 +217,12 @@ func (c *class) learn(way int, d time.Duration) {
 		return
 	}
 	c.times[way] = append(c.times[way], d)
-	shortest := d
-	for i := range c.ways {
-		if len(c.times[i]) > 0 && !c.out[i] {
-			shortest = min(shortest, c.middle(i))
-		}
+	usual := c.base // the first time of the usual way
+	if len(c.times[0]) > 0 {
+		usual = c.middle(0)
 	}
-	for i := range c.ways {
-		c.out[i] = c.out[i] || i > 0 && len(c.times[i]) > 0 && c.middle(i) > hopeless*shortest
+	for i := 1; i < len(c.ways); i++ {
+		c.out[i] = c.out[i] || len(c.times[i]) > 0 && c.middle(i) > hopeless*usual
 	}
 	if c.done() {
 		c.choose()
