@@ -57,7 +57,7 @@ def forced_algorithms() -> None:
     ):
         start()
     os.environ["PADDLEMPI_TUNE"] = "once" if rank else "never"
-    kind, words = errors.RefusedError, ["its own error"]
+    kind, words = errors.RefusedError, ["their own error"]
     if rank == 0:
         kind, words = errors.ArgumentError, ["PADDLEMPI_TUNE=never", "off, once or on"]
     with raises(kind, "init", *words):
