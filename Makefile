@@ -99,7 +99,8 @@ bench-torch: ; $(RANKS_OF) $(MPI):torch $(NP) $(BENCH) $(OPS) --framework torch 
 bench-paddle: ; $(RANKS_OF) $(MPI):tests $(NP) $(BENCH) $(OPS) --framework paddle --max 64M --against gloo --step paddle
 ## bench-hosts a table of operations and steps for 2 hosts x 1 and 2 ranks (namespaces) under every MPI; as root
 bench-hosts:
-	$(IN) openmpi:torch,mpich:tests$(if $(filter impi,$(MPIS_HERE)),$(comma)impi:tests) benchmarks/on_hosts.py --mpi "$(or $(MPIS),$(MPIS_HERE))" --json $(CURDIR)/build/hosts.json
+	$(IN) openmpi:torch,mpich:tests$(if $(filter impi,$(MPIS_HERE)),$(comma)impi:tests) \
+	  benchmarks/on_hosts.py --mpi "$(or $(MPIS),$(MPIS_HERE))" --json $(CURDIR)/build/hosts.json
 ## bench-step docs/img/step.svg: a step of DDP beside gloo's and plain MPI's; as root also on 2 hosts
 bench-step: STEP = --step ddp --model mlp-16M --against mpi,gloo --rounds 100 --json $(CURDIR)/build/bench-step
 bench-step: root := $(filter 0,$(shell id -u))
