@@ -159,6 +159,24 @@ func TestAllMembersLeaveAWire(t *testing.T) {
 	}
 }
 
+// What is under way keeps its memory when a wire is closed. Nothing else does.
+func TestAWireThatIsClosed(t *testing.T) {
+	ws := wires(t, 2)
+	sig := Signature{1, 2, 3}
+	state, _, err := ws[0].Announce(1, &sig, 0, Payload{}, 0)
+	require.NoError(t, err)
+	assert.Equal(t, Pending, state)
+	require.NoError(t, ws[0].Close())
+	assert.NotEmpty(t, ws[0].made, "member 1 has announced nothing")
+	_, _, err = ws[1].Announce(1, &sig, 0, Payload{}, 0)
+	require.NoError(t, err)
+	settle(t, ws)
+	for _, w := range ws {
+		require.NoError(t, w.Close())
+		assert.Empty(t, w.made)
+	}
+}
+
 // A member that has given a collective up takes part in it when it leaves, by what it has announced.
 func TestAMemberLeavesAWireThatItGaveUp(t *testing.T) {
 	ws := wires(t, 2)

@@ -182,6 +182,32 @@ func TestAllReduceByLeaders(t *testing.T) {
 	}
 }
 
+// Several tensors are summed up as if they were one, also where some have no elements.
+func TestSeveralTensorsByLeaders(t *testing.T) {
+	ranks(t, 4, []int{0, 0, 1, 1}, func(t *testing.T, _ *world.Env, g *Group) {
+		first, most := int(g.Payloads.Room()/4), int(g.Payloads.SumRoom()/4)
+		var list []op.Buf
+		at := 0
+		for _, count := range []int{first, 0, 1, most - first - 1} {
+			begin := at
+			b, free := tensor(t, g.Rank == 1, count, func(i int) float32 { return float32((g.Rank + 1) * (begin + i)) })
+			defer free()
+			list, at = append(list, b), at+count
+		}
+		d := desc(op.AllReduceCoalesced, nil, list)
+		d.ReduceOp = op.Sum
+		_, err := submit(g, d)
+		assert.NoError(t, err)
+		assert.Equal(t, "leaders", g.Algorithm())
+		at = 0
+		for k, b := range list {
+			begin := at
+			same(t, fmt.Sprint(k), b, func(i int) float32 { return float32(10 * (begin + i)) })
+			at += int(b.Count)
+		}
+	})
+}
+
 // A member that announces another call, or refuses its own, leaves no trace in the sums of the next one.
 func TestLeadersAfterADisagreement(t *testing.T) {
 	ranks(t, 4, []int{0, 0, 1, 1}, func(t *testing.T, _ *world.Env, g *Group) {

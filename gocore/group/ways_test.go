@@ -117,3 +117,43 @@ func TestNothingIsTriedWithoutTuning(t *testing.T) {
 		assert.Empty(t, g.Tuner.Chosen())
 	})
 }
+
+// The time of a call counts once all members have agreed on it, and if no other collective over nodes was under way on any of them.
+func TestWhichTimesCount(t *testing.T) {
+	ranks(t, 2, []int{0, 1}, func(t *testing.T, e *world.Env, g *Group) {
+		calls := func(n int, reductions ...op.ReduceOp) {
+			for range n {
+				b, free := tensor(t, false, 30_000, func(int) float32 { return 1 })
+				d := allReduce(b)
+				d.ReduceOp = reductions[g.Rank%len(reductions)]
+				_, err := submit(g, d)
+				assert.Equal(t, len(reductions) > 1, err != nil)
+				free()
+			}
+		}
+		calls(3, op.Sum, op.Max)
+		assert.Empty(t, g.Tuner.Chosen())
+
+		mark := uint64(0)
+		if g.Rank == 1 {
+			mark = e.Groups.Overlap.Begin()
+		}
+		calls(6, op.Sum)
+		if g.Rank == 1 {
+			assert.False(t, e.Groups.Overlap.End(mark))
+		}
+		chosen := g.Tuner.Chosen()
+		if !assert.Len(t, chosen, 1) {
+			return
+		}
+		for _, d := range chosen[0].Times {
+			assert.Zero(t, d)
+		}
+		calls(20, op.Sum)
+		chosen = g.Tuner.Chosen()
+		assert.True(t, chosen[0].Tuned)
+		for _, d := range chosen[0].Times {
+			assert.NotZero(t, d)
+		}
+	})
+}

@@ -44,12 +44,7 @@ func (o *Reports) lookThere(rank int, key, seq uint64) activity {
 	if o.roster.unwatched != "" {
 		return activity{Text: fmt.Sprintf("what it does is not known here (%s)", o.roster.unwatched)}
 	}
-	ask := []int{rank}
-	for r, node := range o.roster.topo.Node {
-		if r != rank && node == o.roster.topo.Node[rank] && len(ask) < askedOfNode {
-			ask = append(ask, r)
-		}
-	}
+	ask := o.asked(rank)
 	var question [liveness.QuestionBytes]byte
 	binary.LittleEndian.PutUint32(question[:], uint32(rank))
 	binary.LittleEndian.PutUint64(question[4:], key)
@@ -65,6 +60,17 @@ func (o *Reports) lookThere(rank int, key, seq uint64) activity {
 		return activity{Stalled: true, Text: fmt.Sprintf("rank(s) %s of its host were asked, and no process answered, though the host does", status.Brief(ask))}
 	}
 	return activity{Text: fmt.Sprintf("what it does could not be asked (%v)", err)}
+}
+
+// asked returns the ranks whose processes are asked what a rank does.
+func (o *Reports) asked(rank int) []int {
+	ask := []int{rank}
+	for r, node := range o.roster.topo.Node {
+		if r != rank && node == o.roster.topo.Node[rank] && len(ask) < askedOfNode {
+			ask = append(ask, r)
+		}
+	}
+	return ask
 }
 
 // Answer answers a question of another node for what a rank of this one does.

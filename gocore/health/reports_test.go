@@ -106,3 +106,11 @@ func TestAnswersOfOtherProcesses(t *testing.T) {
 		}
 	})
 }
+
+// A rank is asked itself, and some others of its node: they read its trace if it does not answer.
+func TestWhoIsAsked(t *testing.T) {
+	reports := Reports{roster: &Roster{topo: &topo.Topology{Node: []int{0, 1, 1, 0, 1, 1, 1, 2}}}}
+	assert.Equal(t, []int{4, 1, 2, 5}, reports.asked(4))
+	assert.Equal(t, []int{0, 3}, reports.asked(0))
+	assert.Equal(t, []int{7}, reports.asked(7))
+}
