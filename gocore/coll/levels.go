@@ -68,7 +68,12 @@ func LevelBytes() int64 { return levelBytes }
 // Ready takes Stage and Part from the heap of this process, unless that was done or the call does not need them. It tells
 // whether this member can do the call in levels.
 func (l *Levels) Ready(a *Args) bool {
-	if a.Forced&WithoutLevels != 0 || lengthInAll(a)*a.elem() < levelLeast || !hasAlgorithm("levels", a.Code) && a.Code != op.AllReduceCoalesced {
+	switch {
+	case a.Forced&WithoutLevels != 0 || lengthInAll(a)*a.elem() < levelLeast:
+		return false
+	case a.Code == op.AllToAll && (a.Count < 0 || !evenNodes(&a.Sig)): // it has levels only where they are simple
+		return false
+	case !hasAlgorithm("levels", a.Code) && a.Code != op.AllReduceCoalesced:
 		return false
 	}
 	l.mu.Lock()
@@ -166,8 +171,10 @@ func inLevels(s *Sig) bool {
 
 // onEvenNodes tells whether that is so, all nodes have as many ranks, and all shares the same length.
 func onEvenNodes(s *Sig) bool {
-	return inLevels(s) && s.Rails > 1 && s.Rails*s.Nodes == s.Size && s.Agreed&Even != 0
+	return inLevels(s) && evenNodes(s) && s.Agreed&Even != 0
 }
+
+func evenNodes(s *Sig) bool { return s.Rails > 1 && s.Rails*s.Nodes == s.Size }
 
 // large tells whether a tensor, or the shares of all ranks together, have the least length for levels.
 func (s *Sig) large() bool { return s.bytes() >= levelLeast }
