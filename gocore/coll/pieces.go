@@ -52,6 +52,7 @@ type pieces struct {
 	elem int64  // bytes of an element of the first leg: those of partial sums are longer (Partial)
 	give []Part // what this rank gives to each of them; nil: nothing is summed up
 	own  Part   // where the sum goes; without a first leg, what this rank sends
+	each []Part // without a first leg: what this rank sends to each of them, as long as own; nil: own
 	get  []Part // where the other ranks' sums go; nil: they stay where they are
 
 	fold   reduce.Fold
@@ -266,6 +267,9 @@ func (x *pieces) pass() error {
 	}
 	for i := range x.peers {
 		p := &x.peers[i]
+		if x.each != nil {
+			at, _ = x.piece(x.each[p.i], x.a.elem(), p.sent.started)
+		}
 		if err := p.sent.send(x.a.Wire, at, n*x.a.elem(), p.rank, getTag+x.tags); err != nil {
 			return x.failedWith(p, err)
 		}

@@ -19,7 +19,7 @@ func init() {
 		op.Gather:             {&single, &inline, &mapped, &bounced, &singleOnDevice, &gatherIPC, &gatherDirect, &staged, &gatherMPI},
 		op.Scatter:            {&single, &inline, &mapped, &copiedByCMA, &bounced, &singleOnDevice, &scatterIPC, &scatterDirect, &staged, &scatterMPI},
 		op.ReduceScatter:      {&single, &inline, &mapped, &bounced, &singleOnDevice, &reduceScatterIPC, &staged, &reduceScatterSlices, &reduceScatterLevels, &reduceScatterSlices16, &reduceScatterMPI},
-		op.AllToAll:           {&single, &inline, &mapped, &copiedByCMA, &allToAllUnevenByCMA, &bounced, &allToAllUnevenBounce, &singleOnDevice, &allToAllIPC, &allToAllEvenDirect, &allToAllUnevenDirect, &staged, &allToAllEvenMPI, &allToAllUnevenMPI},
+		op.AllToAll:           {&single, &inline, &mapped, &copiedByCMA, &allToAllUnevenByCMA, &bounced, &allToAllUnevenBounce, &singleOnDevice, &allToAllIPC, &allToAllEvenDirect, &allToAllUnevenDirect, &staged, &allToAllLevels, &allToAllEvenMPI, &allToAllUnevenMPI},
 		op.Scan:               {&single, &bounced, &singleOnDevice, &staged, &scanGather16, &scanMPI},
 		op.Exscan:             {&single, &bounced, &singleOnDevice, &staged, &scanGather16, &scanMPI},
 		op.HaloExchange:       {&blocks, &neighbourMessages},

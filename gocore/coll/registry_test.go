@@ -89,11 +89,15 @@ func TestEveryAlgorithmIsChosen(t *testing.T) {
 	rng := rand.New(rand.NewSource(1))
 	chosen := map[*Algorithm]bool{}
 	for c := range registry {
-		for _, size := range []int{1, 2, 3} {
+		for _, size := range []int{1, 2, 3, 8} {
+			nodes, rails := size, 2
+			if size == 8 {
+				nodes, rails = 2, 4
+			}
 			for agreed := range 2 * ForCMA { // all sets of flags
 				for _, any := range []arrive.Flags{0, Device, Device | NotDirect} {
 					s := Sig{Code: op.Code(c), DType: []op.DType{op.Float32, op.BFloat16}[rng.Intn(2)], Reduce: op.Sum, Count: []int64{1, 1 << 20}[rng.Intn(2)], Size: size,
-						Local: true, Nodes: []int{1, size}[agreed/arrive.Sync&1], Rails: int(agreed/arrive.Refused) & 1 * 2, Agreed: agreed, Any: any}
+						Local: true, Nodes: []int{1, nodes}[agreed/arrive.Sync&1], Rails: int(agreed/arrive.Refused) & 1 * rails, Agreed: agreed, Any: any}
 					if alg, err := Choose(&s); err == nil {
 						chosen[alg] = true
 					}

@@ -44,7 +44,10 @@ type Ways struct {
 // waysOf returns the ways of a call; none if there is only the usual one. They depend on nothing but what all members announce alike,
 // so all have the same. Whether a way serves the call is known when all have come: Way.Serves.
 func waysOf(call *Sig, room, sums int64) (w Ways) {
-	if call.Nodes < 2 || call.Forced.of(call.Code) != nil || call.Forced&WithoutTuning != 0 || call.bytes() < leastWays {
+	switch {
+	case call.Nodes < 2 || call.Forced.of(call.Code) != nil || call.Forced&WithoutTuning != 0 || call.bytes() < leastWays:
+		return Ways{}
+	case call.Trait().Shares == op.Pairwise: // another member may have other lengths, which no member knows before all have come
 		return Ways{}
 	}
 	s := call.usual(room, sums)

@@ -7,6 +7,7 @@ Then they are random, and the bits must be those of the order in which the algor
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 import time
@@ -195,6 +196,46 @@ def shares(cases: Cases) -> Iterator[tuple[str, bool]]:
             yield f"all_gather {what}", right
 
 
+def pairs(cases: Cases) -> Iterator[tuple[str, bool]]:
+    """all_to_all: shares of one length, in one tensor and in several, and of several lengths.
+
+    In a group that prefers levels: on some shapes others are faster.
+    """
+    rank, size = cases.rank, cases.size
+    os.environ["PADDLEMPI_ALGO"] = "all_to_all:levels"
+    group = dist.new_group(list(range(size)))
+    del os.environ["PADDLEMPI_ALGO"]
+    node = _native.control("info")["node"]
+    ranks = {node.count(n) for n in node}
+    in_levels = len(ranks) == 1 and ranks != {1}
+
+    def value(sender: int, receiver: int, count: int, dtype: DType) -> Array:
+        return repeated(np.roll(given(sender, dtype), receiver), count)
+
+    for dtype in EVERY:
+        for length in cases.lengths(dtype, 2):
+            cases.next()
+            kind, count = cases.kind(), -(-length // size)
+            whole, result = room(kind, count * size, dtype), room(cases.kind(), count * size, dtype)
+            what = f"{dtype.name} {count} {kind}"
+            whole[:] = np.concatenate([value(rank, r, count, dtype) for r in range(size)])
+            want = [value(r, rank, count, dtype) for r in range(size)]
+            dist.all_to_all_single(result, whole, group=group)
+            yield f"all_to_all_single {what}", bool((result == np.concatenate(want)).all())
+            path = _native.control("group_info", group=group._id)["algorithm"]
+            if whole.nbytes >= 1 << 20:
+                right = path == "staged" or (path == "levels") == in_levels
+                yield f"all_to_all_single {what} by {path}", right
+            uneven = 7 * (cases.next() % 2) * (length > 1)
+            sends = [room(kind, count + uneven * (rank + r), dtype) for r in range(size)]
+            recvs = [room(kind, x.size, dtype) for x in sends]
+            for r, x in enumerate(sends):
+                x[:] = value(rank, r, x.size, dtype)
+            dist.all_to_all(recvs, sends, group=group)
+            right = all((x == value(r, rank, x.size, dtype)).all() for r, x in enumerate(recvs))
+            yield f"all_to_all {what} {uneven}", bool(right)
+
+
 def from_and_to_a_root(cases: Cases) -> Iterator[tuple[str, bool]]:
     for dtype in EVERY:
         for count in cases.lengths(dtype, 2):
@@ -283,7 +324,7 @@ def main() -> None:
     dist.init_process_group()
     cases = Cases(sys.argv[2])
     tried, wrong, algorithms = 0, [], set()
-    for collectives in (all_reduces, coalesced, shares, from_and_to_a_root, barriers, bits):
+    for collectives in (all_reduces, coalesced, shares, pairs, from_and_to_a_root, barriers, bits):
         for what, right in collectives(cases):
             tried += 1
             algorithms.add(_native.control("group_info", group=0)["algorithm"])

@@ -204,7 +204,7 @@ var operations = []operation{
 		Same:  "dtype",
 		Algorithms: []string{
 			"single", "inline", "mapped", "copiedByCMA", "allToAllUnevenByCMA", "bounced", "allToAllUnevenBounce", "singleOnDevice", "allToAllIPC", "allToAllEvenDirect",
-			"allToAllUnevenDirect", "staged", "allToAllEvenMPI", "allToAllUnevenMPI",
+			"allToAllUnevenDirect", "staged", "allToAllLevels", "allToAllEvenMPI", "allToAllUnevenMPI",
 		},
 	},
 	{
