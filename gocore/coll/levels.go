@@ -43,13 +43,15 @@ func levelStep(a *Args, shares int) int64 {
 	return max(1, levelBytes/partsOfMemory/sumElem(a.DType)/int64(shares))
 }
 
-// The least tensor in bytes for which the phases on the node cost less than they save on the wire. For an all_gather, that is all that
-// fits into no announcement: on 2 x 2 ranks levels took 0.4 to 0.9 of the time of MPI's from there to 1 MiB, other operations as long.
-var levelLeast, gatherLeast int64 = 1 << 20, 64 << 10
+// The least tensor in bytes for which the phases on the node cost less than they save on the wire. For what has a slice for each rank at
+// its beginning or end, that is all that fits into no announcement: on 2 x 2 ranks levels took 0.4 to 0.9 of the time of MPI's from
+// there to 1 MiB, other operations as long.
+var levelLeast, slicedLeast int64 = 1 << 20, 64 << 10
 
 func leastForLevels(c op.Code) int64 {
-	if c == op.AllGather {
-		return gatherLeast
+	switch c {
+	case op.AllReduce, op.AllReduceCoalesced, op.AllGather, op.ReduceScatter:
+		return slicedLeast
 	}
 	return levelLeast
 }

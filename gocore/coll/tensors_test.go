@@ -516,7 +516,7 @@ func worldSizes() []int {
 var lengths = []int{0, 1, 97, 1100}
 
 // Parts of 1,100 elements have several pieces then.
-func init() { usualPieces.Bytes, levelBytes, levelLeast, gatherLeast = 4096, 4096*partsOfMemory, 0, 0 }
+func init() { usualPieces.Bytes, levelBytes, levelLeast, slicedLeast = 4096, 4096*partsOfMemory, 0, 0 }
 
 // noise returns random bytes that are valid elements of the dtype.
 func noise(rng *rand.Rand, d op.DType, n int) []byte {

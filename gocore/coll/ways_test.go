@@ -43,7 +43,8 @@ func TestWaysOfACall(t *testing.T) {
 		{three, op.AllReduce, op.Float32, leastWays, []string{"inline", "slices" + short}},
 		{three, op.AllReduce, op.Float32, 3072 * kib, []string{"slices" + short, "slices" + long, "slices" + longest}},
 		{three, op.AllReduce, op.BFloat16, 3072 * kib, []string{"slices" + short, "slices" + long}}, // its sums are twice as long
-		{rails, op.AllReduce, op.Float32, 64 * kib, nil},
+		{rails, op.AllReduce, op.Float32, 60 * kib, nil},
+		{rails, op.AllReduce, op.Float32, 64 * kib, []string{"leaders", "levels" + short}},
 		{rails, op.AllReduce, op.Float32, 1024 * kib, []string{"levels" + short, "levels" + long}},
 		{rails, op.AllReduce, op.Float32, 64 << 20, []string{"levels" + short, "levels" + long, "levels" + longest}},
 		{Sig{Size: 2, Nodes: 1}, op.AllReduce, op.Float32, 512 * kib, nil},

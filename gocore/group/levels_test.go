@@ -108,6 +108,7 @@ func TestAllReduceInLevels(t *testing.T) {
 // Shorter ones are summed up by the leader of each node when they arrive. The sums are those of the levels: in rank order on a node,
 // and in the order of the nodes between them; those of 16-bit floats are rounded once.
 func TestAllReduceByLeaders(t *testing.T) {
+	t.Setenv("PADDLEMPI_TUNE", "off")
 	for name, nodes := range severalNodes() {
 		t.Run(name, func(t *testing.T) {
 			ranks(t, len(nodes), nodes, func(t *testing.T, _ *world.Env, g *Group) {
