@@ -85,7 +85,7 @@ ROOMS = (
         "gocore/control",
         "the control methods, in files named after what they control",
         "diagnose dl grid group heap join lifecycle method mpi netif reduce registry status "
-        "trace work world",
+        "trace tune work world",
         files="control lifecycle groups grid join info cuda heap files windows launcher trace "
         "handler",
     ),
@@ -93,8 +93,8 @@ ROOMS = (
         "gocore/lifecycle",
         "the core begins and ends: init and the first world, the end of a world, the end of the "
         "process",
-        "diagnose group join registry status work world",
-        files="lifecycle exit departures",
+        "diagnose dl group join registry status topo transport tune work world",
+        files="lifecycle tables exit departures",
     ),
     Room(
         "gocore/join",
@@ -164,7 +164,7 @@ ROOMS = (
         "what all groups of a world share: the settings and the exchange at the start, the memory "
         "of a node, how ranks meet and how they end together",
         "arrive coll dl health heap mailbox mem segment status topo trace transport "
-        "transport/memory work",
+        "transport/memory tune work",
     ),
     Room(
         "gocore/health",

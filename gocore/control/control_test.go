@@ -124,7 +124,7 @@ func TestGroupsByControl(t *testing.T) {
 	info := control(t, "group_info", `{"group":0}`)
 	first := info["group"].(float64)
 	assert.Equal(t, map[string]any{"group": first, "rank": 0.0, "size": 1.0, "ranks": []any{0.0},
-		"timeout": 60.0, "one_node": true, "algorithm": "", "broken": ""}, info)
+		"timeout": 60.0, "one_node": true, "algorithm": "", "way": "", "tuned": []any{}, "broken": ""}, info)
 	control(t, "set_timeout", `{"group":0,"timeout":2.5}`)
 	named := func(format string, i float64) string { return fmt.Sprintf(format, int64(first+i)) }
 

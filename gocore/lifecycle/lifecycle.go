@@ -21,6 +21,7 @@ import (
 type Options struct {
 	join.Options
 	Trial    []string `json:"trial"`    // the command that calls control method cuda_trial in a new process
+	Tables   []string `json:"tables"`   // the folders with tables of ways, the first to be looked at first
 	EndFile  string   `json:"end_file"` // file to which a line with the exit status is appended; "": none
 	Survives bool     `json:"-"`        // this rank's calls must return an error if a member dies
 }
@@ -66,8 +67,13 @@ func Init(o Options) error {
 		setLast(nil)
 	}
 	env.Groups.Survives = o.Survives
+	var name, version string
 	if lib != nil {
+		name, version = lib.Info().Name, lib.Info().Version
 		env.Device.Aware.Trial = diagnose.NewTrial(lib.Info(), env.Topo.LocalRank, o.Trial, registry.Closing.Add)
+	}
+	if err := shareTable(env, name, version, o.Tables); err != nil {
+		return err
 	}
 	env.Engine.Panicked = func(p any) { registry.Poison(fmt.Sprint(p)) }
 	if err := Enter(w, o.Timeout); err != nil {
