@@ -99,8 +99,12 @@ func (c *coreInfo) describeWorld(w *registry.World) {
 	}
 	c.Liveness, c.ReportAfter, c.Algorithms = w.Env.Roster.Watch(), w.Env.Reports.After.Seconds(), w.All().Served()
 	if w.Env.Tunes() {
-		t := w.Env.Groups.Tuning
-		c.Tuning = tuningInfo{tune.Format, t.Here, t.Here.Name(), t.File, t.Table.Rows(), t.Problem}
+		known := w.Env.Groups.Tuning
+		told := tuningInfo{tune.Format, known.Here, "", known.File, known.Table.Rows(), known.Problem}
+		if t.Rank == 0 {
+			told.Name = known.Here.Name()
+		}
+		c.Tuning = told
 	}
 	c.Rank, c.Size, c.LocalRank, c.LocalSize, c.Node = &t.Rank, &t.Size, &t.LocalRank, &t.LocalSize, t.Node
 }
