@@ -109,7 +109,7 @@ func TestTheBestWayIsTaken(t *testing.T) {
 	}{
 		{[]time.Duration{1000, 700, 900}, 1, 12},
 		{[]time.Duration{1000, 1100, 500}, 2, 12},
-		{[]time.Duration{1000, 970, 990}, 0, 12},  // no more than chance
+		{[]time.Duration{1000, 970, 990}, 0, 12},   // no more than chance
 		{[]time.Duration{1000, 5000, 4000}, 0, 10}, // hopeless ones are hardly tried
 		{[]time.Duration{1000, 100, 120}, 1, 12},
 	} {

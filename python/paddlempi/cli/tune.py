@@ -237,8 +237,9 @@ def _bound(kind: Kind, tensors: Framework, members: Any) -> Callable[[], Any]:
     tensor = zeros(kind.bytes // itemsize)
     if kind.operation == "all_reduce":
         return lambda: collectives.all_reduce(tensor, group=members)
-    rooted = {"broadcast": collectives.broadcast, "reduce": collectives.reduce}[kind.operation]
-    return lambda: rooted(tensor, 0, group=members)
+    if kind.operation == "broadcast":
+        return lambda: collectives.broadcast(tensor, 0, group=members)
+    return lambda: collectives.reduce(tensor, 0, group=members)
 
 
 def _known(kind: Kind, members: Any) -> Iterator[_Row]:
@@ -276,9 +277,8 @@ def lines(rows: Sequence[_Row], found: dict[Kind, list[_Row]]) -> list[str]:
         way = row["best"] + ("" if row["best"] != row["ways"][0] else " (usual)")
         if len(found[kind]) < 2:
             way += ", not confirmed: no time"
-        text.append(
-            f"{name:<17} {readable(kind.bytes) + 'B':>8}  {_us(best)}  {_us(row['times'][0])}  {way}"
-        )
+        size, usual = readable(kind.bytes) + "B", row["times"][0]
+        text.append(f"{name:<17} {size:>8}  {_us(best)}  {_us(usual)}  {way}")
     return [*text, '"16": 16-bit floats are summed up'] if any(r["half"] for r in rows) else text
 
 

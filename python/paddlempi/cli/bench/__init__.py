@@ -47,7 +47,11 @@ def add_to(commands: Any) -> None:
     _add_steps(parser)
     _add_ps(parser)
     parser.add_argument(
-        "--bytes", type=options.nbytes, default=512 << 20, metavar="BYTES", help="of io: the model; 512M"
+        "--bytes",
+        type=options.nbytes,
+        default=512 << 20,
+        metavar="BYTES",
+        help="of io: the model; 512M",
     )
     parser.add_argument(
         "--folder", metavar="FOLDER", help="of io: which all ranks see; that of temporary files"
@@ -85,9 +89,15 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         help=f"{', '.join(OPERATIONS)}, or all; all_reduce if neither op nor --step is given; or "
         "ps: tables of embeddings, and parameter servers (--level); or io: files of all ranks",
     )
-    parser.add_argument("--min", type=options.nbytes, default=8, metavar="BYTES", help="as 8 (the default)")
     parser.add_argument(
-        "--max", type=options.nbytes, default=4 << 20, metavar="BYTES", help="4M by default; 64K, 1G"
+        "--min", type=options.nbytes, default=8, metavar="BYTES", help="as 8 (the default)"
+    )
+    parser.add_argument(
+        "--max",
+        type=options.nbytes,
+        default=4 << 20,
+        metavar="BYTES",
+        help="4M by default; 64K, 1G",
     )
     parser.add_argument(
         "--sizes",
