@@ -133,7 +133,7 @@ ROOMS = (
         "the collectives of a group in their order, each a state machine: checks of arguments, the "
         "life of a call, errors that name ranks",
         "arrive buffer coll coll/bounce coll/ipc coll/shm cuda health mem messages neighbours "
-        "op status trace work world",
+        "op status trace tune work world",
     ),
     Room(
         "gocore/comm",
@@ -246,7 +246,7 @@ ROOMS = (
         "gocore/coll",
         "the registry of algorithms, and a file for each algorithm",
         "arrive cma coll/bounce coll/ipc coll/shm cuda heap mem mpi op reduce status transport "
-        "work",
+        "tune work",
     ),
     Room(
         "gocore/coll/shm",
