@@ -85,7 +85,7 @@ ROOMS = (
         "gocore/control",
         "the control methods, in files named after what they control",
         "diagnose dl grid group heap join lifecycle method mpi netif reduce registry status "
-        "trace work world",
+        "trace tune work world",
         files="control lifecycle groups grid join info cuda heap files windows launcher trace "
         "handler",
     ),
@@ -93,8 +93,8 @@ ROOMS = (
         "gocore/lifecycle",
         "the core begins and ends: init and the first world, the end of a world, the end of the "
         "process",
-        "diagnose group join registry status work world",
-        files="lifecycle exit departures",
+        "diagnose dl group join registry status topo transport tune work world",
+        files="lifecycle tables exit departures",
     ),
     Room(
         "gocore/join",
@@ -133,7 +133,7 @@ ROOMS = (
         "the collectives of a group in their order, each a state machine: checks of arguments, the "
         "life of a call, errors that name ranks",
         "arrive buffer coll coll/bounce coll/ipc coll/shm cuda health mem messages neighbours "
-        "op status trace work world",
+        "op status trace tune work world",
     ),
     Room(
         "gocore/comm",
@@ -164,7 +164,7 @@ ROOMS = (
         "what all groups of a world share: the settings and the exchange at the start, the memory "
         "of a node, how ranks meet and how they end together",
         "arrive coll dl health heap mailbox mem segment status topo trace transport "
-        "transport/memory work",
+        "transport/memory tune work",
     ),
     Room(
         "gocore/health",
@@ -246,7 +246,7 @@ ROOMS = (
         "gocore/coll",
         "the registry of algorithms, and a file for each algorithm",
         "arrive cma coll/bounce coll/ipc coll/shm cuda heap mem mpi op reduce status transport "
-        "work",
+        "tune work",
     ),
     Room(
         "gocore/coll/shm",

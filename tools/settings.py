@@ -49,6 +49,9 @@ SETTINGS = {
     "algorithm](algorithms.md#forcing-an-algorithm)).",
     "PADDLEMPI_TUNE": "`off`: over nodes every call takes the usual way. `on`: ways are measured "
     "for ever. Not set: `once`, until the fastest is known ([tuning](algorithms.md#tuning)).",
+    "PADDLEMPI_TUNED": "The file with the table of ways that rank 0 reads, and that `python -m "
+    "paddlempi tune` writes; `none`: no table. Not set: the one for this world, beside the "
+    "installation or in the user's cache ([tuning](algorithms.md#tuning)).",
     "PADDLEMPI_CUDA": "The path of the CUDA driver's library. Not set: `libcuda.so.1` "
     "([gpu.md](gpu.md#settings)).",
     "PADDLEMPI_CUDA_PATHS": "The paths that tensors in GPU memory may take, separated by commas. "

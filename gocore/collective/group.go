@@ -78,7 +78,7 @@ func (g *Group) Init(timeout time.Duration) {
 	}
 	g.timeout.Store(int64(timeout))
 	if g.Wire != nil {
-		g.Tuner = tune.New(modes(g.Forced))
+		g.Tuner = tune.New(modes(g.Forced), g.Env.TableOf(g.Size))
 	}
 	if g.Here != nil {
 		g.Levels.Phases = phases{g}

@@ -72,13 +72,14 @@ type tunedClass struct {
 	Ways      []string  `json:"ways"`
 	Times     []float64 `json:"times"` // seconds; 0: not measured
 	Best      string    `json:"best"`
-	Tuned     bool      `json:"tuned"` // every way was tried
+	Tuned     bool      `json:"tuned"` // every way was tried, here or by the table
+	Given     bool      `json:"given"` // the table says so
 }
 
 func tuned(g *group.Group) []tunedClass {
 	list := []tunedClass{}
 	for _, c := range g.Tuner.Chosen() {
-		row := tunedClass{c.Code.String(), c.Half, 1 << (c.Length - 1), c.Ways, nil, c.Ways[c.Best], c.Tuned}
+		row := tunedClass{c.Code.String(), c.Half, 1 << (c.Length - 1), c.Ways, nil, c.Ways[c.Best], c.Tuned, c.Given}
 		for _, d := range c.Times {
 			row.Times = append(row.Times, d.Seconds())
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/reduce"
 	"github.com/paddlempi/paddlempi/gocore/registry"
+	"github.com/paddlempi/paddlempi/gocore/tune"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
@@ -44,7 +45,18 @@ type coreInfo struct {
 	Liveness    any              `json:"liveness"`     // health.Watch; nil before init
 	ReportAfter any              `json:"report_after"` // seconds of a wait that is reported, 0: none is; nil before init
 	Algorithms  any              `json:"algorithms"`   // which serve the group of all ranks; nil before init, and on one node
+	Tuning      any              `json:"tuning"`       // tuningInfo; nil before init, and where nothing is tuned
 	CUDA        any              `json:"cuda"`         // diagnose.CUDA; nil unless the request asked for it
+}
+
+// tuningInfo says with which table of ways the world began. All but Rows is what rank 0 knows.
+type tuningInfo struct {
+	Format  int              `json:"format"` // of a table that this core reads
+	Here    tune.Fingerprint `json:"for"`
+	Name    string           `json:"name"` // of the file of a table for this world
+	File    string           `json:"file"` // that was found; "": none
+	Rows    int              `json:"rows"` // of the table that is taken
+	Problem string           `json:"problem"`
 }
 
 type infoRequest struct {
@@ -86,6 +98,14 @@ func (c *coreInfo) describeWorld(w *registry.World) {
 		c.Helper["quota"] = t.CPUs.Quota // CPUs that cgroups let the ranks of this node use
 	}
 	c.Liveness, c.ReportAfter, c.Algorithms = w.Env.Roster.Watch(), w.Env.Reports.After.Seconds(), w.All().Served()
+	if w.Env.Tunes() {
+		known := w.Env.Groups.Tuning
+		told := tuningInfo{tune.Format, known.Here, "", known.File, known.Table.Rows(), known.Problem}
+		if t.Rank == 0 {
+			told.Name = known.Here.Name()
+		}
+		c.Tuning = told
+	}
 	c.Rank, c.Size, c.LocalRank, c.LocalSize, c.Node = &t.Rank, &t.Size, &t.LocalRank, &t.LocalSize, t.Node
 }
 

@@ -29,7 +29,7 @@ func initialise(r initRequest, interrupt work.Interrupt) (any, error) {
 	t := w.Env.Topo
 	_, why := w.Env.Node.Heaps()
 	return map[string]any{"group": w.All().ID, "rank": t.Rank, "size": t.Size, "local_rank": t.LocalRank,
-		"local_size": t.LocalSize, "no_heaps": why, "transport": w.Transport()}, nil
+		"local_size": t.LocalSize, "no_heaps": why, "transport": w.Transport(), "tuning_problem": w.Env.Groups.Tuning.Problem}, nil
 }
 
 func destroy(string, []byte, work.Interrupt) (any, error) { return done, lifecycle.Destroy() }

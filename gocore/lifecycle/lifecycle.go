@@ -20,9 +20,10 @@ import (
 // Options are the arguments of init.
 type Options struct {
 	join.Options
-	Trial    []string `json:"trial"`    // the command that calls control method cuda_trial in a new process
-	EndFile  string   `json:"end_file"` // file to which a line with the exit status is appended; "": none
-	Survives bool     `json:"-"`        // this rank's calls must return an error if a member dies
+	Trial    []string `json:"trial"`      // the command that calls control method cuda_trial in a new process
+	EndFile  string   `json:"end_file"`   // file to which a line with the exit status is appended; "": none
+	Tables   []string `json:"way_tables"` // folders with tables of ways, in the order in which they are searched
+	Survives bool     `json:"-"`          // this rank's calls must return an error if a member dies
 }
 
 // Init starts MPI, unless it runs already or o.Job needs none, and makes the first world. Id 0 stands for that world's
@@ -66,8 +67,13 @@ func Init(o Options) error {
 		setLast(nil)
 	}
 	env.Groups.Survives = o.Survives
+	var name, version string
 	if lib != nil {
+		name, version = lib.Info().Name, lib.Info().Version
 		env.Device.Aware.Trial = diagnose.NewTrial(lib.Info(), env.Topo.LocalRank, o.Trial, registry.Closing.Add)
+	}
+	if err := shareTable(env, name, version, o.Tables); err != nil {
+		return err
 	}
 	env.Engine.Panicked = func(p any) { registry.Poison(fmt.Sprint(p)) }
 	if err := Enter(w, o.Timeout); err != nil {

@@ -13,5 +13,8 @@
 // its ways are tried in turn, rounds times each; one that took over twice the time of the first is tried no more. The first way is what would be
 // taken without tuning, so another one has to be faster by more than chance (margin).
 //
+// A world may have a table of what was measured before (Table): a class that has a row there begins as tuned. The table is the same on
+// all members, so they go on taking the same way.
+//
 // Which ways there are is not known here. They must give the same bits: the choice depends on the clock.
 package tune

@@ -50,7 +50,8 @@ func ClassOf(code op.Code, half bool, bytes int64) Class {
 // Tuner is what a group knows of its ways. All its members call Word, Propose and Heard in the order of the group's collectives, so
 // that it is the same on all. All methods are safe for concurrent use.
 type Tuner struct {
-	mode Mode
+	mode  Mode
+	table *Table // with what its classes begin
 
 	mu      sync.Mutex
 	classes map[Class]*class
@@ -81,10 +82,13 @@ type class struct {
 	out   [Most]bool            // it took too long
 	best  int
 	tuned bool
+	given bool // by a table, and not measured since
 }
 
-// New returns the tuner of a group.
-func New(mode Mode) *Tuner { return &Tuner{mode: mode, classes: map[Class]*class{}} }
+// New returns the tuner of a group. All members give the same table; nil: there is none.
+func New(mode Mode, table *Table) *Tuner {
+	return &Tuner{mode: mode, table: table, classes: map[Class]*class{}}
+}
 
 // Word returns what this member tells with its next announcement.
 func (t *Tuner) Word() uint64 {
@@ -108,6 +112,8 @@ func (t *Tuner) Propose(of Class, ways []string) (way int, measured bool) {
 	t.next = proposal{of: of, ways: ways}
 	if c := t.classes[of]; c != nil && slices.Equal(c.ways, ways) {
 		t.next.way, t.next.trial = c.next()
+	} else if r, ok := t.table.row(of, ways); ok {
+		t.next.way = r.best
 	}
 	return t.next.way, t.next.trial
 }
@@ -129,14 +135,31 @@ func (t *Tuner) Heard(word uint64, agreed bool) {
 	}
 	c := t.classes[next.of]
 	if c == nil || !slices.Equal(c.ways, next.ways) {
-		c = &class{ways: next.ways}
-		c.learnFrom(t.shorter(next.of))
+		c = t.begin(next.of, next.ways)
 		t.classes[next.of] = c
 	}
 	c.took(next, t.mode)
 	if next.trial {
 		t.trial, t.way, t.word = c, next.way, void
 	}
+}
+
+// begin returns what is known of a class before its first call.
+func (t *Tuner) begin(of Class, ways []string) *class {
+	c := &class{ways: ways}
+	r, ok := t.table.row(of, ways)
+	if !ok {
+		c.learnFrom(t.shorter(of))
+		return c
+	}
+	c.tuned, c.given, c.best = true, true, r.best
+	for i, d := range r.times {
+		if d > 0 {
+			c.times[i] = []time.Duration{d}
+			c.out[i] = i > 0 && r.times[0] > 0 && d > hopeless*r.times[0]
+		}
+	}
+	return c
 }
 
 // shorter returns the longest class of shorter calls; nil if there is none.
@@ -189,7 +212,7 @@ func (c *class) took(next proposal, mode Mode) {
 			c.choose()
 		}
 	case c.tuned && mode == Always && c.calls%again == 0:
-		c.tuned, c.tries, c.begun = false, 0, [Most]int{}
+		c.tuned, c.given, c.tries, c.begun = false, false, 0, [Most]int{}
 		if c.calls%forgiven == 0 {
 			c.out = [Most]bool{}
 		}
@@ -268,7 +291,8 @@ type Chosen struct {
 	Ways  []string
 	Best  int
 	Times []time.Duration // median of each way; 0: it was not measured
-	Tuned bool            // every way was tried
+	Tuned bool            // every way was tried, here or by the table
+	Given bool            // the table says so
 }
 
 // Took notes the way that the last collective took; nil: it had no choice.
@@ -292,7 +316,7 @@ func (t *Tuner) Chosen() (list []Chosen) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for of, c := range t.classes {
-		row := Chosen{Class: of, Ways: c.ways, Best: c.best, Times: make([]time.Duration, len(c.ways)), Tuned: c.tuned}
+		row := Chosen{Class: of, Ways: c.ways, Best: c.best, Times: make([]time.Duration, len(c.ways)), Tuned: c.tuned, Given: c.given}
 		for i := range row.Times {
 			if len(c.times[i]) > 0 {
 				row.Times[i] = c.middle(i)

@@ -44,7 +44,7 @@ type members []*Tuner
 
 func group(mode Mode, n int) (m members) {
 	for range n {
-		m = append(m, New(mode))
+		m = append(m, New(mode, nil))
 	}
 	return m
 }

@@ -56,6 +56,7 @@ type Groups struct {
 	Survives bool
 	Forced   coll.Forced     // algorithms that the group of all ranks prefers
 	Watcher  *health.Watcher // ends the process if a member dies while a thread is inside MPI
+	Tuning   Tuning          // with what the group of all ranks begins to tune; it is set before the first group
 	Overlap  Overlap         // of collectives over nodes
 
 	queued atomic.Int32  // collectives that are in the queue of their group

@@ -19,7 +19,7 @@ from datetime import timedelta
 from typing import Any
 from weakref import WeakValueDictionary
 
-from . import _exit, _marks, _native, memory
+from . import _exit, _marks, _native
 from ._ops import Op
 from .errors import (
     AlreadyInitializedError,
@@ -180,7 +180,7 @@ def init_process_group(
 
     Warns:
         RuntimeWarning: the ranks of this node cannot map each other's memory, so collectives use
-            MPI. The first rank of the node warns, once.
+            MPI. The first rank of the node warns, once. Rank 0 warns of a wrong table of ways.
 
     Source: :func:`torch.distributed.init_process_group`.
     """
@@ -225,8 +225,7 @@ def init_process_group(
         _state.ranks = range(answer["size"])
         _exit.install(foreign)
         _marks.began(answer["rank"], answer["size"])
-    if answer["no_heaps"] and answer["local_rank"] == 0:  # one warning for a node
-        memory.warn("init_process_group", answer["no_heaps"], stacklevel=2)
+    core_init.warn(answer, stacklevel=2)
     if front is not None:
         front.init(timeout)
 

@@ -133,6 +133,7 @@ class FakeCore(ModuleType):
         self.registered: dict[type, Any] = {}
         self.errors: dict[int, type] = {}
         self.resolver: Any = None
+        self.tuning_problem = ""  # why init takes no table of ways
         self.no_heaps = ""  # why init says that ranks cannot map each other's memory
 
     def set_errors(self, classes: dict[int, type]) -> None:
@@ -221,6 +222,7 @@ class FakeCore(ModuleType):
                     "local_rank": 0,
                     "local_size": 2,
                     "no_heaps": self.no_heaps,
+                    "tuning_problem": self.tuning_problem,
                 }
             )
         if method == "new_group":

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from .. import __version__
-from . import bench, doctor, info, ps_status, run, trace
+from . import bench, doctor, info, ps_status, run, trace, tune
 
 __all__ = ["main", "parser"]
 
@@ -25,6 +25,7 @@ def parser() -> argparse.ArgumentParser:
     doctor.add_to(commands)
     run.add_to(commands)
     bench.add_to(commands)
+    tune.add_to(commands)
     trace.add_to(commands)
     ps_status.add_to(commands)
     return whole

@@ -153,6 +153,14 @@ def paddle(facts: Sequence[_Facts]) -> list[Finding]:
     return [Finding("paddle", "warn", f"{version}: {paddle_alone.FOUND}", paddle_alone.ADVICE)]
 
 
+def tuning(facts: Sequence[_Facts]) -> list[Finding]:
+    """A table of ways that was found is of this world."""
+    told = _started(facts) and facts[0]["core"].get("tuning")
+    if not told or not told["problem"]:
+        return []
+    return [Finding("tuning", "warn", told["problem"], "python -m paddlempi tune writes a new one")]
+
+
 # The node
 
 
@@ -574,6 +582,7 @@ _CHECKS = (
     threads,
     sums,
     paddle,
+    tuning,
     binding,
     arrival,
     deaths,

@@ -311,7 +311,19 @@ def _ranks(core: dict[str, Any]) -> list[str]:
             _row("deaths", f"not seen on other nodes: {watch['off']}" if watch["off"] else dead)
         )
         lines += _algorithms(core["algorithms"])
+        lines.append(_row("tuning", _tuning(core["tuning"])))
     return lines
+
+
+def _tuning(told: dict[str, Any] | None) -> str:
+    """Say with which table of ways the world began."""
+    if told is None:
+        return "off"
+    if told["problem"]:
+        return f"no table is taken: {told['problem']}"
+    if not told["file"]:
+        return "no table: python -m paddlempi tune writes one"
+    return f"{told['rows']} rows of {told['file']}"
 
 
 def _algorithms(served: list[dict[str, Any]]) -> list[str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import re
 
-__all__ = ["seconds"]
+__all__ = ["nbytes", "seconds", "sizes"]
 
 
 def seconds(text: str, least: float = 0.0, most: float = 1e6) -> float:
@@ -18,3 +19,16 @@ def seconds(text: str, least: float = 0.0, most: float = 1e6) -> float:
             f"{text!r}: it must be a number of seconds, from {least:g} to {most:,.0f}"
         )
     return value
+
+
+def nbytes(text: str) -> int:
+    """Read a number of bytes: "64K" is 65536."""
+    match = re.fullmatch(r"(\d+)([kmg]?)(i?b)?", text.strip().lower())
+    if match is None or int(match[1]) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes, as 8, 64K, 4M, 1G")
+    return int(match[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[match[2]]
+
+
+def sizes(text: str) -> list[int]:
+    """Read several numbers of bytes."""
+    return [nbytes(part) for part in text.split(",")]

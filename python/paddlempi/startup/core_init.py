@@ -6,12 +6,12 @@ import os
 import sys
 from typing import Any
 
-from .. import _native
+from .. import _native, memory
 from ..errors import ArgumentError, Error, MPINotFoundError
-from . import worlds
+from . import way_tables, worlds
 from .worlds import World
 
-__all__ = ["begin", "compare"]
+__all__ = ["begin", "compare", "warn"]
 
 
 def begin(world: World, store: Any, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -22,6 +22,7 @@ def begin(world: World, store: Any, arguments: dict[str, Any]) -> dict[str, Any]
         store: the ``store`` of the init, or None.
         arguments: of the control method ``init``, but ``world``.
     """
+    arguments = {**arguments, "way_tables": way_tables.folders()}
     if world.way == "mpi":
         try:
             return _native.control("init", **arguments)
@@ -59,3 +60,11 @@ def compare(answer: dict[str, Any], rank: int, size: int) -> None:
         f"init_process_group: rank={rank}, world_size={size} given to rank {answer['rank']} of "
         f"{answer['size']}: leave them out, because the launcher knows them, or give the same"
     )
+
+
+def warn(answer: dict[str, Any], *, stacklevel: int) -> None:
+    """Warn of what an init has found that is no error, each thing on one rank."""
+    if answer["no_heaps"] and answer["local_rank"] == 0:  # one warning for a node
+        memory.warn("init_process_group", answer["no_heaps"], stacklevel=stacklevel + 1)
+    if answer["tuning_problem"]:  # of rank 0
+        way_tables.warn(answer["tuning_problem"], stacklevel=stacklevel + 1)

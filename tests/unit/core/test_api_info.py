@@ -57,6 +57,7 @@ CORE = {
         {"operation": "all_reduce", "dtype": "bfloat16", "from": 2, "algorithm": "gather16"},
         {"operation": "broadcast", "dtype": "float32", "from": 4, "algorithm": "inline"},
     ],
+    "tuning": {"file": "/x/table", "rows": 7, "problem": ""},
     "cuda": {"driver": "", "version": "", "devices": [], "error": "no CUDA driver: install it"},
 }
 
@@ -249,6 +250,7 @@ def test_under_a_launcher(
         assert "all_reduce: inline, mpi from 21848 bytes, levels from 1 MiB\n" in text
         assert "all_reduce of 16-bit floats: gather16\n" in text
         assert "long waits  reported after 30 s" in text
+        assert "tuning      7 rows of /x/table\n" in text + "\n"
     assert fresh_core.controls[-1][0] == "destroy"
 
 

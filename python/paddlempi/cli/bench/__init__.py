@@ -11,7 +11,6 @@ import argparse
 import gc
 import importlib.util
 import json
-import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -48,7 +47,11 @@ def add_to(commands: Any) -> None:
     _add_steps(parser)
     _add_ps(parser)
     parser.add_argument(
-        "--bytes", type=_bytes, default=512 << 20, metavar="BYTES", help="of io: the model; 512M"
+        "--bytes",
+        type=options.nbytes,
+        default=512 << 20,
+        metavar="BYTES",
+        help="of io: the model; 512M",
     )
     parser.add_argument(
         "--folder", metavar="FOLDER", help="of io: which all ranks see; that of temporary files"
@@ -86,13 +89,19 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         help=f"{', '.join(OPERATIONS)}, or all; all_reduce if neither op nor --step is given; or "
         "ps: tables of embeddings, and parameter servers (--level); or io: files of all ranks",
     )
-    parser.add_argument("--min", type=_bytes, default=8, metavar="BYTES", help="as 8 (the default)")
     parser.add_argument(
-        "--max", type=_bytes, default=4 << 20, metavar="BYTES", help="4M by default; 64K, 1G"
+        "--min", type=options.nbytes, default=8, metavar="BYTES", help="as 8 (the default)"
+    )
+    parser.add_argument(
+        "--max",
+        type=options.nbytes,
+        default=4 << 20,
+        metavar="BYTES",
+        help="4M by default; 64K, 1G",
     )
     parser.add_argument(
         "--sizes",
-        type=lambda text: [_bytes(part) for part in text.split(",")],
+        type=options.sizes,
         metavar="BYTES,...",
         help="instead of --min and --max: 8,1K,1M; of ps --level dense: 4K,1M,64M by default",
     )
@@ -393,14 +402,6 @@ def _models(kinds: Sequence[str], asked: Sequence[str] | None) -> list[tuple[str
 
 
 # Types of arguments
-
-
-def _bytes(text: str) -> int:
-    """Read a number of bytes: "64K" is 65536."""
-    match = re.fullmatch(r"(\d+)([kmg]?)(i?b)?", text.strip().lower())
-    if match is None or int(match[1]) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes, as 8, 64K, 4M, 1G")
-    return int(match[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[match[2]]
 
 
 def _natural(text: str) -> int:
