@@ -30,8 +30,10 @@ func TestAlgorithmsBySize(t *testing.T) {
 	list := AlgorithmsBySize(Sig{Size: 4, Nodes: 2, Rails: 2}, room, sums)
 	assert.Equal(t, []Served{{"all_reduce", "float32", 4, "inline"}, {"all_reduce", "float32", room + 4, "leaders"}, {"all_reduce", "float32", sums + 4, "levels"}},
 		servedOf(list, "all_reduce", "float32"))
-	assert.Equal(t, []Served{{"all_reduce", "bfloat16", 2, "inline"}, {"all_reduce", "bfloat16", room + 2, "leaders"}, {"all_reduce", "bfloat16", sums/2 + 2, "levels"}},
-		servedOf(list, "all_reduce", "bfloat16"))
+	assert.Empty(t, servedOf(list, "all_reduce", "bfloat16"), "it is served by the same ones")
+	without := AlgorithmsBySize(Sig{Size: 4, Nodes: 2, Rails: 2, Forced: WithoutLevels}, room, sums)
+	assert.Equal(t, []Served{{"all_reduce", "bfloat16", 2, "inline"}, {"all_reduce", "bfloat16", room + 2, "slices16"}},
+		servedOf(without, "all_reduce", "bfloat16"))
 	// A rank gives a quarter of what it gets, or the reverse.
 	assert.Equal(t, []Served{{"all_gather", "float32", 16, "inline"}, {"all_gather", "float32", 4 * (room + 4), "levels"}},
 		servedOf(list, "all_gather", "float32"))
