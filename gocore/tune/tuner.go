@@ -25,9 +25,10 @@ const (
 	again  = 128 // of so many calls of a class that is tuned, one is a trial (Always)
 	// margin is how much faster than the first way another one has to be.
 	margin = 0.95
-	// hopeless is how many times the time of the usual way another one takes that is not tried again, in this class and in the next longer one, for forgiven
-	// calls.
+	// hopeless is how many times the time of the usual way another one takes, twice, that is not tried again, in this class and in the next
+	// longer one, for forgiven calls; atOnce: once.
 	hopeless = 2
+	atOnce   = 3
 	forgiven = 8 * again
 	// patience is how many trials for each that counts a class gets: where other collectives disturb them, most count for nothing.
 	patience = 4
@@ -78,6 +79,7 @@ type class struct {
 	tries int // trials since it was tuned last
 	begun [Most]int
 	base  time.Duration
+	from  int                   // the way whose time it was
 	times [Most][]time.Duration // of each way, the newest last
 	out   [Most]bool            // it took too long
 	best  int
@@ -126,7 +128,7 @@ func (t *Tuner) Heard(word uint64, agreed bool) {
 	if c := t.trial; c != nil {
 		t.trial = nil
 		if d, ok := heard(word, c.base); ok {
-			c.learn(t.way, d)
+			c.learn(t.way, d, word)
 		}
 	}
 	next := t.next
@@ -234,18 +236,25 @@ func (c *class) leastTried() (way int) {
 }
 
 // learn takes in a time of a way.
-func (c *class) learn(way int, d time.Duration) {
+func (c *class) learn(way int, d time.Duration, word uint64) {
 	if c.base == 0 {
-		c.base = d // told in large steps: it only says where the fine ones begin
+		c.base, c.from = d, way // told in large steps: it only says where the fine ones begin
+		return
+	}
+	if shorter, longer := offScale(word); shorter || longer && way == c.from {
+		c.base, c.times, c.out = 0, [Most][]time.Duration{}, [Most]bool{} // it was an accident, or another way is much faster
 		return
 	}
 	c.times[way] = append(c.times[way], d)
-	usual := c.base // the first time of the usual way
+	usual := c.base
 	if len(c.times[0]) > 0 {
 		usual = c.middle(0)
 	}
 	for i := 1; i < len(c.ways); i++ {
-		c.out[i] = c.out[i] || len(c.times[i]) > 0 && c.middle(i) > hopeless*usual
+		if n := len(c.times[i]); n > 0 {
+			shortest := slices.Min(c.times[i])
+			c.out[i] = c.out[i] || n > 1 && shortest > hopeless*usual || shortest > atOnce*usual
+		}
 	}
 	if c.done() {
 		c.choose()
