@@ -14,6 +14,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/tune"
 	"github.com/paddlempi/paddlempi/gocore/work"
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
@@ -121,9 +122,9 @@ func TestNothingIsTriedWithoutTuning(t *testing.T) {
 // The time of a call counts once all members have agreed on it, and if no other collective over nodes was under way on any of them.
 func TestWhichTimesCount(t *testing.T) {
 	ranks(t, 2, []int{0, 1}, func(t *testing.T, e *world.Env, g *Group) {
-		calls := func(n int, reductions ...op.ReduceOp) {
+		calls := func(n, count int, reductions ...op.ReduceOp) {
 			for range n {
-				b, free := tensor(t, false, 30_000, func(int) float32 { return 1 })
+				b, free := tensor(t, false, count, func(int) float32 { return 1 })
 				d := allReduce(b)
 				d.ReduceOp = reductions[g.Rank%len(reductions)]
 				_, err := submit(g, d)
@@ -131,14 +132,14 @@ func TestWhichTimesCount(t *testing.T) {
 				free()
 			}
 		}
-		calls(3, op.Sum, op.Max)
+		calls(3, 30_000, op.Sum, op.Max)
 		assert.Empty(t, g.Tuner.Chosen())
 
 		mark := uint64(0)
 		if g.Rank == 1 {
 			mark = e.Groups.Overlap.Begin()
 		}
-		calls(6, op.Sum)
+		calls(6, 30_000, op.Sum)
 		if g.Rank == 1 {
 			assert.False(t, e.Groups.Overlap.End(mark))
 		}
@@ -149,9 +150,16 @@ func TestWhichTimesCount(t *testing.T) {
 		for _, d := range chosen[0].Times {
 			assert.Zero(t, d)
 		}
-		calls(40, op.Sum) // after 36 trials of three ways no more follow, however busy the machine is
-		chosen = g.Tuner.Chosen()
-		assert.True(t, chosen[0].Tuned)
-		assert.True(t, slices.ContainsFunc(chosen[0].Times, func(d time.Duration) bool { return d > 0 }))
+		counted := func() bool {
+			return slices.ContainsFunc(g.Tuner.Chosen(), func(c tune.Chosen) bool {
+				return slices.ContainsFunc(c.Times, func(d time.Duration) bool { return d > 0 })
+			})
+		}
+		for count := 30_000; count < 4_000_000 && !counted(); count *= 2 { // on a busy machine all of a class may be accidents
+			calls(12, count, op.Sum)
+		}
+		assert.True(t, counted())
+		calls(60, 30_000, op.Sum) // after 48 trials of four ways no more follow, whatever their times were
+		assert.True(t, g.Tuner.Chosen()[0].Tuned)
 	})
 }
