@@ -18,6 +18,9 @@ type Communicator struct {
 	rank, size int
 	word       Datatype
 	min        Op // FreeAll forgets them, and the departure of a world comes after that
+	// taking is held by who looks at a message and by who takes one: MPI_Iprobe of Open MPI 5.0.11 reads the length after it has left its
+	// lock, and says 0 of a message that another thread takes meanwhile (measured).
+	taking *sync.Mutex
 }
 
 // calls are what the methods that send and receive hand to the library.
@@ -33,7 +36,7 @@ func NewCommunicator(lib Library, comm Comm) (*Communicator, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Communicator{lib: lib, comm: comm, rank: rank, size: size}
+	c := &Communicator{lib: lib, comm: comm, rank: rank, size: size, taking: new(sync.Mutex)}
 	c.word, _ = lib.TypeOf(op.Int64)
 	c.min, _ = lib.OpOf(op.Min, op.Int64)
 	return c, nil
@@ -50,7 +53,7 @@ func Of(c transport.Comm) (Library, Comm) {
 // other returns another communicator of this library.
 func (c *Communicator) other(comm Comm, rank, size int) *Communicator {
 	made := *c
-	made.comm, made.rank, made.size = comm, rank, size
+	made.comm, made.rank, made.size, made.taking = comm, rank, size, new(sync.Mutex)
 	return &made
 }
 
@@ -226,6 +229,8 @@ func (c *Communicator) transfer(fn Fn, data unsafe.Pointer, bytes int64, peer, t
 		q.SendBuf, q.SendCount, q.SendType = data, bytes, kind
 	} else {
 		q.RecvBuf, q.RecvCount, q.RecvType = data, bytes, kind
+		c.taking.Lock()
+		defer c.taking.Unlock()
 	}
 	return c.lib.Start(q)
 }
@@ -243,10 +248,14 @@ func (c *Communicator) Take(m transport.Message, data unsafe.Pointer, bytes int6
 }
 
 func (c *Communicator) Probe(from, tag int32) (Status, bool, error) {
+	c.taking.Lock()
+	defer c.taking.Unlock()
 	return c.lib.Iprobe(c.comm, from, tag)
 }
 
 func (c *Communicator) Match(from, tag int32) (transport.Message, bool, error) {
+	c.taking.Lock()
+	defer c.taking.Unlock()
 	m, st, found, err := c.lib.Improbe(c.comm, from, tag)
 	return transport.Message{Status: st, Handle: uintptr(m)}, found, err
 }
