@@ -72,10 +72,23 @@ def end(*how):
     os._exit(1)
 
 
+def state(pid):
+    try:
+        return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
+
+
 def stop(pid):
     os.kill(pid, signal.SIGSTOP)
-    while open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] != "T":
+    while state(pid) != "T":
         time.sleep(0.01)
+
+
+def kill(pid):
+    os.kill(pid, signal.SIGKILL)
+    while state(pid) not in "ZX":  # until then its memory can be read, and a message arrives
+        time.sleep(0.001)
 
 
 if rank == 0:
@@ -98,7 +111,7 @@ if rank == 0:
     for peer in (2, 3):
         dist.recv(np.zeros(1), peer, None, 9)
     for peer in (2, 3):
-        os.kill(pids[peer], signal.SIGKILL)
+        kill(pids[peer])
     each(2, errors.PeerDiedError)
     for tag, size in enumerate(SIZES):
         try:
