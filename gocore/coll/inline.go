@@ -209,20 +209,24 @@ func (w *writer) write(from unsafe.Pointer, bytes int64) {
 
 // reduced writes the reduction, in rank order, of bytes bytes from offset on of all payloads.
 func (w *writer) reduced(a *Args, given []unsafe.Pointer, offset, bytes int64) error {
-	fold := reduce.NewFold(a.DType, a.Reduce, a.Size, a.Scale)
 	for i := range given {
 		given[i] = unsafe.Add(given[i], offset)
 	}
-	for bytes > 0 {
-		to, n := w.next(bytes)
-		if n == 0 {
-			return nil
-		}
-		fold.Run(to, given, n/a.elem())
-		for i := range given {
-			given[i] = unsafe.Add(given[i], n)
-		}
-		bytes -= n
-	}
+	w.folded(reduce.NewFold(a.DType, a.Reduce, a.Size, a.Scale), given, a.elem(), bytes/a.elem())
 	return nil
+}
+
+// folded writes the sum of count elements at each of given, which have elem bytes there.
+func (w *writer) folded(fold reduce.Fold, given []unsafe.Pointer, elem, count int64) {
+	for count > 0 {
+		to, n := w.next(count * w.elem)
+		if n /= w.elem; n == 0 {
+			return
+		}
+		fold.Run(to, given, n)
+		for i := range given {
+			given[i] = unsafe.Add(given[i], n*elem)
+		}
+		count -= n
+	}
 }

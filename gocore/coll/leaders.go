@@ -47,16 +47,7 @@ func runLeaders(a *Args) error {
 		}
 		given = append(given, payload)
 	}
-	fold := betweenNodes(a)
 	out := writer{parts: a.Recv, elem: a.elem()}
-	for left := want / sumElem(a.DType); left > 0; {
-		to, n := out.next(left * a.elem())
-		n /= a.elem()
-		fold.Run(to, given, n)
-		for i := range given {
-			given[i] = unsafe.Add(given[i], n*sumElem(a.DType))
-		}
-		left -= n
-	}
+	out.folded(betweenNodes(a), given, sumElem(a.DType), a.Count)
 	return nil
 }

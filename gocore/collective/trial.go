@@ -59,10 +59,10 @@ func (t *trial) algorithm(r *request, usual *coll.Algorithm) *coll.Algorithm {
 	return t.way.Algorithm
 }
 
-// end tells the tuner how long the collective took, unless it has failed or another one was under way between nodes.
+// end tells the tuner how long a collective took that was counted, unless it has failed or another one was under way between nodes.
 func (t *trial) end(g *Group, err error) {
-	alone := t.counted && g.Env.Groups.Overlap.End(t.others)
-	if t.counted = false; alone && err == nil && !t.begun.IsZero() {
+	t.counted = false
+	if alone := g.Env.Groups.Overlap.End(t.others); alone && err == nil && !t.begun.IsZero() {
 		g.Tuner.Done(time.Since(t.begun))
 	}
 }
