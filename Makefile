@@ -20,7 +20,7 @@ MPIS_HERE := openmpi mpich $(if $(filter x86_64,$(shell uname -m)),impi)
 comma := ,
 
 # Try it
-## train train the example on real data: FRAMEWORK=paddle (torch), NP=2 ranks under MPI=openmpi (mpich, impi)
+## train train the example on real data: FRAMEWORK=paddle (torch), NP=2 ranks under MPI=openmpi (mpich, impi); 15 minutes from nothing on 2 cores
 train:
 	$(RANKS_OF) $(MPI):example-$(FRAMEWORK) $(NP) python examples/train$(if $(filter torch,$(FRAMEWORK)),_torch).py
 ## train-ps train on 2 trainers, 2 servers and a master, beside one process: PROGRAM=dlrm (words, ratings, layers)
@@ -34,7 +34,7 @@ ps_framework = $(if $(filter words,$(PROGRAM)),paddle,torch)
 # Test
 ## test what everybody runs before a change is sent: 20 minutes on 2 cores, from nothing
 ## test-quick the tests that break first: 4 minutes
-## test-ci what .ci/run adds to make test: every MPI, hosts, CUDA on a fake driver, programs of others, wheels
+## test-ci what .ci/run adds to make test: every MPI, hosts, CUDA on a fake driver, programs of others, wheels: 20 minutes
 ## test-all everything: hours
 ## test-NAME one group of the table below, or one family
 test-quick test-ci test-all: test-%: ; $(MATRIX) test $*
@@ -65,7 +65,7 @@ budget: ; @$(PYTHON) tools/results.py --budget
 environments: ; $(MATRIX) make openmpi:programs mpich:tests impi:tests tools verify
 
 # Change it
-## verify lint, and check that generated files are up to date
+## verify lint, and check that generated files are up to date: 2 minutes
 ## lint gofmt, go vet, staticcheck, ruff, mypy, a typed program with mypy and pyright, clang-format
 ## format let ruff, gofmt and clang-format change the files as lint wants them
 ## generate write what is generated from tables: operations, rooms, layouts, exports, settings, gRPC, licenses, kernels, the tests' table
@@ -79,7 +79,7 @@ docs: export NO_MKDOCS_2_WARNING := 1
 docs: ; $(IN) docs -m mkdocs build
 
 # Publish it
-## build the wheel and, for C programs, libpaddlempi.so, in dist/
+## build the wheel and, for C programs, libpaddlempi.so, in dist/: 1 to 2 minutes
 build:
 	$(IN) tools -m pip wheel --no-deps -w dist .
 	$(IN) tools tools/build/core.py dist/libpaddlempi.so
@@ -91,24 +91,22 @@ wheels:
 release-check: ; @$(PYTHON) tools/release.py $(MPIS_HERE)
 
 # Measure it, on NP=2 ranks under MPI=openmpi
+## figures measure what docs/benchmarks.md shows, and write it: 15 minutes, alone on 2 CPUs; ONLY=call,step
+figures: ; $(IN) openmpi:programs,tools,psgrpc,jax:jax benchmarks/figures.py $(if $(ONLY),--only $(ONLY))
 ## bench all_reduce (OPS="all_reduce broadcast", all), against plain MPI, mpi4py and gloo
 bench: ; $(RANKS_OF) $(MPI):tests $(NP) $(BENCH) $(OPS) --max 64M --against mpi,mpi4py,gloo
 ## bench-torch torch.distributed over MPI and over gloo, and the steps of DDP and FSDP2
-bench-torch: ; $(RANKS_OF) $(MPI):torch $(NP) $(BENCH) $(OPS) --framework torch --max 64M --against gloo --step ddp,fsdp2
+bench-torch:
+	$(RANKS_OF) $(MPI):torch $(NP) $(BENCH) $(OPS) --framework torch --max 64M --against gloo
+	$(RANKS_OF) $(MPI):torch $(NP) $(BENCH) step ddp fsdp2 --against gloo
 ## bench-paddle paddle.distributed over MPI and over gloo, and the steps of DataParallel
-bench-paddle: ; $(RANKS_OF) $(MPI):tests $(NP) $(BENCH) $(OPS) --framework paddle --max 64M --against gloo --step paddle
+bench-paddle:
+	$(RANKS_OF) $(MPI):tests $(NP) $(BENCH) $(OPS) --framework paddle --max 64M --against gloo
+	$(RANKS_OF) $(MPI):tests $(NP) $(BENCH) step paddle --against gloo
 ## bench-hosts a table of operations and steps for 2 hosts x 1 and 2 ranks (namespaces) under every MPI; as root
 bench-hosts:
 	$(IN) openmpi:torch,mpich:tests$(if $(filter impi,$(MPIS_HERE)),$(comma)impi:tests) \
 	  benchmarks/on_hosts.py --mpi "$(or $(MPIS),$(MPIS_HERE))" --json $(CURDIR)/build/hosts.json
-## bench-step docs/img/step.svg: a step of DDP beside gloo's and plain MPI's; as root also on 2 hosts
-bench-step: STEP = --step ddp --model mlp-16M --against mpi,gloo --rounds 100 --json $(CURDIR)/build/bench-step
-bench-step: root := $(filter 0,$(shell id -u))
-bench-step:
-	@mkdir -p build
-	$(RANKS_OF) openmpi:torch $(NP) $(BENCH) $(STEP)-one.json
-	$(if $(root),$(IN) openmpi:torch benchmarks/on_hosts.py --mpi openmpi --shape 2x1 -- $(STEP)-two.json)
-	$(IN) openmpi:torch benchmarks/step_picture.py docs/img/step.svg build/bench-step-one.json $(if $(root),build/bench-step-two.json)
 ## bench-ps tables and servers, against fbgemm, gRPC, Redis, torch's RPC and TorchRec (LEVELS="table transport ...")
 bench-ps: $(LEVELS:%=bench-ps-level-%) ;
 bench-ps-level-%:

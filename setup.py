@@ -6,6 +6,7 @@ import gzip
 import sys
 import tarfile
 import tempfile
+import time
 import zipfile
 from pathlib import Path
 
@@ -31,9 +32,13 @@ class BuildCore(build_ext):
     """Builds the only extension, with Go instead of a C compiler alone, and a library beside it."""
 
     def build_extension(self, ext: Extension) -> None:
-        print(f"building {ext.name} with {core.info(toolchain.find())}")
+        # Shown by `pip install -v`; without it pip shows nothing of a build.
+        print(f"compiling {ext.name} with {core.info(toolchain.find())}:")
+        print("1 to 2 minutes on 2 cores, a few seconds if Go has compiled it before", flush=True)
+        began = time.monotonic()
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
         core.build(target, pymodule=True)
+        print(f"compiled in {time.monotonic() - began:.0f} s", flush=True)
         core.build_trampoline(target.with_name("libpaddlempi_trampoline.so"))
 
 
@@ -108,6 +113,7 @@ toolchain.check_python()
 scratch = tempfile.TemporaryDirectory(prefix="paddlempi-build-")
 readme = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
 setup(
+    verbose=False,  # `pip install -v` shows how far the core is, not every file that is copied
     long_description=links.absolute(readme, "README.md"),
     long_description_content_type="text/markdown",
     ext_modules=[Extension("paddlempi._core", sources=[], py_limited_api=True)],

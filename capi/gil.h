@@ -20,6 +20,13 @@ static inline void gil_take(PyThreadState *ts) {
 	PyEval_RestoreThread(ts);
 }
 
+/* gil_ensure is PyGILState_Ensure, and does not return either while Python ends. */
+static inline PyGILState_STATE gil_ensure(void) {
+	if (atomic_load_explicit(&gil_ender, memory_order_relaxed))
+		gil_wait();
+	return PyGILState_Ensure();
+}
+
 /* gil_ending is called by the thread that is about to end Python. Other threads do not get the GIL
  * by gil_take for limit_ns, and never again if Python ends in that time. */
 void gil_ending(int64_t limit_ns);

@@ -164,6 +164,7 @@ PY PyObject *PyDict_New(void);
 PY PyObject *PyDict_GetItemWithError(PyObject *, PyObject *);
 PY int PyDict_SetItem(PyObject *, PyObject *, PyObject *);
 
+PY PyObject *PyCapsule_New(void *, const char *, void (*)(PyObject *));
 PY void *PyCapsule_GetPointer(PyObject *, const char *);
 PY PyObject *PyObject_GetAttrString(PyObject *, const char *);
 PY PyObject *PyObject_CallFunctionObjArgs(PyObject *, ...);

@@ -17,6 +17,7 @@
 #include "submit.h"
 #include "table.h"
 #include "tensor.h"
+#include "torch_ops.h"
 #include "window.h"
 #include "xla.h"
 
@@ -221,6 +222,15 @@ static PyMethodDef methods[] = {
 	METHOD(xla_handler,
 		   "xla_handler(): the address of the function that XLA calls for an operation of "
 		   "a compiled program. It also lets SIGINT end such calls."),
+	METHOD(
+		torch_kernels,
+		"torch_kernels(python, from_handle, to_handle): register kernels in C of the operators of "
+		"torch.ops.paddlempi. python has their kernels in Python as attributes; the others are "
+		"torch's functions for tensors and capsules. False: this torch lacks what they need."),
+	METHOD(
+		torch_group,
+		"torch_group(name, group=-1, size=0): let those kernels take a name for a group; without "
+		"a size no longer."),
 	METHOD(forked, "forked(): whether this process is a fork of the one that loaded the core."),
 	{NULL, NULL, 0, NULL},
 };

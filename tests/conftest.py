@@ -31,7 +31,7 @@ def pytest_runtest_makereport(
     if report.failed:
         crash = getattr(report.longrepr, "reprcrash", None)
         text = crash.message if crash else str(report.longrepr)
-        said = ("first_failure", text.partition("\n")[0])
+        said = ("first_failure", "\n".join(text.splitlines()[:60]))
         item.user_properties.append(said)
         report.user_properties.append(said)
     return report

@@ -89,7 +89,11 @@ ROOMS = (
     Room(
         "gocore/trace",
         "entry.h",
-        (Struct("tr_entry", "entry"), Struct("tr_ring", "Shared")),
+        (
+            Struct("tr_entry", "entry"),
+            Struct("tr_counts", "counts"),
+            Struct("tr_ring", "Shared"),
+        ),
         (Numbers("TR_", ""),),
     ),
     Room(

@@ -110,6 +110,19 @@ def first_line(text: str | None) -> str:
     return line if len(line) <= 200 else f"{line[:197]}..."
 
 
+CRASH = re.compile(r"\bSIG(SEGV|BUS|ABRT|ILL|FPE): |\bfatal error: ")
+"""How a dump of Go's begins. It may not come again, so its stack has to be in what CI prints."""
+
+
+def gist(text: str | None) -> str:
+    """Return the first line of a failure; of a crash as many lines as have the stack."""
+    first = first_line(text)
+    if not CRASH.search(first):
+        return first
+    lines = [line for line in (text or "").splitlines() if line.strip()]
+    return "\n    ".join([first, *map(first_line, lines[1:40])])
+
+
 def path_of(test: str) -> str:
     """Return what pytest calls a test that JUnit calls package.module.Class::name."""
     where, _, name = test.partition("::")
@@ -143,14 +156,14 @@ def read_junit(path: Path) -> Outcome:
         if len(cases) > 1 and not any(e.tag in ("failure", "error") for e in cases[0]):
             names = f"properties/property[@name='{FIRST_FAILURE}']"
             said = [e.get("value") for case in cases for e in case.findall(names)]
-            found.retried[test] = first_line(said[0] if said else "") or "its failure is not told"
+            found.retried[test] = gist(said[0] if said else "") or "its failure is not told"
         skipped = cases[-1].find("skipped")
         if skipped is not None and not wrong:
             found.skipped[skipped.get("message", "")] += 1
             continue
         found.seconds[test] = sum(float(case.get("time", 0)) for case in cases)
         if wrong:
-            found.failed[test] = first_line(wrong[0].get("message") or wrong[0].text)
+            found.failed[test] = gist(wrong[0].get("message") or wrong[0].text)
     return found
 
 

@@ -84,17 +84,17 @@ ROOMS = (
     Room(
         "gocore/control",
         "the control methods, in files named after what they control",
-        "diagnose dl grid group heap join lifecycle method mpi netif reduce registry status "
-        "trace tune work world",
-        files="control lifecycle groups grid join info cuda heap files windows launcher trace "
-        "handler",
+        "diagnose dl grid group heap join lifecycle method mpi netif op reduce registry "
+        "status threads trace tune work world",
+        files="control lifecycle groups grid join info cuda heap files windows launcher top trace "
+        "record threads handler",
     ),
     Room(
         "gocore/lifecycle",
         "the core begins and ends: init and the first world, the end of a world, the end of the "
         "process",
         "diagnose dl group join registry status topo transport tune work world",
-        files="lifecycle tables exit departures",
+        files="reform lifecycle tables exit revoked departures",
     ),
     Room(
         "gocore/join",
@@ -102,13 +102,13 @@ ROOMS = (
         "world of two parties, and jobs that find each other by TCP",
         "channel comm descriptors group health mpi pmi registry rollcall status transport work "
         "world",
-        files="join ways guests start exchange connect listen peer meet",
+        files="join ways guests start members exchange connect listen peer meet",
     ),
     Room(
         "gocore/registry",
         "what a process has once: MPI; worlds, groups, windows, prepared operations and open "
         "files by number; its tables; what ends with it",
-        "collective crash group mpi op ps/job status transport/memory window work world",
+        "collective crash group mpi op ps/job status trace transport/memory window work world",
         files="servers prepared worlds windows registry closers by_number",
     ),
     Room(
@@ -163,7 +163,7 @@ ROOMS = (
         "gocore/world",
         "what all groups of a world share: the settings and the exchange at the start, the memory "
         "of a node, how ranks meet and how they end together",
-        "arrive coll dl health heap mailbox mem segment status topo trace transport "
+        "arrive coll dl health heap mailbox mem segment status threads topo trace transport "
         "transport/memory tune work",
     ),
     Room(
@@ -251,15 +251,15 @@ ROOMS = (
     Room(
         "gocore/coll/shm",
         "collectives in memory that all ranks of a node map: chunks that the ranks claim",
-        "mem op reduce",
-        c="primitives reduce",
+        "mem op reduce threads",
+        c="primitives reduce threads",
     ),
     Room(
         "gocore/coll/bounce",
         "collectives through blocks that all ranks of a node map: one rank copies windows in, the "
         "others out; or they read them where they lie",
-        "cma mem reduce",
-        c="primitives reduce",
+        "cma mem reduce threads",
+        c="primitives reduce threads",
     ),
     Room(
         "gocore/coll/ipc",
@@ -344,6 +344,11 @@ ROOMS = (
         "dl status",
     ),
     Room(
+        "gocore/work/worktest",
+        "doorbells for tests, and whether something rings them",
+        "work",
+    ),
+    Room(
         "gocore/method",
         "the form of a control method, and how it reads its request",
         "status work",
@@ -351,7 +356,7 @@ ROOMS = (
     Room(
         "gocore/work",
         "the engine: tasks, handles, waiting, the progress thread",
-        "status",
+        "status trace",
         c="primitives",
     ),
     Room(
@@ -383,6 +388,12 @@ ROOMS = (
         "gocore/mem",
         "memory outside the Go heap, pinned memory, copies of strided tensors",
         "cuda op status",
+    ),
+    Room(
+        "gocore/threads",
+        "threads of a rank that help with long copies and sums",
+        "dl status",
+        c="primitives",
     ),
     Room(
         "gocore/cuda",

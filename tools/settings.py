@@ -38,9 +38,13 @@ SETTINGS = {
     "line about it to stderr. 0: never. Not set: 30 "
     "([slow ranks](reliability.md#slow-ranks)).",
     "PADDLEMPI_TRACE": "The folder into which a rank writes what it was doing, after some errors "
-    "and at a signal. Not set: none is written ([trace.md](trace.md)).",
+    "and at a signal. Not set: none is written ([traces](my-job-hangs.md#traces)).",
     "PADDLEMPI_TRACE_SIGNAL": "`USR1` or `USR2`: at this signal a rank writes its trace into the "
-    "folder of `PADDLEMPI_TRACE`. Not set: at no signal ([trace.md](trace.md)).",
+    "folder of `PADDLEMPI_TRACE`. Not set: at no signal ([traces](my-job-hangs.md#traces)).",
+    "PADDLEMPI_LOG": "`debug`, `info`, `warning` or `error`: a rank writes [its log](cli.md#logs) "
+    "to stderr. Not set: to the loggers of the program, if it has any.",
+    "PADDLEMPI_LOG_FILE": "The file for that log; `%h` is the host, `%p` the process. Without "
+    "`PADDLEMPI_LOG` its level is `info`. Not set: stderr.",
     "PADDLEMPI_ALGO": "Algorithms for some operations, as `all_reduce:mpi,broadcast:mpi`. Not set: "
     "the first one that serves the call ([forcing an "
     "algorithm](algorithms.md#forcing-an-algorithm)).",
@@ -52,16 +56,19 @@ SETTINGS = {
     "PADDLEMPI_TUNED": "The file with the table of ways that rank 0 reads, and that `python -m "
     "paddlempi tune` writes; `none`: no table. Not set: the one for this world, beside the "
     "installation or in the user's cache ([tuning](algorithms.md#tuning)).",
+    "PADDLEMPI_THREADS": "How many threads of a rank, 1 to 64, copy and add in a collective on a "
+    "node, from 256 KiB on ([threads](algorithms.md#threads)). 1: the caller alone. Ranks may "
+    "differ. Not set: half of the CPUs of the rank, at most 8.",
     "PADDLEMPI_CUDA": "The path of the CUDA driver's library. Not set: `libcuda.so.1` "
-    "([gpu.md](gpu.md#settings)).",
+    "([gpu.md](gpu.md)).",
     "PADDLEMPI_CUDA_PATHS": "The paths that tensors in GPU memory may take, separated by commas. "
-    "Not set: `ipc,direct,staged` ([gpu.md](gpu.md#settings)).",
+    "Not set: `ipc,direct,staged` ([gpu.md](gpu.md)).",
     "PADDLEMPI_CUDA_AWARE": "1: MPI is given the addresses of tensors in GPU memory, without a "
-    "trial. 0: it never is. Not set: MPI is asked, and tried ([gpu.md](gpu.md#settings)).",
+    "trial. 0: it never is. Not set: MPI is asked, and tried ([gpu.md](gpu.md)).",
     "PADDLEMPI_CUDA_REDUCE": "`host` or `device`: which processor adds on the path `staged`. Not "
-    "set: the host below 4 MiB a rank, the GPU from there on ([gpu.md](gpu.md#settings)).",
+    "set: the host below 4 MiB a rank, the GPU from there on ([gpu.md](gpu.md)).",
     "PADDLEMPI_CUDA_CHUNK": "The bytes of the pieces of the path `staged`; the smallest value of "
-    "all ranks is used. Not set: 4 MiB ([gpu.md](gpu.md#settings)).",
+    "all ranks is used. Not set: 4 MiB ([gpu.md](gpu.md)).",
     "PADDLEMPI_IO": "`mpi`: files of `paddlempi.io` go through MPI-IO on all file systems. "
     "`posix`: on none. Not set: on Lustre, if this MPI can open the file "
     "([files.md](files.md#mpi-io)).",
@@ -74,19 +81,27 @@ SETTINGS = {
     "PADDLEMPI_TORCH_DEFAULT": "`cpu`, `cuda` or `cpu,cuda`: in a job of several ranks, torch "
     "takes `mpi` for these devices where a program names no backend "
     "([such programs](torch.md#programs-that-name-no-backend)).",
+    "PADDLEMPI_TORCH_GLOO": "`mpi`: where a program asks torch for gloo on the CPU, it gets `mpi` "
+    "([such programs](torch.md#programs-that-name-gloo)). Not set: it gets gloo.",
+    "PADDLEMPI_VLLM": "1: the workers of vLLM's CPU backend exchange their tensors over `mpi` "
+    "([vLLM](inference.md#vllm)). Not set: they use vLLM's own operators.",
     "PADDLEMPI_CHECK_AUTOGRAD": "1: autograd learns of every tensor that a collective writes to, "
     "and a backward that would use overwritten values is an error. Not set: it does not learn of "
     "it, as with gloo and nccl.",
     "PADDLEMPI_PROMOTE": "0: the gradient buckets of torch's DDP stay where torch has allocated "
     "them, and are not moved into memory that the other ranks of the node map.",
     "PADDLEMPI_ROLES": "The roles of the ranks for `ps.init()`, such as `trainer:2,pserver:2`. "
-    "`python -m paddlempi run --roles` sets it ([roles](ps-guide.md#roles)).",
+    "`python -m paddlempi run --roles` sets it ([roles](ps.md#roles)).",
     "PADDLEMPI_MEET": "Set by `python -m paddlempi run -np` and `paddlempi.launch` for the ranks: "
     "where they meet, as an `init_method`.",
+    "PADDLEMPI_ELASTIC": "Set by `run --elastic` for its ranks: the descriptor of a rank's "
+    "connection to it ([elastic jobs](elastic.md)).",
     "PADDLEMPI_RUN_DIR": "Set by `python -m paddlempi run -- COMMAND` for the job: a folder in "
     "which ranks note how they began and ended ([restarts](reliability.md#restarts)).",
     "PADDLEMPI_RESTART": "Set with it, for the program: how many attempts came before "
     "([restarts](reliability.md#restarts)).",
+    "PADDLEMPI_TIMELINE": "Set to 1 by `run --timeline`: for some seconds a rank keeps more of its "
+    "last operations, until it is recorded.",
     "PADDLEMPI_LAUNCH_ID": "Set by `python -m paddlempi run -- COMMAND` and `paddlempi.testing` "
     "for the job: marks its processes, so that all of them can be ended.",
     "PADDLEMPI_TESTING_WARM": "Set by `paddlempi.testing.Warm` for this process and those that it "

@@ -21,7 +21,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from markdown import Extension, Markdown
 from mkdocs.structure.files import File
@@ -47,6 +47,9 @@ OUTSIDE = {
 # The files that mkdocs.yml adds to the theme's.
 LOOKS = {"tools/site.css": "site.css", "tools/site.js": "site.js"}
 
+# Pages for who changes the package, by the beginnings of their places.
+INSIDE = ("adr/", "algorithms", "architecture", "changelog", "contributing", "glossary", "way")
+
 # A warning of mkdocs makes a strict build fail.
 log = logging.getLogger("mkdocs.plugins.site_hook")
 
@@ -70,20 +73,7 @@ class Indented(Extension):  # type: ignore[misc]
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     config.mdx_configs.setdefault("toc", {})["slugify"] = slug
     config.markdown_extensions.insert(0, Indented())
-    config.nav = expanded(config.nav)
     return config
-
-
-def expanded(nav: Any) -> Any:
-    """Return mkdocs.yml's order of the pages; a folder there stands for all pages in it."""
-    if isinstance(nav, str) and nav.endswith("/"):
-        pages = sorted(path.name for path in (ROOT / "docs" / nav).glob("*.md"))
-        return [nav + name for name in sorted(pages, key=lambda name: name != "README.md")]
-    if isinstance(nav, list):
-        return [expanded(item) for item in nav]
-    if isinstance(nav, dict):
-        return {title: expanded(item) for title, item in nav.items()}
-    return nav
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -95,6 +85,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    if page.file.src_uri.startswith(INSIDE):  # the search shows the pages of users before these
+        page.meta["search"] = {"boost": 0.2}
     return fences(relinked(markdown, page.file.src_uri))
 
 

@@ -41,7 +41,7 @@ def product() -> Iterator[Path]:
 
 def is_product(name: str) -> bool:
     """Whether a file is no test, nor an MPI or a driver for tests, nor generated."""
-    fakes = "mpifake|mpistub|cudafake|transportfake"
+    fakes = "mpifake|mpistub|cudafake|transportfake|worktest"
     return not re.search(rf"_(test|gen)\.go$|/testdata/|/({fakes})/", name)
 
 

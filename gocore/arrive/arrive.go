@@ -35,8 +35,8 @@ type Payload struct {
 	// Fill, if set, stands for Data, and writes the payload. Only a Wire knows it. It is called once, when the payload is
 	// announced.
 	Fill func(to unsafe.Pointer)
-	// Told is a word that all members learn, combined with those of the others by bitwise or: Result.Told. Only a Wire knows it.
-	Told uint64
+	// Told are words that all members learn, combined with those of the others by bitwise or: Result.Told. Only a Wire knows them.
+	Told [2]uint64
 	// Sum says how the payloads of the members on a node become one, if Summed is announced. Only a Wire knows it.
 	Sum *NodeSum
 }
@@ -44,8 +44,19 @@ type Payload struct {
 // NodeSum says how the payloads of the members on a node become one. The leader of the node makes it, if all members there have
 // announced the same, and it alone crosses the wire.
 type NodeSum struct {
-	Bytes int64                                          // of the sum, at most SumRoom of the Wire
+	Bytes int64                                          // of the sum, at most Rooms.Sum
 	Run   func(to unsafe.Pointer, from []unsafe.Pointer) // from are the payloads in the order of the members
+	// ForOthers says that the members on the node do not get the sum, but each other's payloads. So the sum may be of what the other
+	// node needs. Only a group on two nodes has such sums.
+	ForOthers bool
+}
+
+// Rooms are the most bytes of what members tell with their announcements.
+type Rooms struct {
+	Payload  int64 // of one
+	Gathered int64 // of one, if all members get all payloads as their result
+	Alone    int64 // of one, if the others have none
+	Sum      int64 // of the sum of the payloads of a node; 0: none is made. Each of these is as long at most, or as Alone
 }
 
 // write writes the payload to memory of Bytes bytes, unless it is there already.
@@ -71,10 +82,10 @@ const (
 
 // Result is valid if the state is Agreed or Differ.
 type Result struct {
-	All  Flags  // set by all members
-	Any  Flags  // set by at least one member
-	Diff uint32 // bit i: word i of the signatures differs between members
-	Told uint64 // Payload.Told of all members
+	All  Flags     // set by all members
+	Any  Flags     // set by at least one member
+	Diff uint32    // bit i: word i of the signatures differs between members
+	Told [2]uint64 // Payload.Told of all members
 }
 
 // Entry is what one member has announced.

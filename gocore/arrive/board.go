@@ -41,7 +41,7 @@ func BoardSize(here int, nodes [][]int) int64 { return 2 * roomsOf(nodes).halfOf
 // halfOfBoard returns the bytes for the doublings of one parity: the slots, and behind them what the leader tells.
 func (r *rooms) halfOfBoard(here int) int64 { return int64(here)*r.slotSize() + r.toldSize() }
 
-func (r *rooms) slotSize() int64 { return (slotBytesOfWords + max(r.payload, r.sum) + 63) &^ 63 }
+func (r *rooms) slotSize() int64 { return (slotBytesOfWords + r.most + 63) &^ 63 }
 
 func (r *rooms) toldSize() int64 { return (slotBytesOfWords + headerBytes + r.all + 63) &^ 63 }
 
@@ -111,7 +111,7 @@ func (g *doubling) hear() (over bool, err error) {
 			return false, err
 		}
 	}
-	if g.sums.alike {
+	if g.sums.forAll() {
 		g.sumUp()
 	} else {
 		g.learnNode()
@@ -125,11 +125,7 @@ func (g *doubling) takeSlot(slot unsafe.Pointer, member int) error {
 	line := *(*[slotWords + wireWords]uint64)(slot)
 	words, bytes := line[slotWords:], line[slotBytes]
 	summed := stage(g.kind) == gatherWords && Flags(words[flagsWord])&(Summed|Refused) == Summed
-	room := g.rooms.payload
-	if summed {
-		room = g.rooms.sum
-	}
-	if line[slotSeq] != g.seq || line[slotKind] != g.kind || bytes > uint64(room) {
+	if line[slotSeq] != g.seq || line[slotKind] != g.kind || bytes > uint64(g.rooms.most) {
 		return &Damaged{member, "its slot on the board of its node is not of this collective"}
 	}
 	g.combine(words)
@@ -139,11 +135,16 @@ func (g *doubling) takeSlot(slot unsafe.Pointer, member int) error {
 	return nil
 }
 
-// learnNode keeps the payloads of the members on the node. One that was to be summed up counts for nothing: it is too long to
-// go alone, and as somebody there has announced something else the collective fails, or another algorithm carries it out.
+// learnNode keeps the payloads of the members on the node. If somebody there has announced something else, so that the collective fails,
+// or another algorithm carries it out, some may be too long to go together, or without being summed up. They count for nothing then.
 func (g *doubling) learnNode() {
+	records := int64(0)
 	for _, member := range g.board.members {
-		if g.sums.any {
+		records += recordBytes(g.payloads[member].Bytes)
+	}
+	drop := !g.sums.alike && (g.sums.any || records > g.rooms.node[g.here])
+	for _, member := range g.board.members {
+		if drop {
 			g.payloads[member].Bytes = 0
 		}
 		g.learn(member, g.payloads[member])
@@ -153,7 +154,7 @@ func (g *doubling) learnNode() {
 // tellNode tells the other members on the node what all members have announced. They know what lies in their slots.
 func (g *doubling) tellNode() {
 	told, but := g.board.told(g.number), g.here
-	if g.sums.alike {
+	if g.sums.forAll() {
 		but = -1
 	}
 	bytes := g.write(unsafe.Add(told, slotBytesOfWords), but)
@@ -173,7 +174,7 @@ func (g *doubling) listen() (over bool, err error) {
 			return false, err
 		}
 	}
-	if !g.sums.alike {
+	if !g.sums.forAll() {
 		g.learnNode()
 	}
 	bytes := (*[slotWords]uint64)(told)[slotBytes]

@@ -31,7 +31,7 @@ type step struct {
 // layout finds the places of the messages of steps. It returns the bytes of a block, which begins with this member's own payload, or
 // the sum of its node.
 func (r *rooms) layout(steps []step) (size int64) {
-	size = (max(r.payload, r.sum) + 7) &^ 7
+	size = (r.most + 7) &^ 7
 	for i := range steps {
 		s := &steps[i]
 		if s.sends {
@@ -48,10 +48,10 @@ func (r *rooms) layout(steps []step) (size int64) {
 
 // rooms are the most bytes of what a group tells.
 type rooms struct {
-	payload int64   // of a member
-	sum     int64   // of the sum of the payloads of a node, and of each of these; 0: none is made
-	node    []int64 // records of each node
-	all     int64   // records of all nodes
+	Rooms
+	most int64   // of any payload or sum
+	node []int64 // records of each node
+	all  int64   // records of all nodes
 }
 
 func roomsOf(nodes [][]int) *rooms {
@@ -59,12 +59,11 @@ func roomsOf(nodes [][]int) *rooms {
 	for _, members := range nodes {
 		n, most = n+len(members), max(most, len(members))
 	}
-	r := &rooms{payload: wireRoom(n), sum: sumRoom(len(nodes), n, most), node: make([]int64, len(nodes))}
+	r := &rooms{Rooms: wireRooms(len(nodes), n, most), node: make([]int64, len(nodes))}
+	r.most = max(r.Payload, r.Gathered, r.Alone, r.Sum)
 	for k, members := range nodes {
-		r.node[k] = int64(len(members)) * recordBytes(r.payload)
-		if r.sum > 0 {
-			r.node[k] = max(r.node[k], recordBytes(r.sum))
-		}
+		here := int64(len(members))
+		r.node[k] = max(here*recordBytes(r.Payload), here*recordBytes(r.Gathered), recordBytes(r.Alone)+(here-1)*recordBytes(0), recordBytes(r.Sum))
 		r.all += r.node[k]
 	}
 	return r
@@ -197,12 +196,17 @@ func (g *doubling) begin(seq, kind uint64, words *[wireWords]uint64, payload Pay
 		return g.poll()
 	}
 	own := g.firstPayload()
-	if payload.Sum != nil {
-		payload.Sum.Run(own, []unsafe.Pointer{payload.Data})
-		g.learnSum(g.here, Payload{Data: own, Bytes: payload.Sum.Bytes})
-	} else {
+	switch {
+	case payload.Sum == nil:
 		payload.write(own)
 		g.learn(g.me, Payload{Data: own, Bytes: payload.Bytes})
+	case payload.Sum.ForOthers:
+		payload.write(g.block)
+		g.learn(g.me, Payload{Data: g.block, Bytes: payload.Bytes})
+		g.sums.alike = true
+	default:
+		payload.Sum.Run(own, []unsafe.Pointer{payload.Data})
+		g.learnSum(g.here, Payload{Data: own, Bytes: payload.Sum.Bytes})
 	}
 	g.at = -1
 	return g.next()
@@ -261,12 +265,15 @@ func (g *doubling) next() (over bool, err error) {
 	}
 }
 
-// firstPart returns how many bytes of a message go first. Up to twice Eager it goes in two parts: three gain nothing.
-func (g *doubling) firstPart(bytes int64) int64 {
-	if most := g.end.Eager(); bytes > most && bytes <= 2*most {
-		return most
+// eagerParts is in how many parts of up to Eager a message goes at most. A longer one goes in one part.
+const eagerParts = 10
+
+// partOf returns how many bytes of the rest of a message of so many bytes go in the next part.
+func (g *doubling) partOf(bytes, rest int64) int64 {
+	if most := g.end.Eager(); bytes > most && bytes <= eagerParts*most {
+		return min(most, rest)
 	}
-	return bytes
+	return rest
 }
 
 // receive receives up to bytes bytes more of the message of a step.
@@ -281,12 +288,14 @@ func (g *doubling) receive(s *step, bytes int64) (err error) {
 func (g *doubling) send(s *step) error {
 	data := unsafe.Add(g.block, s.outAt)
 	bytes := g.write(data, g.node[s.peer])
-	first := g.firstPart(bytes)
-	err := g.sending.Add(g.end.Send(data, first, s.peer, g.tag))
-	if err == nil && first < bytes {
-		err = g.sending.Add(g.end.Send(unsafe.Add(data, first), bytes-first, s.peer, g.tag))
+	for sent := int64(0); sent < bytes; {
+		part := g.partOf(bytes, bytes-sent)
+		if err := g.sending.Add(g.end.Send(unsafe.Add(data, sent), part, s.peer, g.tag)); err != nil {
+			return err
+		}
+		sent += part
 	}
-	return err
+	return nil
 }
 
 // write writes the message of what this member knows, and returns its length. The members of node but know their own
@@ -298,12 +307,15 @@ func (g *doubling) write(to unsafe.Pointer, but int) int64 {
 		if !g.had[member] || node == but {
 			continue
 		}
-		record := uint32(member)
-		if g.summed[node] {
+		record, replaced := uint32(member), node == g.here && g.sums.forOthers()
+		if g.summed[node] || replaced {
 			if g.nodes[node][0] != member {
 				continue
 			}
 			record |= sumRecord
+		}
+		if replaced {
+			payload = g.sumForOthers()
 		}
 		*(*[2]uint32)(unsafe.Add(to, bytes)) = [2]uint32{record, uint32(payload.Bytes)}
 		payload.write(unsafe.Add(to, bytes+8))
@@ -352,17 +364,17 @@ func (g *doubling) poll() (over bool, err error) {
 	return true, nil
 }
 
-// rest returns how many bytes the second part of a message has, of which the first one was received.
+// rest returns how many bytes the next part of a message has, of which the parts before were received.
 func (g *doubling) rest(s *step) int64 {
 	most := g.end.Eager()
-	if g.got != most || most == 0 {
+	if most == 0 || g.got == 0 || g.got%most != 0 {
 		return 0
 	}
 	bytes := headerBytes + (*(*[headerWords]uint64)(unsafe.Add(g.block, s.inAt)))[2]
-	if bytes > uint64(min(s.in, 2*most)) {
-		return 0 // it is damaged: see takeIn
+	if bytes > uint64(min(s.in, eagerParts*most)) {
+		return 0 // it went in one part, or is damaged: see takeIn
 	}
-	return int64(bytes) - most
+	return g.partOf(int64(bytes), int64(bytes)-g.got)
 }
 
 // takeIn takes in what a member has told in bytes bytes. Each word is read once: on a board it may change.
@@ -384,11 +396,11 @@ func (g *doubling) takeIn(from unsafe.Pointer, bytes int64, by int) error {
 		payload, sum := Payload{Data: unsafe.Add(from, at+8), Bytes: length}, record[0]&sumRecord != 0
 		switch node := g.nodeOfSum(member); {
 		case recordBytes(length) > bytes-at:
-		case sum && node >= 0 && length <= g.rooms.sum:
+		case sum && node >= 0 && length <= g.rooms.Sum:
 			g.learnSum(node, payload)
 			at += recordBytes(length)
 			continue
-		case !sum && member < g.n && !g.had[member] && length <= g.rooms.payload:
+		case !sum && member < g.n && !g.had[member] && length <= g.rooms.most:
 			g.learn(member, payload)
 			at += recordBytes(length)
 			continue

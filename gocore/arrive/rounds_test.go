@@ -39,12 +39,12 @@ func TestNotesReachEveryMember(t *testing.T) {
 				}
 				defer mem.Free(block)
 				for seq := uint64(1); seq <= 20; seq++ {
-					length := func(member int) int64 { return (int64(seq) * int64(member+1) * 3301) % (w.Room() + 1) }
+					length := func(member int) int64 { return (int64(seq) * int64(member+1) * 13313) % (w.Rooms().Payload + 1) }
 					mine := unsafe.Slice((*byte)(block), WirePair)[:length(rank)]
 					for i := range mine {
 						mine[i] = byte(rank + i + int(seq))
 					}
-					state, res, err := w.Announce(seq, &Signature{7}, 0, Payload{Data: block, Bytes: length(rank), Told: seq << rank}, 0)
+					state, res, err := w.Announce(seq, &Signature{7}, 0, Payload{Data: block, Bytes: length(rank), Told: [2]uint64{seq << rank, uint64(rank)}}, 0)
 					clear(mine) // the payload was copied
 					for state == Pending && err == nil {
 						time.Sleep(time.Microsecond)
@@ -53,9 +53,10 @@ func TestNotesReachEveryMember(t *testing.T) {
 					if !assert.NoError(t, err) || !assert.Equal(t, Agreed, state) {
 						return err
 					}
-					told := uint64(0)
+					var told [2]uint64
 					for member := range n {
-						told |= seq << member
+						told[0] |= seq << member
+						told[1] |= uint64(member)
 					}
 					assert.Equal(t, told, res.Told)
 					for member := range n {

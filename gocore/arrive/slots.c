@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "slots.h"
 
+#include "../primitives/doorbells.h"
 #include "../primitives/kill.h"
 #include "../primitives/words.h"
 #include "../primitives/yield.h"
@@ -81,6 +82,7 @@ void pa_announce(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word
 		here = old == (seq | PA_REFUSED_BIT) ? refused_here(seq) : seq;
 	} while (!sw_publish64(&s->seq, &old, here));
 	PMPI_KILL_POINT("after-announce");
+	pmpi_ring();
 }
 
 int pa_refuse(pa_member *m, int n, int me, uint64_t seq) {
@@ -91,6 +93,7 @@ int pa_refuse(pa_member *m, int n, int me, uint64_t seq) {
 		while (!is_here(old, seq) && old != (seq | PA_CLOSED_BIT))
 			if (sw_swap64(at, &old, seq | PA_REFUSED_BIT)) {
 				PMPI_KILL_POINT("after-refuse");
+				pmpi_ring();
 				return 1;
 			}
 		if (old == refused_here(seq))
@@ -121,10 +124,15 @@ int pa_may_announce(const pa_member *m, int n, uint64_t seq) {
 	return seq < PA_SLOTS || pa_finished(m, n, seq - PA_SLOTS + 1);
 }
 
-void pa_turn(pa_member *m, int me, uint64_t seq) {
+static void turn(pa_member *m, int me, uint64_t seq) {
 	PMPI_KILL_POINT("before-finished");
 	sw_write64(&m[me].finished, seq - 1);
 	PMPI_KILL_POINT("after-finished");
+}
+
+void pa_turn(pa_member *m, int me, uint64_t seq) {
+	turn(m, me, seq);
+	pmpi_ring();
 }
 
 int pa_poll(const pa_member *m, int n, int me, uint64_t seq, int spin, int yield_every, int *from,
@@ -142,7 +150,8 @@ int pa_poll(const pa_member *m, int n, int me, uint64_t seq, int spin, int yield
 			*from = i;
 			return is_possible(there, seq) ? PA_PENDING : PA_RUBBISH;
 		}
-		pmpi_linger(++paused, yield_every);
+		if (pmpi_linger(++paused, yield_every))
+			spin = 0;
 	}
 	PMPI_KILL_POINT("all-arrived");
 	*from = n;
@@ -167,7 +176,7 @@ int pa_poll(const pa_member *m, int n, int me, uint64_t seq, int spin, int yield
 int pa_arrive(pa_member *m, int n, int me, uint64_t seq, const uint64_t *word, uint32_t flags,
 			  const uint8_t *payload, uint32_t bytes, int spin, int yield_every, int *from,
 			  uint32_t *all, uint32_t *any, uint32_t *diff, const pa_sum *s, const char *fold) {
-	pa_turn(m, me, seq);
+	turn(m, me, seq);
 	pa_announce(m, n, me, seq, word, flags, payload, bytes);
 	*from = 0;
 	int state = pa_poll(m, n, me, seq, spin, yield_every, from, all, any, diff);
@@ -206,6 +215,7 @@ void pa_stop(pa_member *m, int me, uint64_t seq, uint32_t reason) {
 	__atomic_store_n(&m[me].reason, reason, __ATOMIC_RELAXED);
 	sw_write64(&m[me].closed, seq);
 	PMPI_KILL_POINT("after-stop");
+	pmpi_ring();
 }
 
 int pa_close(pa_member *m, int n, int me, uint64_t seq, uint32_t reason) {
@@ -225,6 +235,7 @@ int pa_close(pa_member *m, int n, int me, uint64_t seq, uint32_t reason) {
 		pa_stop(m, me, seq, reason);
 	sw_write64(&m[me].closing, 0);
 	PMPI_KILL_POINT("after-close");
+	pmpi_ring();
 	return closed;
 }
 
@@ -256,6 +267,7 @@ uint32_t pa_why(const pa_member *m, int i) {
 
 void pa_leave(pa_member *m, int me, uint32_t how_far) {
 	sw_write32(&m[me].left, how_far);
+	pmpi_ring();
 }
 
 uint32_t pa_left(const pa_member *m, int i) {

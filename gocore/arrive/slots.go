@@ -27,11 +27,11 @@ func PayloadRoom(n int) int64 {
 
 var _ [C.PA_REFUSED]struct{} = [Refused]struct{}{} // slots.c sets the flag, too
 
-// Room returns the most bytes of a Payload.
-func (l *ControlSlots) Room() int64 { return PayloadRoom(l.n) }
-
-// SumRoom returns 0: control slots sum nothing up on the way.
-func (l *ControlSlots) SumRoom() int64 { return 0 }
+// Rooms returns the most bytes of payloads. Control slots sum nothing up on the way.
+func (l *ControlSlots) Rooms() Rooms {
+	room := PayloadRoom(l.n)
+	return Rooms{Payload: room, Gathered: room, Alone: room}
+}
 
 // Slots is the number of collectives that a member may have announced and not finished.
 const Slots = C.PA_SLOTS
@@ -283,6 +283,9 @@ func (l *ControlSlots) Leave() { C.pa_leave(l.base(), C.int(l.me), C.PA_LEFT) }
 // Go tells the other members that this one looks at nothing any more that they share. In the control slots of a world it follows Leave:
 // the process of this one may end, and they need it no more.
 func (l *ControlSlots) Go() { C.pa_leave(l.base(), C.int(l.me), C.PA_GONE) }
+
+// Bury says of member i, which is dead, what Go says of this one.
+func (l *ControlSlots) Bury(i int) { C.pa_leave(l.base(), C.int(i), C.PA_GONE) }
 
 // Gone returns whether member i has called Go.
 func (l *ControlSlots) Gone(i int) bool { return C.pa_left(l.base(), C.int(i)) == C.PA_GONE }

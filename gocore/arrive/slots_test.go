@@ -17,6 +17,7 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/segment"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/work/worktest"
 )
 
 // attach makes the control slots of n members, each with its own mapping, as in n processes.
@@ -449,4 +450,26 @@ func TestAPayloadThatIsTooLong(t *testing.T) {
 	*length++
 	_, got := ls[0].Payload(5, 1)
 	assert.Zero(t, got)
+}
+
+// Whatever a member writes for which others may wait, it rings for.
+func TestSlotsRing(t *testing.T) {
+	ls := attach(t, 2)
+	sig := Signature{1}
+	for _, act := range []struct {
+		name string
+		do   func(one, other *ControlSlots)
+	}{
+		{"announce", func(one, _ *ControlSlots) { _, _, _ = one.Announce(1, &sig, 0, Payload{}, 0) }},
+		{"announce ahead", func(one, _ *ControlSlots) { one.AnnounceAhead(2, &sig, 0, Payload{}) }},
+		{"finish", func(one, _ *ControlSlots) { one.Finish(1) }},
+		{"turn", func(one, _ *ControlSlots) { one.Turn(2) }},
+		{"refuse late", func(one, _ *ControlSlots) { assert.True(t, one.Refuse(2)) }},
+		{"give up", func(_, other *ControlSlots) { assert.True(t, other.GiveUp(3, status.Timeout)) }},
+		{"stop", func(one, _ *ControlSlots) { one.Stop(4, status.Timeout) }},
+		{"leave", func(one, _ *ControlSlots) { one.Leave() }},
+	} {
+		assert.True(t, worktest.Rings(t, func() { act.do(ls[0], ls[1]) }), act.name)
+	}
+	assert.False(t, worktest.Rings(t, func() { _, _ = ls[0].Look(1) }), "a look")
 }

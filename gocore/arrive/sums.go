@@ -5,7 +5,7 @@ import (
 	"unsafe"
 )
 
-// The payloads of an all_reduce may be summed up on each node before they cross the wire (Payload.Sum). Then a node has one record in
+// The payloads of a reduction may be summed up on each node before they cross the wire (Payload.Sum). Then a node has one record in
 // a message, of its first member and marked as a sum, in place of one for each member. Whether a node sums up is decided there: all
 // its members have to announce the same signature, Summed, and payloads of one length.
 
@@ -32,15 +32,31 @@ func (s *nodeSums) hear(summed bool, words []uint64, bytes int64) {
 	s.alike = s.alike && summed && bytes == s.bytes && slices.Equal(s.words[:], words[:len(s.words)])
 }
 
+// forOthers tells whether this node makes a sum, and its members keep each other's payloads.
+func (s *nodeSums) forOthers() bool { return s.alike && s.sum.ForOthers }
+
+// forAll tells whether this node makes a sum, which its members get too.
+func (s *nodeSums) forAll() bool { return s.alike && !s.sum.ForOthers }
+
 // sumUp makes the sum of this node, of which this member is the leader.
 func (g *doubling) sumUp() {
+	to := g.firstPayload()
+	g.sums.sum.Run(to, g.given())
+	g.learnSum(g.here, Payload{Data: to, Bytes: g.sums.sum.Bytes})
+}
+
+// sumForOthers returns the sum of this node as what is written to a message.
+func (g *doubling) sumForOthers() Payload {
+	return Payload{Bytes: g.sums.sum.Bytes, Fill: func(to unsafe.Pointer) { g.sums.sum.Run(to, g.given()) }}
+}
+
+// given returns the payloads of the members on this node.
+func (g *doubling) given() []unsafe.Pointer {
 	from := make([]unsafe.Pointer, 0, 16)
 	for _, member := range g.nodes[g.here] {
 		from = append(from, g.payloads[member].Data)
 	}
-	to := g.firstPayload()
-	g.sums.sum.Run(to, from)
-	g.learnSum(g.here, Payload{Data: to, Bytes: g.sums.sum.Bytes})
+	return from
 }
 
 // learnSum keeps the sum of a node, as the payload of its first member.
@@ -56,7 +72,7 @@ func (g *doubling) learnSum(node int, sum Payload) {
 
 // nodeOfSum returns the node whose sum the record of a member is; -1: none.
 func (g *doubling) nodeOfSum(member int) int {
-	if g.rooms.sum == 0 || member >= g.n || g.nodes[g.node[member]][0] != member {
+	if g.rooms.Sum == 0 || member >= g.n || g.nodes[g.node[member]][0] != member {
 		return -1
 	}
 	for _, m := range g.nodes[g.node[member]] {

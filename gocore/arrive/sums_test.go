@@ -2,6 +2,7 @@ package arrive
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 	"unsafe"
@@ -31,7 +32,19 @@ func sumOf(n int) *NodeSum {
 // Each member gets the sum of each node, as the payload of the first member there. Where a node does not sum up, because some
 // member there announces something else, nothing comes from it.
 func TestNodesSumUp(t *testing.T) {
+	nodesSumUp(t, false)
+}
+
+// What is for others they get alike, and the members of a node keep each other's payloads.
+func TestNodesSumUpForOthers(t *testing.T) {
+	nodesSumUp(t, true)
+}
+
+func nodesSumUp(t *testing.T, forOthers bool) {
 	for _, nodes := range [][][]int{{{0, 1}, {2, 3}}, {{0, 2}, {1, 3}}, {{0, 1}, {2}}, {{0}, {1, 2}, {3, 4, 5}}, {{0, 5}, {1, 4}, {2, 3}}, {{0, 1, 2, 3}, {4}, {5}, {6, 7}, {8, 9}}} {
+		if forOthers && len(nodes) > 2 {
+			continue
+		}
 		t.Run(fmt.Sprint(nodes), func(t *testing.T) {
 			t.Parallel()
 			joined := onNodes(t, nodes)
@@ -41,7 +54,7 @@ func TestNodesSumUp(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				most := int(w.SumRoom() / 8)
+				most := int(w.Rooms().Sum / 8)
 				block, err := mem.Alloc(int64(4 * most))
 				if err != nil {
 					return err
@@ -59,6 +72,7 @@ func TestNodesSumUp(t *testing.T) {
 						odd = int(seq) % n
 					}
 					sig, flags, payload := Signature{7}, Summed, Payload{Data: block, Bytes: int64(4 * length), Sum: sumOf(length)}
+					payload.Sum.ForOthers = forOthers
 					if rank == odd {
 						flags, payload = 0, Payload{Data: block, Bytes: 8}
 						if seq%2 == 0 {
@@ -82,6 +96,16 @@ func TestNodesSumUp(t *testing.T) {
 						if want == Differ || odd >= 0 {
 							continue // no algorithm takes these payloads
 						}
+						if forOthers && slices.Contains(members, rank) {
+							for _, m := range members {
+								payload, bytes := w.Payload(seq, m)
+								given := unsafe.Slice((*int32)(payload), length)
+								if bytes != int64(4*length) || given[0] != value(m, 0) || given[length-1] != value(m, length-1) {
+									return fmt.Errorf("rank %d has %d bytes of rank %d, not its payload", rank, bytes, m)
+								}
+							}
+							continue
+						}
 						payload, bytes := w.Payload(seq, members[0])
 						if !assert.Equal(t, int64(8*length), bytes) {
 							return nil
@@ -102,6 +126,37 @@ func TestNodesSumUp(t *testing.T) {
 			}))
 		})
 	}
+}
+
+// Payloads that are too long to go together go nowhere: that happens where members on a node call different operations.
+func TestPayloadsThatAreTooLongTogether(t *testing.T) {
+	joined := onNodes(t, [][]int{{0, 1}, {2, 3}})
+	require.NoError(t, mpifake.Each(mpifake.New(4), func(rank int, lib mpi.Library) error {
+		w, err := joined(lib)
+		if err != nil {
+			return err
+		}
+		room := w.Rooms().Alone
+		block, err := mem.Alloc(room)
+		if err != nil {
+			return err
+		}
+		defer mem.Free(block)
+		for seq := uint64(1); seq <= 4; seq++ {
+			var payload Payload
+			if seq%2 == 1 || rank == 1 { // all have one, or one alone, which has room
+				payload = Payload{Data: block, Bytes: room}
+			}
+			state, _, err := arriveWith(w, seq, Signature{1 + seq%2*uint64(rank)}, 0, payload)
+			if want := []State{Agreed, Differ}[seq%2]; state != want || err != nil {
+				return fmt.Errorf("rank %d: state %d, not %d, %v", rank, state, want, err)
+			}
+			if _, bytes := w.Payload(seq, 1); seq%2 == 0 && bytes != room {
+				return fmt.Errorf("rank %d has %d bytes of rank 1", rank, bytes)
+			}
+		}
+		return nil
+	}))
 }
 
 // A refusal has no payload: nothing is summed up, also if all members of a node refuse.

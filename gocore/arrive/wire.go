@@ -61,8 +61,8 @@ type Withdrawal struct {
 
 const (
 	flagsWord  = 6 // three words of the signature before, and the flags, each with its complement
-	toldWord   = 8 // Payload.Told
-	wireWords  = 9
+	toldWords  = 8 // Payload.Told
+	wireWords  = 10
 	entryWords = 4
 )
 
@@ -76,13 +76,30 @@ const (
 
 // The most bytes of the sum of the payloads of a node, and of each of these payloads. Of two nodes as many bytes leave a node as in any
 // other all_reduce. Of more each gets the sums of all others, so these are short: SumsOfAll together, and SumOfMany each. The members
-// on a node have SumsOnBoard for their payloads.
+// on a node have OnBoard for their payloads.
 const (
-	SumOfTwo    = 128 << 10
-	SumOfMany   = 60 << 10
-	SumsOfAll   = 256 << 10
-	SumsOnBoard = 1 << 20
+	SumOfTwo  = 128 << 10
+	SumOfMany = 60 << 10
+	SumsOfAll = 256 << 10
+	OnBoard   = 1 << 20
 )
+
+// The most bytes that one of two nodes tells the other one if all of them are part of the result there, so that none crosses the wire in vain: of
+// all its members together, and of one alone.
+const (
+	GatheredOfTwo = 256 << 10
+	AloneOfTwo    = 512 << 10
+)
+
+// wireRooms returns the rooms of a group of n members on nodes of up to most members.
+func wireRooms(nodes, n, most int) Rooms {
+	room := wireRoom(n)
+	r := Rooms{Payload: room, Gathered: room, Alone: room, Sum: sumRoom(nodes, n, most)}
+	if nodes == 2 && n > 2 {
+		r.Gathered, r.Alone = max(room, int64(GatheredOfTwo/most)&^63), max(room, min(AloneOfTwo, int64(OnBoard/most)&^63))
+	}
+	return r
+}
 
 // sumRoom returns the most bytes of the sum of a node, in a group of n members on nodes of up to most members; 0 if no node has
 // several.
@@ -91,9 +108,9 @@ func sumRoom(nodes, n, most int) int64 {
 	case nodes == n || nodes < 2:
 		return 0
 	case nodes == 2:
-		return min(SumOfTwo, int64(SumsOnBoard/most)&^63)
+		return min(SumOfTwo, int64(OnBoard/most)&^63)
 	}
-	return min(SumOfMany, int64(SumsOfAll/nodes), int64(SumsOnBoard/most)) &^ 63
+	return min(SumOfMany, int64(SumsOfAll/nodes), int64(OnBoard/most)) &^ 63
 }
 
 // wireRoom returns the most bytes of a payload in a group of n members: an entry always has room.
@@ -137,11 +154,8 @@ func (w *Wire) free() (*doubling, error) {
 	return g, err
 }
 
-// Room returns the most bytes of a payload.
-func (w *Wire) Room() int64 { return wireRoom(w.n) }
-
-// SumRoom returns the most bytes of a payload that is summed up on its node, and of that sum; 0 if none is.
-func (w *Wire) SumRoom() int64 { return w.seats.rooms.sum }
+// Rooms returns the most bytes of payloads.
+func (w *Wire) Rooms() Rooms { return w.seats.rooms.Rooms }
 
 // Leave announces, in the place of collective seq, the next one, that this member comes to no more, because
 // of reason. So no doubling of another member stays under way for ever, and each member that comes to seq
@@ -165,7 +179,8 @@ func (w *Wire) Announce(seq uint64, sig *Signature, flags Flags, payload Payload
 		w.entry[i] = v
 	}
 	f := uint64(flags)
-	vec[flagsWord], vec[flagsWord+1], vec[toldWord] = f, ^f, payload.Told
+	vec[flagsWord], vec[flagsWord+1] = f, ^f
+	copy(vec[toldWords:], payload.Told[:])
 	w.entry[len(sig)] = f
 	return w.double(gatherWords, seq, &vec, payload)
 }
@@ -259,7 +274,7 @@ func (w *Wire) takeEntries() {
 
 func (w *Wire) compare() {
 	got := &w.now.words
-	w.result = Result{Any: Flags(got[flagsWord]), All: ^Flags(got[flagsWord+1]), Told: got[toldWord]}
+	w.result = Result{Any: Flags(got[flagsWord]), All: ^Flags(got[flagsWord+1]), Told: [2]uint64(got[toldWords:])}
 	for i := 0; i < len(Signature{}); i++ {
 		if got[2*i]&got[2*i+1] != 0 {
 			w.result.Diff |= 1 << i

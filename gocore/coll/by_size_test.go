@@ -5,6 +5,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 
+	"github.com/paddlempi/paddlempi/gocore/arrive"
 	"github.com/paddlempi/paddlempi/gocore/op"
 )
 
@@ -26,23 +27,29 @@ func servedOf(list []Served, operation, dtype string) (found []Served) {
 
 func TestAlgorithmsBySize(t *testing.T) {
 	withUsualLeast(t)
-	const room, sums = 16 << 10, 128 << 10
-	list := AlgorithmsBySize(Sig{Size: 4, Nodes: 2, Rails: 2}, room, sums)
+	const room, sums, gathered, alone = 16 << 10, 128 << 10, 96 << 10, 256 << 10
+	rooms := arrive.Rooms{Payload: room, Gathered: gathered, Alone: alone, Sum: sums}
+	list := AlgorithmsBySize(Sig{Size: 4, Nodes: 2, Rails: 2}, rooms)
 	assert.Equal(t, []Served{{"all_reduce", "float32", 4, "inline"}, {"all_reduce", "float32", room + 4, "leaders"}, {"all_reduce", "float32", sums + 4, "levels"}},
 		servedOf(list, "all_reduce", "float32"))
 	assert.Empty(t, servedOf(list, "all_reduce", "bfloat16"), "it is served by the same ones")
-	without := AlgorithmsBySize(Sig{Size: 4, Nodes: 2, Rails: 2, Forced: WithoutLevels}, room, sums)
+	without := AlgorithmsBySize(Sig{Size: 4, Nodes: 2, Rails: 2, Forced: WithoutLevels}, rooms)
 	assert.Equal(t, []Served{{"all_reduce", "bfloat16", 2, "inline"}, {"all_reduce", "bfloat16", room + 2, "slices16"}},
 		servedOf(without, "all_reduce", "bfloat16"))
 	// A rank gives a quarter of what it gets, or the reverse.
-	assert.Equal(t, []Served{{"all_gather", "float32", 16, "inline"}, {"all_gather", "float32", 4 * (room + 4), "levels"}},
+	assert.Equal(t, []Served{{"all_gather", "float32", 16, "inline"}, {"all_gather", "float32", 4 * (gathered + 4), "levels"}},
 		servedOf(list, "all_gather", "float32"))
-	assert.Equal(t, []Served{{"reduce_scatter", "float32", 16, "inline"}, {"reduce_scatter", "float32", room + 16, "mpi"}, {"reduce_scatter", "float32", 64 << 10, "levels"}},
+	assert.Equal(t, []Served{{"reduce_scatter", "float32", 16, "inline"}, {"reduce_scatter", "float32", room + 16, "leaders"}, {"reduce_scatter", "float32", 2*sums + 16, "levels"}},
 		servedOf(list, "reduce_scatter", "float32"))
-	eight := AlgorithmsBySize(Sig{Size: 8, Nodes: 2, Rails: 4}, room/2, sums)
+	eight := AlgorithmsBySize(Sig{Size: 8, Nodes: 2, Rails: 4}, arrive.Rooms{Payload: room / 2, Sum: sums})
 	assert.Equal(t, []Served{{"all_to_all", "float32", 32, "inline"}, {"all_to_all", "float32", room/2 + 32, "mpi"}, {"all_to_all", "float32", 1 << 20, "levels"}, {"all_to_all", "float32", 8*512<<10 + 32, "mpi"}},
 		servedOf(eight, "all_to_all", "float32"))
 	assert.Len(t, servedOf(list, "all_to_all", "float32"), 2, "inline and mpi: two ranks a node are too few")
+	assert.Equal(t, []Served{{"broadcast", "float32", 4, "inline"}, {"broadcast", "float32", alone + 4, "levels"}}, servedOf(list, "broadcast", "float32"))
+	// Of two ranks each tells the share of the other one.
+	two := AlgorithmsBySize(Sig{Size: 2, Nodes: 2}, rooms)
+	assert.Equal(t, []Served{{"reduce_scatter", "float32", 8, "inline"}, {"reduce_scatter", "float32", 2*room + 8, "slices"}}, servedOf(two, "reduce_scatter", "float32"))
+	assert.Equal(t, []Served{{"reduce", "float32", 4, "inline"}, {"reduce", "float32", room + 4, "slices"}}, servedOf(two, "reduce", "float32"))
 	assert.Empty(t, servedOf(list, "barrier", "float32"), "it has no length")
 	assert.Empty(t, servedOf(list, "broadcast", "bfloat16"), "it is served as any dtype")
 }
@@ -53,7 +60,7 @@ func TestLevelsAndSlicesCanBeSwitchedOff(t *testing.T) {
 		name := map[int]string{2: "levels", 0: "slices"}[s.Rails]
 		with := func(forced Forced) (found bool) {
 			s.Forced = forced
-			for _, row := range AlgorithmsBySize(s, 1<<10, 1<<17) {
+			for _, row := range AlgorithmsBySize(s, arrive.Rooms{Payload: 1 << 10, Sum: 1 << 17}) {
 				found = found || row.Algorithm == name
 			}
 			return found

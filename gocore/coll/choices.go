@@ -86,7 +86,7 @@ func (k *Choices) Ways(a *Args) *Ways {
 	sig.Agreed, sig.Any = 0, 0
 	w := k.ways[sig.place()].Load()
 	if w == nil || w.sig != sig {
-		w = &waysOfCall{sig, waysOf(&sig, a.Payloads.Room(), a.Payloads.SumRoom())}
+		w = &waysOfCall{sig, waysOf(&sig, a.Payloads.Rooms())}
 		k.ways[sig.place()].Store(w)
 	}
 	return &w.Ways

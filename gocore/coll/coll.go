@@ -121,10 +121,8 @@ type Payloads interface {
 	// Payload returns the payload of a member for collective seq, at which all members have arrived, and its length. It is
 	// valid until this member's next collective.
 	Payload(seq uint64, member int) (payload unsafe.Pointer, bytes int64)
-	// Room returns the most bytes of a payload.
-	Room() int64
-	// SumRoom returns the most bytes of a payload that is summed up on its node, and of that sum; 0 if none is.
-	SumRoom() int64
+	// Rooms returns the most bytes of payloads.
+	Rooms() arrive.Rooms
 }
 
 // Trait returns the row of the operation in op's table.
@@ -170,8 +168,8 @@ type Algorithm struct {
 	// do.
 	build func(*Args, *Program) error
 	// atOnce, if set, stands for build. It computes the result when all ranks have arrived, without
-	// a wait.
-	atOnce func(*Args) error
+	// a wait. Scratch memory is from the program.
+	atOnce func(*Args, *Program) error
 	// rounds, if set, begins the rounds of bounce in place of build, in a call whose thread carries them out.
 	rounds func(*Args, *Program) error
 	// shared, if set, stands for build. It returns the work that the ranks share out when all have
@@ -262,8 +260,8 @@ func (alg *Algorithm) Form(s *Sig) Form {
 	return InOneGo
 }
 
-// Compute carries out a call at once.
-func (alg *Algorithm) Compute(a *Args) error { return alg.atOnce(a) }
+// Compute carries out a call at once. Scratch memory is from p.
+func (alg *Algorithm) Compute(a *Args, p *Program) error { return alg.atOnce(a, p) }
 
 // Share returns the work of a call that is done in chunks.
 func (alg *Algorithm) Share(a *Args) (*shm.Op, error) { return alg.shared(a) }
@@ -275,7 +273,7 @@ func (alg *Algorithm) Begin(a *Args, p *Program) error { return alg.rounds(a, p)
 func (p *Program) Build(alg *Algorithm, a *Args) error {
 	p.Reset(a.Lib)
 	if alg.atOnce != nil {
-		p.Do(func() error { return alg.atOnce(a) })
+		p.Do(func() error { return alg.atOnce(a, p) })
 		return nil
 	}
 	return alg.build(a, p)

@@ -133,7 +133,7 @@ func FuzzNote(f *testing.F) {
 			}
 		}
 		if short {
-			check(runInline(a))
+			check(runInline(a, nil))
 		} else if o, err := sharedOp(a); err != nil {
 			check(err)
 		} else {

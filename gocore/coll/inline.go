@@ -32,7 +32,7 @@ type Heaps interface {
 
 // inline: every rank copies its input into its slot when it arrives. Once all have arrived, every
 // rank computes its result from the slots. Bytes moved by each rank: its input once, and what its
-// result is made of, up to n times S.
+// result is made of, up to n times S. Of two ranks on two nodes each sends what the other one gets.
 var inline = Algorithm{Name: "inline", Memory: hostMemory, Enabled: func(s *Sig) bool { return s.Agreed&Inline != 0 }, atOnce: runInline}
 
 // mapped: the ranks claim chunks and work on them in the tensors of all ranks (package shm). Bytes
@@ -42,15 +42,48 @@ var mapped = Algorithm{Name: "mapped", Memory: hostMemory, Enabled: func(s *Sig)
 // Gives tells whether this rank has an input. In a broadcast, for instance, only the root has.
 func Gives(a *Args) bool { return a.Trait().Gives.Includes(a.Root, a.Rank) }
 
-// Input returns the parts of this rank's input. They are empty if the rank gives nothing.
+// Input returns the parts of this rank's input that others get. They are empty if the rank gives nothing.
 func Input(a *Args) []Part {
 	switch {
 	case !Gives(a):
+		return nil
+	case a.keepsOwn() && a.Trait().Send.PerRank():
+		return []Part{a.partFor(1 - a.Rank)}
+	case a.keepsOwn() && a.Rank == a.Root:
 		return nil
 	case len(a.Send) > 0:
 		return a.Send
 	}
 	return a.Recv
+}
+
+// keepsOwn tells whether each of two ranks on two nodes gives only what the other one gets, and reads its own part where it lies.
+func (s *Sig) keepsOwn() bool {
+	t := s.Trait()
+	return !s.Local && s.Size == 2 && s.Nodes == 2 && (t.Send.PerRank() || t.Gets == op.Root)
+}
+
+// partFor returns what rank r gets of what this rank gives: its share, or everything.
+func (a *Args) partFor(r int) Part {
+	if !a.Trait().Send.PerRank() {
+		return a.Part()
+	}
+	if len(a.Send) > 1 {
+		return a.Send[r]
+	}
+	n := a.Send[0].Count / int64(a.Size)
+	return Part{Data: a.at(a.Send[0].Data, int64(r)*n), Count: n}
+}
+
+// room returns the most bytes of an input that travels with an announcement.
+func (s *Sig) room(r arrive.Rooms) int64 {
+	switch s.Code {
+	case op.AllGather:
+		return r.Gathered
+	case op.Broadcast:
+		return r.Alone
+	}
+	return r.Payload
 }
 
 // inPlaceAmongShares tells whether this rank's input is the result's side of an operation that has a
@@ -75,7 +108,10 @@ func Payload(a *Args, flags arrive.Flags) (parts []Part, bytes int64, ok bool) {
 			longest = max(longest, a.Recv[i].Count*a.elem())
 		}
 	}
-	return parts, bytes, longest <= a.Payloads.Room()
+	if a.keepsOwn() && !separate(a) {
+		return nil, 0, false // its own part is read when the result is written
+	}
+	return parts, bytes, longest <= a.room(a.Payloads.Rooms())
 }
 
 // shareCount returns how many elements rank r's share has: of an operation without shares, everything.
@@ -104,7 +140,7 @@ func (a *Args) shareBegin(r int) (from int64) {
 }
 
 // runInline computes this rank's result from the slots.
-func runInline(a *Args) error {
+func runInline(a *Args, _ *Program) error {
 	if !a.WritesRecv() {
 		return nil
 	}
@@ -115,10 +151,17 @@ func runInline(a *Args) error {
 	for r := range a.Size {
 		var payload unsafe.Pointer
 		want := whole
-		if !t.Send.PerRank() {
+		switch {
+		case a.keepsOwn():
+			want = a.shareCount(a.Rank) * a.elem()
+		case !t.Send.PerRank():
 			want = a.shareCount(r) * a.elem()
 		}
-		if t.Gives.Includes(a.Root, r) && want > 0 { // else the slot may hold something else
+		switch {
+		case !t.Gives.Includes(a.Root, r) || want == 0: // the slot may hold something else
+		case a.keepsOwn() && r == a.Rank:
+			payload = a.partFor(r).Data
+		default:
 			var bytes int64
 			if payload, bytes = a.Payloads.Payload(a.Seq, r); bytes != want {
 				return a.notAsAgreed(r)
@@ -128,6 +171,9 @@ func runInline(a *Args) error {
 	}
 	out := writer{parts: a.Recv, elem: a.elem()}
 	from, count := a.shareBegin(a.Rank)*a.elem(), a.shareCount(a.Rank)*a.elem()
+	if a.keepsOwn() {
+		from = 0
+	}
 	switch a.Code {
 	case op.AllReduce, op.Reduce, op.AllReduceCoalesced:
 		return out.reduced(a, given, 0, count)

@@ -113,8 +113,10 @@ func flagOf(alg *Algorithm) arrive.Flags {
 // fakePayloads has the room of the control slots of a number of members, before the call has any.
 type fakePayloads int
 
-func (n fakePayloads) Room() int64                               { return arrive.PayloadRoom(int(n)) }
-func (fakePayloads) SumRoom() int64                              { return 0 }
+func (n fakePayloads) Rooms() arrive.Rooms {
+	room := arrive.PayloadRoom(int(n))
+	return arrive.Rooms{Payload: room, Gathered: room, Alone: room}
+}
 func (fakePayloads) Payload(uint64, int) (unsafe.Pointer, int64) { panic("nothing was announced") }
 
 // suitsNode tells whether this rank would announce the flag of alg for the call.
@@ -155,7 +157,7 @@ func (f *fakeNode) one(alg *Algorithm, how form, rank int, s *rankCall) error {
 		return fmt.Errorf("the arrival ended with %d: %v", state, err)
 	}
 	if alg.atOnce != nil {
-		return alg.atOnce(a)
+		return alg.atOnce(a, nil)
 	}
 	o, err := alg.shared(a)
 	if err != nil {
@@ -530,7 +532,7 @@ func TestASlotThatHoldsSomethingElse(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, arrive.Agreed, state)
 		if alg.atOnce != nil {
-			err = alg.atOnce(&calls[0].args)
+			err = alg.atOnce(&calls[0].args, nil)
 		} else {
 			_, err = alg.shared(&calls[0].args)
 		}

@@ -48,9 +48,11 @@ func levelStep(a *Args, shares int) int64 {
 // there to 1 MiB, other operations as long.
 var levelLeast, slicedLeast int64 = 1 << 20, 64 << 10
 
-func leastForLevels(c op.Code) int64 {
-	switch c {
-	case op.AllReduce, op.AllReduceCoalesced, op.AllGather, op.ReduceScatter:
+func (s *Sig) leastForLevels() int64 {
+	switch {
+	case s.Code == op.AllReduce, s.Code == op.AllReduceCoalesced, s.Code == op.AllGather, s.Code == op.ReduceScatter:
+		return slicedLeast
+	case s.Nodes == 2 && (s.Code == op.Broadcast || s.Code == op.Reduce):
 		return slicedLeast
 	}
 	return levelLeast
@@ -79,7 +81,7 @@ func LevelBytes() int64 { return levelBytes }
 // whether this member can do the call in levels.
 func (l *Levels) Ready(a *Args) bool {
 	switch {
-	case a.Forced&WithoutLevels != 0 || lengthInAll(a)*a.elem() < leastForLevels(a.Code):
+	case a.Forced&WithoutLevels != 0 || lengthInAll(a)*a.elem() < a.leastForLevels():
 		return false
 	case a.Code == op.AllToAll && !mayPairInLevels(&a.Sig):
 		return false
@@ -123,6 +125,9 @@ func (l *Levels) Free() {
 // allReduceLevels: the members of each node sum up in the memory that they share, each of the first ones a slice. It
 // exchanges the slice with its counterparts on the other nodes (pieces), and the results are gathered on the node. So
 // every byte crosses the wire once, however many members a node has. Bytes that leave a node: 2(1-1/N)S for N nodes.
+//
+// With Pieces.Whole, between two nodes, it exchanges its whole slice, and both add. As many bytes leave a node, but for 16-bit floats, and no
+// message waits for a sum.
 //
 // The sums are in rank order on a node, and in the order of the nodes between them. Those of 16-bit floats are of type
 // float32 until the last one, which is rounded. So of the bytes above, the first half are twice as many for them.
@@ -187,7 +192,7 @@ func onEvenNodes(s *Sig) bool {
 func evenNodes(s *Sig) bool { return s.Rails > 1 && s.Rails*s.Nodes == s.Size }
 
 // large tells whether a tensor, or the shares of all ranks together, have the least length for levels.
-func (s *Sig) large() bool { return s.bytes() >= leastForLevels(s.Code) }
+func (s *Sig) large() bool { return s.bytes() >= s.leastForLevels() }
 
 // What follows is for a part of any operation.
 
@@ -248,7 +253,11 @@ func (m *levelPart) widen(sum Part, pieces []Part) {
 
 // sumOnRail sums up this rank's slice with those of its counterparts. own gets it, which may be sum.
 func (m *levelPart) sumOnRail(sum, own Part) {
-	if rail := m.l.Rail; rail != nil {
+	rail := m.l.Rail
+	switch {
+	case m.a.Pieces.Whole:
+		m.onRail([]Part{sum, sum}, own, nil)
+	case rail != nil:
 		of := cutAlike(own.Count, len(rail))
 		get := views(own, of, m.a.elem())
 		m.onRail(views(sum, of, sumElem(m.a.DType)), get[slices.Index(rail, m.a.Rank)], get)

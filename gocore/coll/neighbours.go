@@ -136,7 +136,7 @@ func (s *Swap) unpack(a *Args, from unsafe.Pointer) {
 // message. Bytes moved by each rank: what it gives once, what it gets once.
 var blocks = Algorithm{Name: "blocks", Memory: hostMemory, Enabled: func(s *Sig) bool {
 	return s.Size == 1 || s.Agreed&Inline != 0
-}, atOnce: func(a *Args) error {
+}, atOnce: func(a *Args, _ *Program) error {
 	if a.Node != nil {
 		defer a.Node.Slots.Finish(a.Seq) // the neighbours may use their blocks again, and what they have lent
 	}
@@ -198,7 +198,7 @@ func borrow(a *Args, b toldBlock, r int) error {
 // fit compares the inner lengths of all members. All get the same error.
 func fit(a *Args) error {
 	n := a.Neighbours
-	if n.Fit == nil || a.Size == 1 || a.Payloads.Room() < neighbourPayloadBytes {
+	if n.Fit == nil || a.Size == 1 || a.Payloads.Rooms().Payload < neighbourPayloadBytes {
 		return nil
 	}
 	damaged := -1

@@ -60,7 +60,7 @@ type swapMessage struct {
 func (x *swapMessages) compare() error {
 	a, n := x.a, x.a.Neighbours
 	x.gives, x.gets = messagesOf(n.Out, x.out), messagesOf(n.In, x.in)
-	if neighbourPayloadBytes+n.indexBytes() > a.Payloads.Room() {
+	if neighbourPayloadBytes+n.indexBytes() > a.Payloads.Rooms().Payload {
 		return nil // this rank has not told its own
 	}
 	return eachNeighbour(a, func(r int, out, in []Swap) error {

@@ -125,7 +125,7 @@ func (o *Offer) MakeBlock(a *Args, flags arrive.Flags, from *Blocks, mayLend boo
 	n := a.Neighbours
 	o.swaps = &blockOffer{told: neighbourPayload{inner: n.Inner}}
 	s := o.swaps
-	inPayload, room := neighbourPayloadBytes+n.blockBytes(), a.Payloads.Room()
+	inPayload, room := neighbourPayloadBytes+n.blockBytes(), a.Payloads.Rooms().Payload
 	var err error
 	if from != nil && inPayload > room && mayLend && n.Lend != nil && n.Lend.Worth && neighbourPayloadBytes+n.lentBytes() <= room {
 		s.lent = s.lend(a)

@@ -17,13 +17,14 @@ type Offer struct {
 	places Places
 	swaps  *blockOffer // of a call with neighbours
 	sum    *arrive.NodeSum
+	keeps  bool // this rank reads a part of its input itself, beside the payload
 }
 
 // Make finds out what the payload can hold, allocates what Payload needs, and returns flags with the flag for it. copied says
 // that some tensor is copied to contiguous memory. Free must follow.
 func (o *Offer) Make(a *Args, flags arrive.Flags, copied bool) (arrive.Flags, error) {
 	parts, bytes, ok := Payload(a, flags)
-	summed := !ok && a.byLeaders(a.Payloads.SumRoom())
+	summed := !ok && !inPlaceAmongShares(a) && a.byLeaders(a.Payloads.Rooms())
 	if summed {
 		parts, o.sum = Input(a), nodeSum(a)
 		bytes = totalCount(parts) * a.elem()
@@ -35,7 +36,7 @@ func (o *Offer) Make(a *Args, flags arrive.Flags, copied bool) (arrive.Flags, er
 				return flags, err
 			}
 		}
-		o.bytes = bytes
+		o.bytes, o.keeps = bytes, ok && a.keepsOwn()
 		if summed {
 			return flags | arrive.Summed, nil
 		}
@@ -60,8 +61,8 @@ func (o *Offer) Lasts() bool {
 	return o.block == nil && o.swaps == nil && o.places.block == nil && o.places.index == nil
 }
 
-// CarriesInput tells whether the payload has the input itself.
-func (o *Offer) CarriesInput() bool { return o.bytes > 0 || o.swaps != nil }
+// CarriesInput tells whether the payload has the input itself, which has to be packed before.
+func (o *Offer) CarriesInput() bool { return o.bytes > 0 || o.swaps != nil || o.keeps }
 
 // Payload returns the payload. It is called when the call is announced, because it reads the input.
 func (o *Offer) Payload(a *Args) arrive.Payload {

@@ -21,13 +21,15 @@ const (
 type Pieces struct {
 	Bytes  int64 // of elements as the tensor has them
 	AtOnce int64 // up to mostAtOnce
+	// Whole says that each of two nodes gives its whole sum to the other one, and both add, as ranks do in allReduceDoubling.
+	Whole bool
 }
 
 const mostAtOnce = 12
 
 // usualPieces are shorter than the 64 KiB that Open MPI sends by TCP without asking the receiver first. Which are the fastest depends
 // on the network and on the MPI: see Ways.
-var usualPieces = Pieces{60 << 10, mostAtOnce}
+var usualPieces = Pieces{Bytes: 60 << 10, AtOnce: mostAtOnce}
 
 func (a *Args) pieces() Pieces {
 	if a.Pieces.Bytes == 0 {
@@ -54,6 +56,8 @@ type pieces struct {
 	own  Part   // where the sum goes; without a first leg, what this rank sends
 	each []Part // without a first leg: what this rank sends to each of them, as long as own; nil: own
 	get  []Part // where the other ranks' sums go; nil: they stay where they are
+
+	meanwhile func() // local work for when the first messages are under way; nil: none
 
 	fold   reduce.Fold
 	room   unsafe.Pointer // of the pieces that come in: most for each peer
@@ -88,17 +92,17 @@ func piecesScratch(a *Args, n int, elem int64) int64 {
 }
 
 // addPieces appends the exchange among all ranks. Nothing is summed up if give is nil.
-func addPieces(a *Args, p *Program, give []Part, own Part, get []Part) (err error) {
-	x := &pieces{a: a, elem: a.elem(), give: give, own: own, get: get}
+func addPieces(a *Args, p *Program, give []Part, own Part, get []Part) (x *pieces, err error) {
+	x = &pieces{a: a, elem: a.elem(), give: give, own: own, get: get}
 	if give != nil {
 		x.fold = reduce.NewFold(a.DType, a.Reduce, a.Size, a.Scale)
 		if x.room, err = p.Alloc(piecesScratch(a, a.Size, x.elem)); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	x.among(transport.EveryRank(a.Size))
 	p.UntilOver(x.poll, x.requests, x.phase)
-	return nil
+	return x, nil
 }
 
 // among says who takes part, in the order of the sum.
@@ -170,6 +174,10 @@ func (x *pieces) poll() (over bool, err error) {
 	if err := x.start(); err != nil {
 		x.giveUp(err)
 		return false, nil
+	}
+	if x.meanwhile != nil {
+		x.meanwhile()
+		x.meanwhile = nil
 	}
 	return x.over(), nil
 }

@@ -11,14 +11,14 @@ var registry [op.NumCodes][]*Algorithm
 func init() {
 	registry = [op.NumCodes][]*Algorithm{
 		op.Barrier:            {&single, &inline, &barrierMPI},
-		op.Broadcast:          {&single, &inline, &mapped, &bounced, &singleOnDevice, &broadcastIPC, &broadcastDirect, &staged, &broadcastLevels, &broadcastMPI},
+		op.Broadcast:          {&single, &inline, &mapped, &bounced, &singleOnDevice, &broadcastIPC, &broadcastDirect, &staged, &broadcastSlices, &broadcastLevels, &broadcastMPI},
 		op.AllReduce:          {&single, &inline, &mapped, &bounced, &singleOnDevice, &allReduceIPC, &staged, &allReduceDoubling, &allReduceSlices, &leaders, &allReduceLevels, &allReduceGather16, &allReduceSlices16, &allReduceMPI},
 		op.AllReduceCoalesced: {&single, &inline, &mapped, &singleOnDevice, &staged, &leaders, &allReduceCoalescedPack},
-		op.Reduce:             {&single, &inline, &mapped, &bounced, &singleOnDevice, &reduceIPC, &staged, &reduceLevels, &reduceSlices16, &reduceMPI},
+		op.Reduce:             {&single, &inline, &mapped, &bounced, &singleOnDevice, &reduceIPC, &staged, &reduceSlices, &leaders, &reduceLevels, &reduceSlices16, &reduceMPI},
 		op.AllGather:          {&single, &inline, &mapped, &copiedByCMA, &bounced, &singleOnDevice, &allGatherIPC, &allGatherDirect, &staged, &allGatherSlices, &allGatherLevels, &allGatherMPI, &allGatherUnevenMPI},
 		op.Gather:             {&single, &inline, &mapped, &bounced, &singleOnDevice, &gatherIPC, &gatherDirect, &staged, &gatherMPI},
 		op.Scatter:            {&single, &inline, &mapped, &copiedByCMA, &bounced, &singleOnDevice, &scatterIPC, &scatterDirect, &staged, &scatterMPI},
-		op.ReduceScatter:      {&single, &inline, &mapped, &bounced, &singleOnDevice, &reduceScatterIPC, &staged, &reduceScatterSlices, &reduceScatterLevels, &reduceScatterSlices16, &reduceScatterMPI},
+		op.ReduceScatter:      {&single, &inline, &mapped, &bounced, &singleOnDevice, &reduceScatterIPC, &staged, &reduceScatterSlices, &leaders, &reduceScatterLevels, &reduceScatterSlices16, &reduceScatterMPI},
 		op.AllToAll:           {&single, &inline, &mapped, &copiedByCMA, &allToAllUnevenByCMA, &bounced, &allToAllUnevenBounce, &singleOnDevice, &allToAllIPC, &allToAllEvenDirect, &allToAllUnevenDirect, &staged, &allToAllLevels, &allToAllEvenMPI, &allToAllUnevenMPI},
 		op.Scan:               {&single, &bounced, &singleOnDevice, &staged, &scanGather16, &scanMPI},
 		op.Exscan:             {&single, &bounced, &singleOnDevice, &staged, &scanGather16, &scanMPI},

@@ -11,6 +11,8 @@ func onApartNodes(s *Sig) bool {
 	return s.Nodes == s.Size && s.Size <= slicesRanks && s.Forced&WithoutLevels == 0
 }
 
+func ofTwoNodes(s *Sig) bool { return onApartNodes(s) && s.Size == 2 }
+
 // allReduceSlices: rank i sums up slice i of all tensors, and sends the sum to all. Bytes that leave a rank: 2(1-1/n)S.
 var allReduceSlices = Algorithm{Name: "slices", Memory: hostMemory, Enabled: onApartNodes, polls: always, scratch: func(a *Args) int64 {
 	return piecesScratch(a, a.Size, a.elem()) + inputScratch(a)
@@ -20,21 +22,21 @@ var allReduceSlices = Algorithm{Name: "slices", Memory: hostMemory, Enabled: onA
 		return err
 	}
 	get := sliced(a, a.Recv[0])
-	return addPieces(a, p, sliced(a, input), get[a.Rank], get)
+	_, err = addPieces(a, p, sliced(a, input), get[a.Rank], get)
+	return err
 }}
 
 // allReduceDoubling serves two ranks on two nodes. Each gives its whole tensor to the other one, in pieces, and both sum
 // up. That is recursive doubling (Thakur, Rabenseifner, Gropp 2005), and for two ranks as many bytes leave a rank as
 // leave it by slices: S. But no message waits for a sum, so the wire is never idle; each rank does the whole sum for it.
 // A sum is in rank order, so both get the same bits.
-var allReduceDoubling = Algorithm{Name: "doubling", Memory: hostMemory, Enabled: func(s *Sig) bool {
-	return onApartNodes(s) && s.Size == 2
-}, polls: always, scratch: allReduceSlices.scratch, build: func(a *Args, p *Program) error {
+var allReduceDoubling = Algorithm{Name: "doubling", Memory: hostMemory, Enabled: ofTwoNodes, polls: always, scratch: allReduceSlices.scratch, build: func(a *Args, p *Program) error {
 	input, err := inputApart(a, p)
 	if err != nil {
 		return err
 	}
-	return addPieces(a, p, []Part{input, input}, a.Recv[0], nil)
+	_, err = addPieces(a, p, []Part{input, input}, a.Recv[0], nil)
+	return err
 }}
 
 // reduceScatterSlices: every rank sums up its part of all inputs. Bytes that leave a rank: (1-1/n) of the input.
@@ -45,7 +47,8 @@ var reduceScatterSlices = Algorithm{Name: "slices", Memory: hostMemory, Enabled:
 	if err != nil {
 		return err
 	}
-	return addPieces(a, p, perRank(a, sends), a.Recv[0], nil)
+	_, err = addPieces(a, p, perRank(a, sends), a.Recv[0], nil)
+	return err
 }}
 
 // allGatherSlices: every rank sends its part to all. Bytes that leave a rank: (n-1)S.
@@ -55,6 +58,39 @@ var allGatherSlices = Algorithm{Name: "slices", Memory: hostMemory, Enabled: onA
 		return err
 	}
 	get := perRank(a, a.Recv)
-	addCopies(a, p, get[a.Rank:], sends)
-	return addPieces(a, p, nil, sends[0], get)
+	x, err := addPieces(a, p, nil, sends[0], get)
+	if err == nil {
+		x.meanwhile = func() { copyParts(a, get[a.Rank:], sends) }
+	}
+	return err
+}}
+
+// broadcastSlices and reduceSlices serve two ranks: with more the root's wire would carry everything. Bytes that leave the rank that
+// gives: S.
+var broadcastSlices = Algorithm{Name: "slices", Memory: hostMemory, Enabled: ofTwoNodes, polls: always, build: func(a *Args, p *Program) error {
+	get, own := make([]Part, a.Size), Part{}
+	if get[a.Root] = a.Recv[0]; a.Rank == a.Root {
+		own = a.Recv[0]
+	}
+	_, err := addPieces(a, p, nil, own, get)
+	return err
+}}
+
+var reduceSlices = Algorithm{Name: "slices", Memory: hostMemory, Enabled: ofTwoNodes, polls: always, scratch: func(a *Args) int64 {
+	if a.Rank != a.Root {
+		return piecesScratch(a, a.Size, a.elem())
+	}
+	return allReduceSlices.scratch(a)
+}, build: func(a *Args, p *Program) (err error) {
+	input, result := a.Part(), Part{}
+	if a.Rank == a.Root {
+		result = a.Recv[0]
+		if input, err = inputApart(a, p); err != nil {
+			return err
+		}
+	}
+	give := make([]Part, a.Size)
+	give[a.Root] = input
+	_, err = addPieces(a, p, give, result, nil)
+	return err
 }}

@@ -11,14 +11,16 @@ import (
 )
 
 // The usual way comes first. Longer messages are tried where the parts of a call are longer than those messages that come before, and
-// where the pieces of all other ranks fit into the scratch memory. What an announcement holds is tried elsewhere only if it is a sum.
+// where the pieces of all other ranks fit into the scratch memory. What an announcement holds is tried elsewhere unless it has a root.
 func TestWaysOfACall(t *testing.T) {
 	withUsualLeast(t)
 	before := levelBytes
 	levelBytes = 16 << 20
 	t.Cleanup(func() { levelBytes = before })
 	const kib, short, long, longest = int64(1 << 10), ", 60 KiB x 12", ", 256 KiB x 6", ", 1024 KiB x 4"
+	const levels, whole = "levels", "levels by doubling"
 	two, three, rails := Sig{Size: 2, Nodes: 2}, Sig{Size: 3, Nodes: 3}, Sig{Size: 4, Nodes: 2, Rails: 2}
+	nodes := Sig{Size: 6, Nodes: 3, Rails: 2}
 	forced, switchedOff := two, two
 	forced.Forced, _ = ParseForced("all_reduce:slices")
 	switchedOff.Forced = WithoutTuning
@@ -35,18 +37,28 @@ func TestWaysOfACall(t *testing.T) {
 		{two, op.AllReduce, op.Float32, 60*kib + 4, []string{"doubling" + short, "doubling" + long, "slices" + short}},
 		{two, op.AllReduce, op.Float32, 512 * kib, []string{"doubling" + short, "doubling" + long, "doubling" + longest, "slices" + short, "slices" + long}},
 		{two, op.AllReduce, op.BFloat16, 512 * kib, []string{"doubling" + short, "doubling" + long, "doubling" + longest, "slices" + short, "slices" + long}},
-		{two, op.AllGather, op.Float32, leastWays, nil},
-		{two, op.AllGather, op.Float32, 120 * kib, nil},
-		{two, op.AllGather, op.Float32, 128 * kib, []string{"slices" + short, "slices" + long}},
+		{two, op.AllGather, op.Float32, leastWays, []string{"inline", "slices" + short}},
+		{two, op.AllGather, op.Float32, 128 * kib, []string{"inline", "slices" + short, "slices" + long}},
+		{two, op.AllGather, op.Float32, 512 * kib, []string{"slices" + short, "slices" + long}},
+		{two, op.ReduceScatter, op.Float32, 32 * kib, []string{"inline", "slices" + short}}, // of which half goes to the other rank
 		{two, op.ReduceScatter, op.Float32, 128 * kib, []string{"slices" + short, "slices" + long}},
-		{two, op.Broadcast, op.Float32, 4096 * kib, nil},
+		{two, op.Broadcast, op.Float32, 256 * kib, nil},
+		{two, op.Broadcast, op.Float32, 4096 * kib, []string{"slices" + short, "slices" + long, "slices" + longest}},
+		{two, op.Reduce, op.Float32, 16 * kib, nil},
+		{two, op.Reduce, op.Float32, 512 * kib, []string{"slices" + short, "slices" + long, "slices" + longest}},
+		{three, op.Broadcast, op.Float32, 4096 * kib, nil},
 		{three, op.AllReduce, op.Float32, leastWays, []string{"inline", "slices" + short}},
 		{three, op.AllReduce, op.Float32, 3072 * kib, []string{"slices" + short, "slices" + long, "slices" + longest}},
 		{three, op.AllReduce, op.BFloat16, 3072 * kib, []string{"slices" + short, "slices" + long}}, // its sums are twice as long
 		{rails, op.AllReduce, op.Float32, 60 * kib, nil},
-		{rails, op.AllReduce, op.Float32, 64 * kib, []string{"leaders", "levels" + short}},
-		{rails, op.AllReduce, op.Float32, 1024 * kib, []string{"levels" + short, "levels" + long}},
-		{rails, op.AllReduce, op.Float32, 64 << 20, []string{"levels" + short, "levels" + long, "levels" + longest}},
+		{rails, op.ReduceScatter, op.Float32, 128 * kib, []string{"leaders", levels + short}},
+		{rails, op.Reduce, op.Float32, 128 * kib, []string{"leaders", levels + short}},
+		{rails, op.AllGather, op.Float32, 512 * kib, []string{"inline", levels + short, levels + long}},
+		{rails, op.AllReduce, op.Float32, 64 * kib, []string{"leaders", levels + short, whole + short}},
+		{rails, op.AllReduce, op.Float32, 1024 * kib, []string{levels + short, levels + long, whole + short, whole + long, whole + longest}},
+		{rails, op.AllReduce, op.Float32, 64 << 20, []string{levels + short, levels + long, levels + longest, whole + short, whole + long, whole + longest}},
+		{rails, op.ReduceScatter, op.Float32, 64 << 20, []string{levels + short, levels + long, levels + longest}},
+		{nodes, op.AllReduce, op.Float32, 1024 * kib, []string{levels + short, levels + long}},
 		{Sig{Size: 2, Nodes: 1}, op.AllReduce, op.Float32, 512 * kib, nil},
 		{forced, op.AllReduce, op.Float32, 512 * kib, nil},
 		{switchedOff, op.AllReduce, op.Float32, 512 * kib, nil},
@@ -56,7 +68,7 @@ func TestWaysOfACall(t *testing.T) {
 		if s.Trait().Shares != op.NoShares {
 			s.Count /= int64(s.Size)
 		}
-		ways := waysOf(&s, 16<<10, 128<<10)
+		ways := waysOf(&s, arrive.Rooms{Payload: 16 << 10, Gathered: 128 << 10, Alone: 256 << 10, Sum: 128 << 10})
 		assert.Equal(t, c.want, ways.Names, "%s of %d bytes of %s on %d ranks", c.code, c.bytes, c.dtype, s.Size)
 		for i, way := range ways.List {
 			assert.True(t, strings.HasPrefix(ways.Names[i], way.Name))
@@ -93,7 +105,13 @@ func TestWhatIsForLeaders(t *testing.T) {
 		"one more of those": {func(s *Sig) { s.DType = op.BFloat16; s.Count++ }, false},
 		"nothing":           {func(s *Sig) { s.Count = 0 }, false},
 		"several tensors":   {func(s *Sig) { s.Code = op.AllReduceCoalesced }, true},
-		"another operation": {func(s *Sig) { s.Code = op.Reduce }, false},
+		"of one rank":       {func(s *Sig) { s.Code = op.Reduce }, true},
+		"shares":            {func(s *Sig) { s.Code, s.Count = op.ReduceScatter, s.Count/2 }, true}, // half of them cross the wire
+		"one share more":    {func(s *Sig) { s.Code, s.Count = op.ReduceScatter, s.Count/2+1 }, false},
+		"uneven nodes":      {func(s *Sig) { s.Code, s.Count, s.Size, s.Rails = op.ReduceScatter, s.Count/3+1, 3, 1 }, false},
+		"of three nodes":    {func(s *Sig) { s.Nodes, s.Size, s.Code = 3, 6, op.Reduce }, false},
+		"for all of three":  {func(s *Sig) { s.Nodes, s.Size = 3, 6 }, true},
+		"another operation": {func(s *Sig) { s.Code = op.Broadcast }, false},
 		"no rails":          {func(s *Sig) { s.Rails = 0 }, false},
 		"switched off":      {func(s *Sig) { s.Forced = WithoutLevels }, false},
 		"another is forced": {func(s *Sig) { s.Forced = slices }, false},
@@ -101,6 +119,6 @@ func TestWhatIsForLeaders(t *testing.T) {
 	} {
 		s := usual
 		c.change(&s)
-		assert.Equal(t, c.want, s.byLeaders(sums), what)
+		assert.Equal(t, c.want, s.byLeaders(arrive.Rooms{Sum: sums, Alone: 2 * sums}), what)
 	}
 }

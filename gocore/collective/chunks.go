@@ -18,6 +18,9 @@ import (
 // work on. Afterwards its tensors are kept until the others are done.
 const claimedLimit = 100 * time.Millisecond
 
+// mostAtOnce is how many chunks a caller does between two looks whether the group ends.
+const mostAtOnce = 16
+
 // chunks is the work of a collective that the members share out.
 type chunks struct {
 	op       *shm.Op   // nil: there is none
@@ -60,15 +63,13 @@ func (c *collective) stepChunks(spin int) (done bool, err error) {
 	}
 	switch {
 	case state == shm.Pending || state == shm.Closing:
+		if (c.stage == lingering || c.chunks.stopping != nil) && c.looks.Due(c.g.Env.Engine) {
+			c.failure().buryWorker(o)
+		}
 		if c.chunks.stopping != nil && time.Now().After(c.chunks.stopBy) {
 			err = c.chunks.stopping
 			c.chunks.stopping = nil
 			c.abandon(err)
-		} else if c.stage == lingering {
-			c.looks++
-			if c.looks%lookEvery == 0 {
-				_ = c.failure().lostError(o) // closes what the dead had claimed
-			}
 		}
 		return false, nil
 	case state == shm.Done && !c.gone:
@@ -91,14 +92,13 @@ func workOn(o *shm.Op, r *request, byEngine bool) {
 	case !mayWork(r):
 		return
 	case !byEngine:
-		o.Work(most)
-		return
+		most = mostAtOnce
 	case e.Looking():
 		return
 	case e.Helping():
 		most = 1
 	}
-	for !e.Relieved() && o.Work(most) == most {
+	for !e.Relieved() && o.Work(most) == most && r.g.Members().Ending() == nil {
 	}
 }
 
@@ -136,6 +136,13 @@ func (f *failure) chunksError(o *shm.Op, state shm.State) error {
 			f.of())}
 	}
 	return nil
+}
+
+// buryWorker closes what a dead member had claimed of o, which was given up.
+func (f *failure) buryWorker(o *shm.Op) {
+	if worker := o.Worker(); worker >= 0 && worker != f.g.Rank && len(f.g.Env.Roster.Dead(f.g.Ranks[worker:worker+1])) > 0 {
+		o.FailPeer(worker)
+	}
 }
 
 // lostError returns an error if a member that works on a chunk is dead. Its chunk was changed in part,

@@ -75,7 +75,7 @@ type progress struct {
 
 	trace    trace.Mark // its entry in the flight recorder
 	phase    coll.Phase // in which it is, as was last recorded
-	looks    int        // calls of mustStop
+	looks    work.Looks // of mustStop, and of what lingers
 	slow     health.Slowness
 	news     world.News // MPI has told of a death in this collective
 	mourning world.Mourning
@@ -212,6 +212,9 @@ func (c *collective) queue(d *op.Desc) (*work.Handle, work.Result, error) {
 	c.record(0)
 	c.takeHandle()
 	c.handle.Watch(d.Cookie, d.State)
+	if c.async {
+		c.handle.Mark(c.trace)
+	}
 	if d.Flags&op.FlagNotify != 0 {
 		c.handle.Notify()
 	}

@@ -161,6 +161,9 @@ func (f *failure) givenUp() error {
 // closedBy is closedError for the given closers and their reasons.
 func (f *failure) closedBy(closers map[int]status.Code) error {
 	g := f.g
+	if err := f.revoked(); err != nil {
+		return err // the closers have heard of that first
+	}
 	var who, ended []int
 	reason := status.GroupBroken
 	for i := range g.Ranks { // in the order of ranks, because closers may have different reasons
@@ -236,7 +239,18 @@ func (f *failure) leftError() error {
 	return f.leftBefore(left)
 }
 
+// revoked returns the error that a member has revoked the world; nil if none has.
+func (f *failure) revoked() error {
+	if status.CodeOf(f.g.Members().Ending()) != status.Revoked {
+		return nil
+	}
+	return f.g.Members().EndingError(health.Describe(f.sig))
+}
+
 func (f *failure) leftBefore(members []int) error {
+	if err := f.revoked(); err != nil {
+		return err
+	}
 	left := f.g.Members().World(members)
 	return status.New(status.PeerLeft, "%s: rank(s) %s have ended and will not come; the group is broken",
 		f.of(), status.Brief(left)).WithRanks(left...)

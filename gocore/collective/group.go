@@ -78,7 +78,7 @@ func (g *Group) Init(timeout time.Duration) {
 	}
 	g.timeout.Store(int64(timeout))
 	if g.Wire != nil {
-		g.Tuner = tune.New(modes(g.Forced), g.Env.TableOf(g.Size))
+		g.Tuner = tune.New(modes(g.Forced), g.Env.TableOf(g.Size), g.Env.Groups.Tuning.Latency)
 	}
 	if g.Here != nil {
 		g.Levels.Phases = phases{g}
@@ -104,7 +104,7 @@ func (g *Group) Served() []coll.Served {
 	if g.Wire == nil {
 		return nil
 	}
-	return coll.AlgorithmsBySize(coll.Sig{Size: g.Size, Nodes: g.Nodes, Rails: g.Rails, Forced: g.Forced}, g.Payloads.Room(), g.Payloads.SumRoom())
+	return coll.AlgorithmsBySize(coll.Sig{Size: g.Size, Nodes: g.Nodes, Rails: g.Rails, Forced: g.Forced}, g.Payloads.Rooms())
 }
 
 // Usable returns why the group cannot carry out an operation, nil if it can. The error names the operation.

@@ -64,7 +64,7 @@ func (g *Group) Release(reason status.Code) bool {
 	}
 	g.turns.closeNext(reason)
 	g.turns.freed = g.Arrival.Settled()
-	if g.turns.freed && g.turns.broken == nil {
+	if g.turns.freed && (g.turns.broken == nil || reason == status.Revoked) {
 		unmapPeers(g)
 	}
 	return g.turns.freed

@@ -70,7 +70,7 @@ func (k *checkedCalls) find(d *op.Desc) (*checkedCall, *op.Buf) {
 // keep keeps c, a call d that was checked, if later ones may repeat it.
 func (k *checkedCalls) keep(d *op.Desc, c *collective) {
 	place, b, ok := callPlace(d)
-	if !ok || !mayBeKept(&c.request) || c.g.Payloads == nil || c.g.Forced&^coll.Tuning != 0 || c.args.Neighbours != nil || coll.Bytes(&c.args) > c.g.Payloads.Room() {
+	if !ok || !mayBeKept(&c.request) || c.g.Payloads == nil || c.g.Forced&^coll.Tuning != 0 || c.args.Neighbours != nil || coll.Bytes(&c.args) > c.g.Payloads.Rooms().Payload {
 		return
 	}
 	if old := k.kept[place].Load(); old != nil && old.used.Swap(false) {

@@ -72,7 +72,7 @@ func (c *collective) carryOut() (left *work.Handle, err error) {
 		case want == requests, c.handle != nil, want == members && g.Wire != nil:
 			return c.handOver(want)
 		case want == members:
-			stop = g.Env.Engine.Wait(func() bool {
+			stop = g.Env.Engine.WaitRung(func() bool {
 				want = c.step(waitingSpin)
 				return want != members
 			}, time.Time{}, g.Env.Interrupt)
@@ -128,6 +128,7 @@ func (c *collective) handOver(want wants) (left *work.Handle, err error) {
 	if want != nothing {
 		g.turns.mu.Lock()
 		g.turns.current = c
+		g.turns.dueAt(c.deadline)
 		g.turns.mu.Unlock()
 		if c.stage == lingering { // nobody else takes c further
 			g.Env.Engine.StartProgress()
@@ -165,26 +166,34 @@ func (c *collective) start() {
 
 // Requests implements work.Task. Once all members have arrived, polling moves the data.
 func (c *collective) Requests(b *work.Batch) work.Pace {
+	onNode := c.g.Wire == nil && !c.g.Silent
 	if c.stage < running {
+		if onNode {
+			return work.Rung
+		}
 		return work.Seldom
 	}
 	c.prog.Requests(b)
 	switch {
 	case c.stage != running:
 		return work.Seldom
-	case c.g.Wire != nil, c.g.Silent:
+	case !onNode:
 		return work.Often
+	case c.flags&coll.Device == 0 && (c.form == coll.InChunks || c.form == coll.InRounds || c.lends()):
+		return work.Rung
 	}
 	return work.Always
 }
 
 // Poll implements work.Task.
 func (c *collective) Poll() bool {
-	for {
-		if want := c.step(1); want != aStep {
-			return want == nothing
-		}
+	c.trial.poll()
+	want := c.step(1)
+	for want == aStep {
+		want = c.step(1)
 	}
+	c.trial.left()
+	return want == nothing
 }
 
 // step takes c, which was announced, as far as it goes without waiting. It pauses up to spin times until other members have done
@@ -208,7 +217,7 @@ func (c *collective) announce(spin int) wants {
 	g := c.g
 	c.stage = announced
 	if c.refused {
-		c.deadline = time.Now().Add(g.Timeout()) // its first deadline may have passed
+		c.dueAt(time.Now().Add(g.Timeout())) // its first deadline may have passed
 	}
 	if c.ahead {
 		g.Node.Slots.Turn(g.turns.turn)
@@ -217,9 +226,9 @@ func (c *collective) announce(spin int) wants {
 	if c.atArrival != nil {
 		return c.announceAndSum(spin)
 	}
-	var told uint64
+	var told [2]uint64
 	if g.Wire != nil {
-		if told = g.Tuner.Word(); !c.refused {
+		if told = g.Tuner.Words(); !c.refused {
 			c.trial.propose(&c.request)
 		}
 	}
@@ -354,15 +363,17 @@ func (f *failure) cameAfterAll() (arrive.State, arrive.Result, error) {
 // run begins the algorithm. It may take the whole timeout, whatever the arrival took.
 func (c *collective) run() wants {
 	g, alg := c.g, c.alg
-	c.stage, c.deadline = running, time.Time{}
+	c.stage = running
 	here := c.handle == nil // on the thread of the caller
-	if !here {
-		c.deadline = time.Now().Add(c.timeout)
+	if here {
+		c.dueAt(time.Time{}) // it counts from the first look: a blocking call of MPI has none
+	} else {
+		c.dueAt(time.Now().Add(c.timeout))
 	}
 	var err error
 	switch {
 	case c.form == coll.AtOnce: // it reads the payloads, for which the tensors were packed
-		if c.err = alg.Compute(&c.args); c.lends() {
+		if c.err = alg.Compute(&c.args, &c.prog); c.lends() {
 			return aStep
 		}
 		return c.end(c.err)

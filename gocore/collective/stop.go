@@ -11,9 +11,6 @@ import (
 
 // This file says when a collective that is under way has to be given up, and what is done then.
 
-// lookEvery is the number of looks between two looks at the clock and at the members.
-const lookEvery = 32
-
 // mustStop returns why c, which waits, must not go on; nil if it may. It looks at the clock and the members now and then.
 func (c *collective) mustStop() error {
 	g := c.g
@@ -28,12 +25,12 @@ func (c *collective) mustStop() error {
 	case g.Members().Ending() != nil:
 		return g.Members().EndingError(health.Describe(c.sig))
 	}
-	if c.looks++; c.looks%lookEvery != 0 {
+	if !c.looks.Due(g.Env.Engine) {
 		return nil
 	}
 	now := time.Now()
 	if c.deadline.IsZero() {
-		c.deadline = now.Add(c.timeout)
+		c.dueAt(now.Add(c.timeout))
 	}
 	if now.After(c.deadline) {
 		if c.stage == running && c.lends() {
@@ -128,7 +125,7 @@ func (c *collective) refuseInstead(err error) {
 	c.g.turns.refuse(c)
 	c.g.turns.mu.Unlock()
 	c.report(err)
-	c.deadline = time.Now().Add(c.g.Timeout())
+	c.dueAt(time.Now().Add(c.g.Timeout()))
 }
 
 // await waits for a synchronous operation that the engine takes further. An interrupt makes the caller give up; the deadline is

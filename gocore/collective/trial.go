@@ -12,8 +12,10 @@ import (
 type trial struct {
 	way     *coll.Way // nil: the usual one
 	name    *string
-	begun   time.Time // when it was announced; zero: its time is not measured
-	others  uint64    // see world.Overlap
+	begun   time.Time     // when it was announced; zero: its time is not measured
+	polled  time.Time     // when a thread last took it further; zero: none has yet
+	longest time.Duration // in which no thread did
+	others  uint64        // see world.Overlap
 	counted bool
 }
 
@@ -59,10 +61,37 @@ func (t *trial) algorithm(r *request, usual *coll.Algorithm) *coll.Algorithm {
 	return t.way.Algorithm
 }
 
+// While nobody polls, a collective does not go on, however fast its way is. Its time counts for nothing if that was so for more than
+// mostUnpolled, and for more than a quarter of its time.
+const mostUnpolled = 300 * time.Microsecond
+
+// poll notes that a thread comes to take the collective further, and left that it leaves it.
+func (t *trial) poll() {
+	if t.begun.IsZero() || t.polled.IsZero() {
+		return
+	}
+	t.longest = max(t.longest, time.Since(t.polled))
+}
+
+func (t *trial) left() {
+	if !t.begun.IsZero() {
+		t.polled = time.Now()
+	}
+}
+
+// took returns how long it took; 0: its time counts for nothing.
+func (t *trial) took() time.Duration {
+	took := time.Since(t.begun)
+	if t.begun.IsZero() || t.longest > mostUnpolled && t.longest > took/4 {
+		return 0
+	}
+	return took
+}
+
 // end tells the tuner how long a collective took that was counted, unless it has failed or another one was under way between nodes.
 func (t *trial) end(g *Group, err error) {
 	t.counted = false
-	if alone := g.Env.Groups.Overlap.End(t.others); alone && err == nil && !t.begun.IsZero() {
-		g.Tuner.Done(time.Since(t.begun))
+	if alone := g.Env.Groups.Overlap.End(t.others); alone && err == nil {
+		g.Tuner.Done(t.took())
 	}
 }

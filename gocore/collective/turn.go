@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/op"
@@ -24,6 +25,10 @@ type turns struct {
 	// caller's thread carries it out. mu guards it.
 	current *collective
 
+	// due is when the deadline passes of the collective whose turn it is, in nanoseconds; 0: it is not known, or it cannot be
+	// held. Who has the turn stores it.
+	due atomic.Int64
+
 	// These fields belong to the collective that is under way, and to the holder of mu while busy is false.
 	// While current is set, seq too belongs to the holder of mu.
 	seq     uint64 // newest collective that this member announced
@@ -39,6 +44,7 @@ func (t *turns) take(c *collective) {
 		c.args.Seq = t.seq
 	}
 	t.turn = c.args.Seq
+	t.dueAt(c.deadline)
 	c.trace.Begun(t.turn)
 }
 
@@ -46,7 +52,25 @@ func (t *turns) take(c *collective) {
 func (t *turns) next() uint64 {
 	t.seq++
 	t.turn = t.seq
+	t.dueAt(time.Time{})
 	return t.seq
+}
+
+// dueAt stores when the deadline passes of the collective whose turn it is; the zero time: see due.
+func (t *turns) dueAt(deadline time.Time) {
+	due := int64(0)
+	if !deadline.IsZero() {
+		due = deadline.UnixNano()
+	}
+	if t.due.Load() != due { // a load costs nothing, a store some 5 ns
+		t.due.Store(due)
+	}
+}
+
+// dueAt sets the deadline of c, whose turn it is.
+func (c *collective) dueAt(deadline time.Time) {
+	c.deadline = deadline
+	c.g.turns.dueAt(deadline)
 }
 
 // begin makes the group busy, if it is idle and usable.
@@ -64,8 +88,12 @@ func (t *turns) begin(code op.Code) (idle bool, err error) {
 // usable returns why the group cannot carry out an operation. The caller holds mu.
 func (t *turns) usable(code op.Code) error {
 	switch {
+	case t.destroyed && t.g.Env.Revoked():
+		return t.g.Members().EndingError(code.String())
 	case t.destroyed:
 		return status.New(status.GroupDestroyed, "%s: the group of ranks %s was destroyed; make a new one with new_group", code, status.Brief(t.g.Ranks))
+	case t.broken != nil && status.CodeOf(t.g.Members().Ending()) == status.Revoked:
+		return t.g.Members().EndingError(code.String())
 	case t.broken != nil:
 		return status.New(status.GroupBroken, "%s: the group of ranks %s is broken by an earlier failure (%v); make a new group, or end the job",
 			code, status.Brief(t.g.Ranks), t.broken)
@@ -190,19 +218,32 @@ func drop(queue []*collective, err error) {
 	}
 }
 
-// expireGrace is added to the deadline of a queued collective. The collective before it may have
-// the same deadline and should fail first, because its error names the ranks that never came.
-const expireGrace = 200 * time.Millisecond
+const (
+	// expireGrace is added to the deadline of a queued collective. That of the collective before it may pass a moment later, and
+	// breaks the group.
+	expireGrace = 200 * time.Millisecond
+	// expireLimit is how long a collective is expected to end by itself after its deadline. One does not whose thread is kept by a
+	// signal handler.
+	expireLimit = 10 * time.Second
+)
 
 // Expire gives up the queued collectives whose deadline has passed. The engine does not poll them,
-// so Env.chores calls Expire now and then. A collective that all members have announced ahead cannot
-// be refused any more, so it breaks the group.
+// so Env.chores calls Expire now and then. If the deadline of the collective before them has passed,
+// too, it is that one that fails: its error names the ranks that never came, and it breaks the group.
+// A thread that comes late may see all these deadlines before that one's thread has looked at its own.
+// A collective that all members have announced ahead cannot be refused any more, so it breaks the group.
 func (g *Group) Expire(now time.Time) {
 	grace := expireGrace
 	if g.Wire != nil {
 		grace += askWait // it asks for the ranks first
 	}
 	g.turns.mu.Lock()
+	if due := g.turns.due.Load(); due != 0 {
+		if ago := time.Duration(now.UnixNano() - due); ago > 0 && ago < expireLimit {
+			g.turns.mu.Unlock()
+			return
+		}
+	}
 	var late []*collective // one that was announced ahead, and those behind it
 	var why error
 	for i, c := range g.turns.queue {

@@ -87,7 +87,7 @@ func TestControlRefusesWrongArguments(t *testing.T) {
 		case "destroy", "ps_serve", "ps_flush", "ps_last_push", "ps_complete", "ps_refuse", "ps_stats", "ps_close", "ps_kv_next": // they take no arguments
 			continue
 		}
-		for _, request := range []string{"[", "[]", `"x"`, `{"group":"x","ranks":"x","timeout":"x","status":"x","mpi":1,"sys_prefix":1,"wait":1,"step":1,"hidden":1,"one_host":1,"generation":"x","descriptor":"x","pids":"x","table":"x","window":"x","dim":"x","name":1,"dir":1,"file":1,"call":"x","bytes":"x","handle":"x","path":1,"mode":1}`} {
+		for _, request := range []string{"[", "[]", `"x"`, `{"group":"x","count":"x","why":1,"ranks":"x","timeout":"x","status":"x","mpi":1,"sys_prefix":1,"wait":1,"step":1,"hidden":1,"one_host":1,"generation":"x","descriptor":"x","pids":"x","table":"x","window":"x","dim":"x","name":1,"dir":1,"file":1,"call":"x","bytes":"x","handle":"x","path":1,"mode":1}`} {
 			refused(t, status.Argument, "control "+method, method, request)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mpi"
 	"github.com/paddlempi/paddlempi/gocore/reduce"
 	"github.com/paddlempi/paddlempi/gocore/registry"
+	"github.com/paddlempi/paddlempi/gocore/threads"
 	"github.com/paddlempi/paddlempi/gocore/tune"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
@@ -29,18 +30,20 @@ type coreInfo struct {
 	CPUs        int              `json:"cpus"`
 	PID         int              `json:"pid"`
 	Initialized bool             `json:"initialized"`
-	Transport   string           `json:"transport"` // what carries the messages of the world: "node" or "mpi"; "" before init
-	MPI         any              `json:"mpi"`       // mpi.Info; nil if none was found
-	MPIError    string           `json:"mpi_error"` // why none was found, and what to install
-	Looked      []string         `json:"looked"`    // where the core looked for MPI
+	Generation  int              `json:"generation"` // how often the world was reformed before it became this one
+	Transport   string           `json:"transport"`  // what carries the messages of the world: "node" or "mpi"; "" before init
+	MPI         any              `json:"mpi"`        // mpi.Info; nil if none was found
+	MPIError    string           `json:"mpi_error"`  // why none was found, and what to install
+	Looked      []string         `json:"looked"`     // where the core looked for MPI
 	Launcher    mpi.LauncherInfo `json:"launcher"`
 	Rank        *int             `json:"rank"`
 	Size        *int             `json:"size"`
 	Node        []int            `json:"node"` // node of each rank
 	LocalRank   *int             `json:"local_rank"`
 	LocalSize   *int             `json:"local_size"`
-	Arrive      string           `json:"arrive"` // how the ranks of a node share memory; "" before init
-	Helper      map[string]any   `json:"helper"` // whether the progress thread may do the work of others; nil before init
+	Arrive      string           `json:"arrive"`  // how the ranks of a node share memory; "" before init
+	Threads     int              `json:"threads"` // of this rank that work on a long collective, the caller's included; 0 before init
+	Helper      map[string]any   `json:"helper"`  // whether the progress thread may do the work of others; nil before init
 	Heap        heapInfo         `json:"heap"`
 	Liveness    any              `json:"liveness"`     // health.Watch; nil before init
 	ReportAfter any              `json:"report_after"` // seconds of a wait that is reported, 0: none is; nil before init
@@ -84,13 +87,13 @@ func info(r infoRequest, _ work.Interrupt) (any, error) {
 // describeWorld fills in what is known after init.
 func (c *coreInfo) describeWorld(w *registry.World) {
 	t := w.Env.Topo
-	c.Initialized, c.Transport = true, w.Transport()
+	c.Initialized, c.Generation, c.Transport = true, w.Env.Generation, w.Transport()
 	if w.MPI != nil {
 		c.MPI = w.MPI.Info()
 	} else {
 		c.MPIError = "the ranks of this job are connected without MPI"
 	}
-	c.Arrive = w.Env.Node.Way()
+	c.Arrive, c.Threads = w.Env.Node.Way(), threads.Count()
 	// The CPUs on which this rank may run, the ranks of the node that may run on some of them, this one included, and whether
 	// the progress thread may do the work of collectives for which no thread waits yet, while a CPU is idle.
 	c.Helper = map[string]any{"cpus": t.CPUs.Allowed, "ranks": t.CPUs.Ranks, "may": t.CPUs.Spare(), "quota": nil}

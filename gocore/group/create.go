@@ -90,7 +90,7 @@ func assemble(e *world.Env, id int64, key uint64, ranks []int, comm transport.Co
 	if g.Wire != nil {
 		asked = &g.Inquiry
 	}
-	e.Remember(g, trace.Group{ID: id, Key: key, Rank: g.Rank, Ranks: ranks}, asked)
+	e.Remember(g, trace.Group{ID: id, Key: key, Rank: g.Rank, Ranks: ranks}, asked, collective.RevocationOf(&g.Group))
 	return g, nil
 }
 

@@ -48,6 +48,9 @@ func (g *Group) Free(reason status.Code) error {
 	if g.Here != nil {
 		_ = g.Here.Arrival.Close() // no collective of the members on this node is under way
 	}
+	if reason == status.Revoked {
+		return nil // nobody else frees the communicators
+	}
 	if g.Levels != nil {
 		g.Levels.Free()
 	}

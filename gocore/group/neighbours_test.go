@@ -86,7 +86,7 @@ func TestHalosOfLines(t *testing.T) {
 							require.NoError(t, err, what)
 						}
 						checkLine(t, g, b, columns, periodic, what)
-						wire := n > 1 && nodes[1] != nodes[0] && int64(columns)*8 > g.Payloads.Room()
+						wire := n > 1 && nodes[1] != nodes[0] && int64(columns)*8 > g.Payloads.Rooms().Payload
 						assert.Equal(t, map[bool]string{false: "blocks", true: "messages"}[wire], g.Algorithm(), what)
 						mem.Free(b.Data)
 					}

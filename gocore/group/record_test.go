@@ -176,3 +176,48 @@ func TestNoTraceAfterAWrongArgument(t *testing.T) {
 	require.NoError(t, err)
 	assert.Empty(t, list)
 }
+
+// The first wait for an asynchronous operation is recorded, if that has not ended; a synchronous one has none.
+func TestTheBeginOfAWaitIsRecorded(t *testing.T) {
+	ranks(t, 2, nil, func(t *testing.T, e *world.Env, g *Group) {
+		came := desc(op.Recv, nil, []op.Buf{floats(0, 0)})
+		came.Peer, came.Flags = 1, op.FlagAsync
+		sum := allReduce(floats(1))
+		if g.Rank == 1 {
+			time.Sleep(60 * time.Millisecond)
+			sent := desc(op.Send, []op.Buf{floats(1, 2)}, nil)
+			sent.Peer = 0
+			for _, d := range []*op.Desc{sent, sum} {
+				_, err := submit(g, d)
+				assert.NoError(t, err)
+			}
+			for _, o := range recorded(t, e) {
+				assert.Nil(t, o.Waited)
+			}
+			return
+		}
+		sum.Flags = op.FlagAsync
+		for i, d := range []*op.Desc{came, sum} {
+			h, _, err := g.Submit(d, false)
+			assert.NoError(t, err)
+			assert.Nil(t, recorded(t, e)[i].Waited)
+			time.Sleep(10 * time.Millisecond)
+			if i == 0 {
+				_, err = h.Wait(time.Millisecond, nil)
+				assert.Equal(t, status.NotReady, status.CodeOf(err))
+				time.Sleep(10 * time.Millisecond)
+			}
+			_, err = h.Wait(5*time.Second, nil)
+			assert.NoError(t, err)
+		}
+		list := recorded(t, e)
+		if o := list[0]; assert.NotNil(t, o.Waited) {
+			assert.InDelta(t, float64(10*time.Millisecond), float64(*o.Waited-o.Submitted), float64(8*time.Millisecond))
+			assert.Less(t, *o.Waited, *o.Ended)
+		}
+		if o := list[1]; o.Waited != nil { // else it had ended before
+			assert.Greater(t, *o.Waited-o.Submitted, int64(9*time.Millisecond))
+			assert.LessOrEqual(t, *o.Waited, *o.Ended)
+		}
+	})
+}

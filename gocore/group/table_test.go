@@ -30,6 +30,11 @@ func TestAGroupBeginsWithTheTableOfRank0(t *testing.T) {
 			return c
 		}
 		assert.True(t, e.Tunes())
+		assert.NoError(t, e.MeasureLatency())
+		latency := []int64{int64(e.Groups.Tuning.Latency), -int64(e.Groups.Tuning.Latency)}
+		assert.Positive(t, latency[0])
+		assert.NoError(t, e.Base.Min(latency))
+		assert.Zero(t, latency[0]+latency[1], "it is the same on all ranks")
 		usual := first(0, 1, 2)
 		best := len(usual.Ways) - 1
 		text := []byte("a table of another rank")

@@ -1,13 +1,16 @@
 package group
 
 import (
+	"encoding/json"
 	"fmt"
 	"math"
 	"math/rand"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 
@@ -103,6 +106,56 @@ func TestBitsDoNotChangeWhileWaysAreTried(t *testing.T) {
 	}
 }
 
+// Between two nodes levels may exchange whole sums, with the same bits: also where they are wider than the tensors, or divided.
+func TestLevelsByDoubling(t *testing.T) {
+	const count = 300_001
+	for name, nodes := range map[string][]int{"two of two": {0, 0, 1, 1}, "two and one": {0, 1, 1}} {
+		t.Run(name, func(t *testing.T) {
+			ranks(t, len(nodes), nodes, func(t *testing.T, e *world.Env, g *Group) {
+				call := func(dtype op.DType, reduction op.ReduceOp) (bits []uint16, c tune.Chosen) {
+					made, err := New(e, int64(dtype)<<8|int64(reduction), g.Ranks, 20*time.Second)
+					if !assert.NoError(t, err) {
+						return nil, c
+					}
+					value := func(i int) float32 { return float32(math.Sin(float64(g.Rank*7919 + i))) }
+					b, free := tensor(t, g.Rank == 1, count, value)
+					if dtype == op.BFloat16 {
+						free()
+						b, free = half(t, dtype, g.Rank == 1, 2*count, func(i int) uint16 { return halved(dtype, []float32{value(i)})[0] })
+					}
+					defer free()
+					d := allReduce(b)
+					d.ReduceOp, d.Scale = reduction, 3
+					_, err = submit(made, d)
+					assert.NoError(t, err)
+					c = made.Tuner.Chosen()[0]
+					assert.Equal(t, c.Ways[c.Best], made.Tuner.Last())
+					return slices.Clone(unsafe.Slice((*uint16)(b.Data), 2*count)), c
+				}
+				for _, dtype := range []op.DType{op.Float32, op.BFloat16} {
+					for _, reduction := range []op.ReduceOp{op.Sum, op.Avg, op.PremulSum} {
+						usual, c := call(dtype, reduction)
+						best := slices.IndexFunc(c.Ways, func(way string) bool { return strings.HasPrefix(way, "levels by doubling") })
+						if !assert.Positive(t, best) || !assert.Zero(t, c.Best) {
+							return
+						}
+						text, err := json.Marshal(map[string]any{"format": tune.Format, "rows": []any{map[string]any{
+							"operation": "all_reduce", "half": c.Half, "from": 1 << 20, "best": c.Ways[best], "ways": c.Ways, "times": make([]float64, len(c.Ways)),
+						}}})
+						assert.NoError(t, err)
+						e.Groups.Tuning.Table, err = tune.Decode(text)
+						assert.NoError(t, err)
+						other, c := call(dtype, reduction)
+						assert.Equal(t, best, c.Best)
+						assert.True(t, slices.Equal(usual, other), "%s of %s", reduction, dtype)
+						e.Groups.Tuning.Table = nil
+					}
+				}
+			})
+		})
+	}
+}
+
 // PADDLEMPI_TUNE=off takes the usual way always.
 func TestNothingIsTriedWithoutTuning(t *testing.T) {
 	t.Setenv("PADDLEMPI_TUNE", "off")
@@ -159,7 +212,7 @@ func TestWhichTimesCount(t *testing.T) {
 			calls(12, count, op.Sum)
 		}
 		assert.True(t, counted())
-		calls(60, 30_000, op.Sum) // after 48 trials of four ways no more follow, whatever their times were
+		calls(90, 30_000, op.Sum) // after 72 trials of four ways no more follow, whatever their times were
 		assert.True(t, g.Tuner.Chosen()[0].Tuned)
 	})
 }

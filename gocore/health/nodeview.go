@@ -40,8 +40,8 @@ func (n *NodeView) ended(r int) (ended bool, known time.Duration) {
 	return false, 0
 }
 
-// endedNow is ended as it is at this moment.
-func (n *NodeView) endedNow(r int) bool {
+// EndedNow tells whether the process of a rank of this node has ended, as it is at this moment.
+func (n *NodeView) EndedNow(r int) bool {
 	v := n.Views[r]
 	return v != nil && v.DeadNow()
 }
@@ -50,7 +50,7 @@ func (n *NodeView) endedNow(r int) bool {
 // program has called os._exit after destroy_process_group.
 func (n *NodeView) EndedEarly() bool {
 	for i, r := range n.Ranks {
-		if n.Presence != nil && n.endedNow(r) && !n.Presence.Gone(i) {
+		if n.Presence != nil && n.EndedNow(r) && !n.Presence.Gone(i) {
 			return true
 		}
 	}

@@ -1,6 +1,7 @@
 package health
 
 import (
+	"fmt"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -39,6 +40,9 @@ type Recorder struct {
 func (r *Recorder) Start(base transport.Exchange, here *topo.Topology) error {
 	r.folder, _ = dl.Getenv("PADDLEMPI_TRACE")
 	ring, _ := trace.New(here.Rank, here.Size)
+	if recorded, _ := dl.Getenv("PADDLEMPI_TIMELINE"); recorded == "1" {
+		ring.Widen()
+	}
 	r.write.Lock() // other ranks may ask for it from now on
 	r.topo, r.ring = here, ring
 	r.write.Unlock()
@@ -75,6 +79,15 @@ func (r *Recorder) Start(base transport.Exchange, here *topo.Topology) error {
 	r.others = views
 	r.write.Unlock()
 	return nil
+}
+
+// SetGeneration says how often the world was reformed before it became this one. The files of a later one have a folder of their own:
+// its ranks are others.
+func (r *Recorder) SetGeneration(n int) {
+	r.ring.SetGeneration(n)
+	if n > 0 {
+		r.Within(fmt.Sprintf("generation-%d", n))
+	}
 }
 
 // Within makes the files of the rings go into a folder of that name: the ranks of this world are others than those of the

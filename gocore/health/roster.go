@@ -61,7 +61,7 @@ func (o *Roster) Died(r int) bool {
 // isDead tells whether a rank is dead, as far as this rank knows at this moment.
 func (o *Roster) isDead(r int) bool {
 	dead, _ := o.alive.Dead(r)
-	return (dead || o.here.endedNow(r)) && !o.LeftInOrder(r)
+	return (dead || o.here.EndedNow(r)) && !o.LeftInOrder(r)
 }
 
 // AnyDied tells whether one of the given ranks is dead, as Died does.
@@ -115,7 +115,7 @@ func (o *Roster) Deaths(ranks []int) string {
 	with := map[string][]int{} // by reason; "": this rank has seen their locks dropped
 	for _, r := range ranks {
 		why := o.why(r, "the")
-		if o.here.failed(r) == 0 && o.here.endedNow(r) {
+		if o.here.failed(r) == 0 && o.here.EndedNow(r) {
 			why = ""
 		}
 		if why != "" && with[why] == nil {

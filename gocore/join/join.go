@@ -247,6 +247,7 @@ func (s *party) world(by way) (*registry.World, error) {
 		return nil, err
 	}
 	_ = both.Free()
+	env.Answer()
 	env.Device.Aware.Trial = s.Group.Env.Device.Aware.Trial
 	env.Engine.Panicked = s.Group.Env.Engine.Panicked
 	w := registry.NewWorld(env)

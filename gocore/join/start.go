@@ -21,7 +21,8 @@ type Options struct {
 	Comm      *uint64        `json:"comm"`       // the world's communicator, as MPI represents it; nil: MPI_COMM_WORLD
 	Job       *Job           `json:"world"`      // of ranks that no MPI has started; nil: MPI knows the ranks
 	SysPrefix string         `json:"sys_prefix"` // Python's sys.prefix
-	Timeout   time.Duration  `json:"-"`          // timeout of init, and of operations that have none of their own
+	Timeout   time.Duration  `json:"-"`          // timeout of operations that have none of their own
+	Within    time.Duration  `json:"-"`          // timeout of init
 	Interrupt work.Interrupt `json:"-"`
 }
 
@@ -32,6 +33,9 @@ type Job struct {
 	ID        string `json:"id"`        // of the world that they have agreed on
 	Exchange  int    `json:"exchange"`  // the descriptor of a socket which Connect owns
 	Transport string `json:"transport"` // "node", "mpi", or "": MPI only if the ranks are on several nodes
+
+	Generation int   `json:"generation"` // how often the world was reformed before it became this one
+	Members    []int `json:"members"`    // of a world over MPI: which ranks of MPI's world its ranks are; nil: all ranks come by Exchange
 }
 
 // Close gives up the exchange, unless Connect has used it.
@@ -48,6 +52,9 @@ func (o *Options) Connect() (transport.Comm, mpi.Library, error) {
 			return rollcall.Open(options, rollcall.Terms{ReportAfter: health.ReportAfter(), Interrupt: o.Interrupt})
 		})
 	}
+	if o.Job.Members != nil {
+		return connectMembers(o.Job.Members, o.Job.ID, o.Within, o.Interrupt)
+	}
 	fd := o.Job.Exchange
 	o.Job.Exchange = -1
 	x, err := newExchange(fd, o.Job.Rank, o.Job.Size, o.Interrupt)
@@ -63,6 +70,9 @@ func (o *Options) Connect() (transport.Comm, mpi.Library, error) {
 		return o.overMPI(func(options mpi.Options) (mpi.Library, error) {
 			return pmi.Open(options, pmi.Job{Rank: o.Job.Rank, Node: node, Interrupt: o.Interrupt}, x.Bytes)
 		})
+	}
+	if len(hosts) > 1 && o.Job.Generation > 0 {
+		return nil, nil, status.New(status.Unsupported, "reform: the %d ranks are on %d hosts (%s, %s, ...), and a world goes on with other ranks on one host: let the ranks of one host go on, or start the job anew (python -m paddlempi run --restarts)", o.Job.Size, len(hosts), hosts[0], hosts[1])
 	}
 	if len(hosts) > 1 {
 		return nil, nil, status.New(status.Unsupported, "init: the %d ranks are on %d hosts (%s, %s, ...), and the transport %q connects ranks of one host", o.Job.Size, len(hosts), hosts[0], hosts[1], o.Job.Transport)
@@ -86,7 +96,7 @@ func (o *Options) overMPI(open func(mpi.Options) (mpi.Library, error)) (transpor
 	if lib == nil || !lib.Finalized() {
 		// After Destroy, Open returns the same library and makes again what Destroy freed.
 		var err error
-		if lib, err = open(mpi.Options{Path: o.MPI, SysPrefix: o.SysPrefix, Timeout: o.Timeout}); err != nil {
+		if lib, err = open(mpi.Options{Path: o.MPI, SysPrefix: o.SysPrefix, Timeout: o.Within}); err != nil {
 			return nil, nil, err
 		}
 		registry.MPI = lib

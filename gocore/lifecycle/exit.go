@@ -29,6 +29,11 @@ func BeforeFinalize() {
 // leave tells the other ranks of the first world that this one has left, and ends operations under way, also those of
 // daemon threads.
 func leave(w *registry.World) {
+	if w.Env.WasRevoked() { // nobody waits for anybody in it
+		_ = endRevoked(w)
+		w.Reform()
+		return
+	}
 	w.End()
 	registry.ForgetInitial(w)
 	w.CloseWindows(true)

@@ -38,6 +38,11 @@ func Init(o Options) error {
 	if registry.InitialOrNil() != nil {
 		return status.New(status.AlreadyInitialized, "init: already initialised; call destroy_process_group first")
 	}
+	return begin(o)
+}
+
+// begin is Init of a process that has no world. The caller holds registry.Starting.
+func begin(o Options) error {
 	// A launcher may bind this process to one CPU. Calls of several threads must not queue for one
 	// Go processor while one of them waits inside MPI.
 	runtime.GOMAXPROCS(max(4, runtime.NumCPU()))
@@ -52,8 +57,8 @@ func Init(o Options) error {
 		return err
 	}
 	closeDeparted()
-	env, err := world.NewEnv(comm, o.Timeout, o.Interrupt)
-	if lib == nil {
+	env, err := world.NewEnv(comm, o.Within, o.Interrupt)
+	if lib == nil || o.Job != nil && o.Job.Members != nil {
 		_ = comm.Free() // the world has a duplicate; a communicator of MPI belongs to others
 	}
 	if err != nil {
@@ -62,6 +67,11 @@ func Init(o Options) error {
 		}
 		return err
 	}
+	if o.Job != nil {
+		env.Generation = o.Job.Generation
+		env.Recorder.SetGeneration(env.Generation)
+	}
+	env.Answer()
 	w := registry.NewWorld(env)
 	if endsTheJob(w) {
 		setLast(nil)
@@ -104,6 +114,11 @@ func Destroy() error {
 	}
 	for _, other := range registry.Guests.All() {
 		_ = join.Disconnect(other, destroyTogether, nil)
+	}
+	if w.Env.WasRevoked() {
+		err := endRevoked(w)
+		giveUp(w)
+		return err
 	}
 	registry.ForgetInitial(w)
 	return destroy(w)

@@ -32,6 +32,9 @@ func shareTable(env *world.Env, mpi, version string, folders []string) error {
 	if !env.Tunes() {
 		return nil
 	}
+	if err := env.MeasureLatency(); err != nil {
+		return err
+	}
 	var text []byte
 	if t := &env.Groups.Tuning; env.Topo.Rank == 0 {
 		t.Here = tune.Fingerprint{MPI: mpi, Version: version, Fabric: fabric("/sys/class"), CPU: processor("/proc/cpuinfo"), Shape: shape(env.Topo)}

@@ -56,6 +56,7 @@ const (
 	Ask                    // question: where are you in group key?
 	Answer                 // answer to Ask
 	Absent                 // the sender ends without the others; its key is OfProcess
+	Revoke                 // the sender has revoked the world: why follows; its key is OfProcess
 )
 
 // OfProcess is the key of letters about the process of a rank. No group has it.
@@ -64,6 +65,7 @@ const OfProcess = ^uint64(0)
 const (
 	headerBytes = 12
 	maxBody     = 64 << 10
+	mostText    = 1 << 10 // of a Revoke
 	// mostLetters is how many letters of one rank the inbox holds. A rank waits for an answer to each,
 	// so it has one for each of its threads.
 	mostLetters = 1024
@@ -84,6 +86,8 @@ func (k Kind) possible(body []byte) bool {
 		return len(body) == 32
 	case Bye, Absent:
 		return len(body) == 0
+	case Revoke:
+		return len(body) <= mostText
 	}
 	return false
 }

@@ -66,8 +66,11 @@ func TestLettersThatAreHandled(t *testing.T) {
 func TestLettersThatNoRankSends(t *testing.T) {
 	a, b := two(t)
 	_ = a.channel.Send(1, []byte("no header"))
-	for kind := range Answer + 5 {
+	for kind := range Revoke {
 		a.Send(1, kind, 1, []byte("123"))
+	}
+	for kind := range Kind(5) {
+		a.Send(1, Revoke+kind, 1, make([]byte, mostText+1))
 	}
 	for key := range uint64(mostLetters + 10) {
 		a.Send(1, Absent, key, nil)

@@ -27,7 +27,7 @@ func (m *message) overdue() {
 		m.giveUp(err)
 		return
 	}
-	if m.polls++; m.polls&31 != 0 {
+	if !m.looks.Due(m.g.Env.Engine) {
 		return
 	}
 	now := time.Now()
@@ -108,6 +108,9 @@ func (m *message) peerLeft(peer int32, now time.Time) bool {
 // endedError names the peer that has ended, or all other members if peer is negative. If some of them
 // have died, it names these.
 func (g *Messages) endedError(what string, peer int32) error {
+	if err := g.EndingError(what); err != nil {
+		return err // the peer has heard of that first
+	}
 	var ended []int
 	for i, r := range g.Ranks {
 		if int(peer) == i || peer < 0 && i != g.Rank {
@@ -156,7 +159,7 @@ func (m *message) tell(err error) {
 
 // lingers takes a message further that was given up: some request of it is under way, although it was cancelled.
 func (m *message) lingers() {
-	if m.polls++; m.polls&31 != 0 {
+	if !m.looks.Due(m.g.Env.Engine) {
 		return
 	}
 	if !m.handle.Done() {

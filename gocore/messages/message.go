@@ -131,7 +131,7 @@ type message struct {
 	stream    cuda.Stream // the stream on which tensors in device memory are produced and used
 	transfers [2]transfer // a send, a receive, or both
 	n         int         // number of transfers
-	polls     int
+	looks     work.Looks
 	slow      health.Slowness
 	news      world.News   // MPI has told of a death in this message
 	since     time.Time    // when this rank first looked whether the peer has left

@@ -122,6 +122,7 @@ func (g *Messages) Carry(d *op.Desc) (*work.Handle, work.Result, error) {
 	if d.Flags&op.FlagAsync != 0 {
 		h := m.makeTask()
 		h.Watch(d.Cookie, d.State)
+		h.Mark(m.trace)
 		m.async = true
 		g.async.Add(1)
 		if d.Flags&op.FlagNotify != 0 {

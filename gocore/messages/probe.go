@@ -21,19 +21,23 @@ func (g *Messages) probe(d *op.Desc, m *message) (r work.Result, err error) {
 	if err != nil {
 		return r, err
 	}
-	looks := 0
+	var looks work.Looks
 	var peers []int
 	if d.Peer >= 0 {
 		peers = []int{g.Ranks[d.Peer]}
 	}
-	waitErr := g.Wait(func() bool {
+	wait := g.Wait
+	if comm.Pace() == work.Rung {
+		wait = g.WaitRung
+	}
+	waitErr := wait(func() bool {
 		st, found, e := comm.Probe(d.Peer, d.Tag)
 		found = found && !g.waiting.isAwaited(st.Source, st.Tag)
 		if found {
 			r = work.Result{Source: st.Source, Tag: st.Tag, Bytes: st.Bytes}
 		}
 		if err = e; err == nil && !found {
-			if looks++; looks&31 == 0 {
+			if looks.Due(g.Env.Engine) {
 				now := time.Now()
 				if m.peerLeft(d.Peer, now) {
 					err = g.endedError(describeProbe(d), d.Peer)

@@ -129,6 +129,9 @@ int pmpi_mpi_size(const struct pmpi_mpi_table *t, uintptr_t comm, int *size);
 int pmpi_mpi_dup(const struct pmpi_mpi_table *t, uintptr_t comm, uintptr_t *out);
 int pmpi_mpi_create_group(const struct pmpi_mpi_table *t, uintptr_t comm, int n,
 						  const int32_t *ranks, int tag, uintptr_t *out);
+int pmpi_mpi_create_from_group(const struct pmpi_mpi_table *t, uintptr_t comm, int n,
+							   const int32_t *ranks, const char *tag, uintptr_t *out);
+int pmpi_mpi_has_create_from_group(const struct pmpi_mpi_table *t);
 int pmpi_mpi_split_shared(const struct pmpi_mpi_table *t, uintptr_t comm, uintptr_t *out);
 int pmpi_mpi_free_comm(const struct pmpi_mpi_table *t, uintptr_t comm);
 

@@ -74,11 +74,11 @@ func (c *Communicator) MatchesFirst(from int32) bool {
 	return false
 }
 
-// Eager is about Open MPI, whose TCP asks the receiver before it sends more than 64 KiB with its header. MPICH and Intel
-// MPI gain nothing by two messages (measured).
+// Eager is about TCP, where Open MPI and MPICH ask the receiver before they send more than 64 KiB with its header. 256 KiB in five messages take
+// 0.75 to 0.93 of the time of one. Intel MPI gains nothing by two messages (measured).
 func (c *Communicator) Eager() int64 {
 	switch c.lib.Info().Name {
-	case "MPICH", "MVAPICH", "Intel MPI":
+	case "Intel MPI":
 		return 0
 	}
 	return 60 << 10

@@ -1,12 +1,15 @@
 package mpi
 
 /*
+#include <stdlib.h>
+
 #include "calls.h"
 */
 import "C"
 
 import (
 	"fmt"
+	"hash/crc32"
 	"sync/atomic"
 	"unsafe"
 
@@ -229,6 +232,20 @@ func (l *library) CreateGroup(parent Comm, ranks []int32, tag int32) (Comm, erro
 	var h C.uintptr_t
 	err := l.mpi.check("MPI_Comm_create_group", C.pmpi_mpi_create_group(l.mpi.table, C.uintptr_t(parent), C.int(len(ranks)),
 		(*C.int32_t)(unsafe.SliceData(ranks)), C.int(tag), &h))
+	return Comm(h), err
+}
+
+// CreateWithout is MPI_Comm_create_from_group if the MPI has that: MPI_Comm_create_group fails in Open MPI once a rank of the parent is
+// known to have died.
+func (l *library) CreateWithout(ranks []int32, name string) (Comm, error) {
+	if C.pmpi_mpi_has_create_from_group(l.mpi.table) == 0 {
+		return l.CreateGroup(l.World(), ranks, int32(crc32.ChecksumIEEE([]byte(name))%uint32(l.TagUB())))
+	}
+	tag := C.CString("paddlempi." + name)
+	defer C.free(unsafe.Pointer(tag))
+	var h C.uintptr_t
+	err := l.mpi.check("MPI_Comm_create_from_group", C.pmpi_mpi_create_from_group(l.mpi.table, C.uintptr_t(l.World()), C.int(len(ranks)),
+		(*C.int32_t)(unsafe.SliceData(ranks)), tag, &h))
 	return Comm(h), err
 }
 

@@ -141,6 +141,9 @@ type Library interface {
 	// CreateGroup is MPI_Comm_create_group. Only the ranks call it. They are ranks of parent, in
 	// the order that they have in the new communicator.
 	CreateGroup(parent Comm, ranks []int32, tag int32) (Comm, error)
+	// CreateWithout makes a communicator of the given ranks of World after others have died, in the same way. The name is of this
+	// one alone, also if it was tried before: MPI may still wait for those that have died since.
+	CreateWithout(ranks []int32, name string) (Comm, error)
 	SplitShared(Comm) (Comm, error)
 	Free(Comm) error
 	TagUB() int32

@@ -14,8 +14,9 @@
 
 // The nonblocking names are MPI_IBcast and so on here. MPI spells them MPI_Ibcast, and the caller
 // corrects them.
-static const char *const function_names[] = {COLLECTIVES(NAMES) OTHERS(NAME) OPTIONAL(NAME)};
-static const char *const optional_names[] = {OPTIONAL(NAME)};
+static const char *const function_names[] = {COLLECTIVES(NAMES) OTHERS(NAME) OPTIONAL(NAME)
+												 NEWER(NAME)};
+static const char *const optional_names[] = {OPTIONAL(NAME) NEWER(NAME)};
 
 enum {
 	FUNCTIONS = sizeof function_names / sizeof function_names[0],
@@ -129,6 +130,26 @@ int pmpi_mpi_create_group(const struct pmpi_mpi_table *t, uintptr_t comm, int n,
 	}
 	t->f.Group_free(&all);
 	return rc ? rc : pmpi_mpi_errors_return(t, *out);
+}
+
+int pmpi_mpi_create_from_group(const struct pmpi_mpi_table *t, uintptr_t comm, int n,
+							   const int32_t *ranks, const char *tag, uintptr_t *out) {
+	handle all = 0, some = 0;
+	*out = 0;
+	int rc = t->f.Comm_group(comm, &all);
+	if (rc)
+		return rc;
+	rc = t->f.Group_incl(all, n, ranks, &some);
+	if (!rc) {
+		rc = t->f.Comm_create_from_group(some, tag, t->k.info_null, t->k.errors_return, out);
+		t->f.Group_free(&some);
+	}
+	t->f.Group_free(&all);
+	return rc;
+}
+
+int pmpi_mpi_has_create_from_group(const struct pmpi_mpi_table *t) {
+	return t->f.Comm_create_from_group != NULL;
 }
 
 int pmpi_mpi_split_shared(const struct pmpi_mpi_table *t, uintptr_t comm, uintptr_t *out) {

@@ -139,6 +139,11 @@ typedef void user_fn(void *in, void *inout, int *len, handle *type);
 	X(File_read_at, (handle file, mpi_count at, void *buf, int n, handle type, void *status))     \
 	X(File_sync, (handle file))                                                                   \
 	X(File_close, (handle *file))
+
+// What MPI-4 has. An older MPI may lack it.
+#define NEWER(X)                                                                                  \
+	X(Comm_create_from_group,                                                                     \
+	  (handle group, const char *tag, handle info, handle errhandler, handle *newcomm))
 // clang-format on
 
 #define FIELDS(name, blocking, nonblocking)                                                        \
@@ -152,6 +157,7 @@ struct pmpi_mpi_functions {
 	COLLECTIVES(FIELDS)
 	OTHERS(FIELD)
 	OPTIONAL(FIELD)
+	NEWER(FIELD)
 };
 
 // Room for MPI_Status of any MPI: 20, 24 or 32 bytes in the known ABIs.

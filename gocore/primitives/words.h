@@ -65,4 +65,29 @@ static inline void sw_more64_in_turn(uint64_t *at) {
 	__atomic_fetch_add(at, 1, __ATOMIC_SEQ_CST);
 }
 
+/* sw_fence is the same for whatever was written before it and is read after it. */
+static inline void sw_fence(void) {
+#ifdef __SANITIZE_THREAD__ /* which knows no fences */
+	static uint64_t order;
+	__atomic_fetch_add(&order, 0, __ATOMIC_SEQ_CST);
+#else
+	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+#endif
+}
+
+/* sw_enter adds bits to a set, sw_leave takes some out of it. sw_take empties a set, and returns
+ * what was in it. What follows sw_enter is read, and what precedes the others was written, in that
+ * order, only with a fence. */
+static inline void sw_enter64(uint64_t *at, uint64_t bits) {
+	__atomic_fetch_or(at, bits, __ATOMIC_ACQ_REL);
+}
+
+static inline void sw_leave64(uint64_t *at, uint64_t bits) {
+	__atomic_fetch_and(at, ~bits, __ATOMIC_ACQ_REL);
+}
+
+static inline uint64_t sw_take64(uint64_t *at) {
+	return __atomic_exchange_n(at, 0, __ATOMIC_ACQ_REL);
+}
+
 #endif

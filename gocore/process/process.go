@@ -18,7 +18,11 @@ type Process struct {
 	Name        string // of which the kernel keeps 15 bytes
 	State       byte   // the letter of proc(5)
 	Started     uint64 // in ticks since the host began; 0: the kernel does not say
+	Exiting     bool   // it runs no code of its own any more
 }
+
+// exiting is PF_EXITING of the kernel's sched.h, in the flags of stat.
+const exiting = 4
 
 // Read reads what folder has of a process: Folder, or one that a test has made.
 func Read(folder string, pid int) (Process, error) {
@@ -36,6 +40,10 @@ func Read(folder string, pid int) (Process, error) {
 		return Process{}, os.ErrInvalid
 	}
 	p := Process{PID: pid, Name: string(b[open+1 : end]), State: fields[0][0]}
+	if len(fields) > 6 {
+		flags, _ := strconv.ParseUint(fields[6], 10, 64)
+		p.Exiting = flags&exiting != 0
+	}
 	p.Parent, err = strconv.Atoi(fields[1])
 	if err == nil && len(fields) >= 20 {
 		p.Started, err = strconv.ParseUint(fields[19], 10, 64)
@@ -43,8 +51,11 @@ func Read(folder string, pid int) (Process, error) {
 	return p, err
 }
 
-// Ended tells whether a process has ended, and is only kept for its parent.
-func (p *Process) Ended() bool { return p.State == 'Z' || p.State == 'X' || p.State == 'x' }
+// Ended tells whether a process has ended, and is only kept for its parent, or the kernel is ending it. It drops the locks of the
+// process first, by which others see that it is dead; on a busy machine it is a zombie half a second later.
+func (p *Process) Ended() bool {
+	return p.Exiting || p.State == 'Z' || p.State == 'X' || p.State == 'x'
+}
 
 // Stopped tells whether a signal or a debugger has stopped it.
 func (p *Process) Stopped() bool { return p.State == 'T' || p.State == 't' }

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/paddlempi/paddlempi/gocore/mpi"
+	"github.com/paddlempi/paddlempi/gocore/trace"
 )
 
 var (
@@ -34,4 +35,7 @@ var (
 
 	// Files has the files that were opened through MPI, by their handles. They may outlive the world.
 	Files ByNumber[*mpi.File]
+
+	// Collectors has those that record timelines in this process, by their handles.
+	Collectors ByNumber[*trace.Collector]
 )

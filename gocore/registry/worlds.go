@@ -44,6 +44,10 @@ var (
 	// Departing has the worlds that have ended while other ranks have not departed yet.
 	Departing []*World
 
+	// Abandoned has the worlds that were revoked and given up for others, while members that live have not said that they write
+	// into them no more.
+	Abandoned []*World
+
 	// Last is the world of all processes that ended last, if its ranks have departed. It shows whether their processes
 	// end, so that MPI is finalized together. It is nil if there is none, and in a process in which other code finalizes
 	// MPI.
@@ -62,6 +66,9 @@ type member struct {
 
 // groups has the groups of all worlds that have not ended.
 var groups ByNumber[*member]
+
+// reformed is the id of the last group that was made before the last reform.
+var reformed atomic.Int64
 
 // Poisoned is why the core takes no more calls, the first line of a panic; nil while it takes them.
 var Poisoned atomic.Pointer[string]
@@ -145,6 +152,15 @@ func (w *World) End() {
 	w.ended.Store(true)
 }
 
+// Reform is End because this process goes on in another world, in which no group of this one counts.
+func (w *World) Reform() {
+	w.Env.Reform()
+	reformed.Store(groups.last.Load())
+	reformWindows()
+	w.End()
+	ForgetInitial(w)
+}
+
 // ForgetGroups takes the groups of a world that has ended out of the table.
 func (w *World) ForgetGroups() {
 	groups.forgetIf(func(m *member) bool { return m.w == w })
@@ -158,10 +174,26 @@ func Remove(g *group.Group) error {
 	return err
 }
 
+// RevokeWindows ends the calls of the windows of all groups of w, which was revoked. AbandonWindows gives them back.
+func (w *World) RevokeWindows() {
+	eachMaker(w.has, func(_ any, m *window.Windows) { m.Revoke() })
+}
+
+// AbandonWindows gives back what RevokeWindows has left.
+func (w *World) AbandonWindows() {
+	eachMaker(w.has, func(g any, m *window.Windows) {
+		makers.Delete(g)
+		m.Abandon()
+	})
+	ForgetWindows()
+}
+
 // CloseWindows closes the windows of all groups of w. leaving says that the process ends.
 func (w *World) CloseWindows(leaving bool) {
-	closeWindows(func(g *group.Group) bool { return g.Env == w.Env }, leaving)
+	closeWindows(w.has, leaving)
 }
+
+func (w *World) has(g *group.Group) bool { return g.Env == w.Env }
 
 // WorldOf returns this process's part in the world of a group.
 func WorldOf(g *group.Group) (*World, error) {
@@ -188,6 +220,8 @@ func Group(id int64) (*group.Group, error) {
 		return nil, err
 	case id < 0 || id > groups.last.Load():
 		return nil, status.New(status.Argument, "there is no group %d", id)
+	case id <= reformed.Load():
+		return nil, status.New(status.GroupDestroyed, "group %d was of a world that was reformed; make a new one with new_group", id)
 	case id < w.All().ID:
 		return nil, status.New(status.GroupDestroyed, "group %d was destroyed with its world, before init_process_group was called again; make a new one with new_group", id)
 	}

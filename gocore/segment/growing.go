@@ -21,12 +21,15 @@ const (
 )
 
 // NewGrowing makes a file whose first size bytes are reserved and zero.
-func NewGrowing(name string, size int64) (*File, error) {
+func NewGrowing(name string, size int64) (*File, error) { return NewSparse(name, size, size) }
+
+// NewSparse makes a file of size bytes, all zero, of which the first ones are reserved. Who writes to others has reserved them, too.
+func NewSparse(name string, size, reserved int64) (*File, error) {
 	f, err := create(name, size)
 	if err != nil {
 		return nil, err
 	}
-	if err := f.Reserve(0, size); err != nil {
+	if err := f.Reserve(0, reserved); err != nil {
 		f.Close()
 		return nil, err
 	}

@@ -14,6 +14,7 @@ package segment
 import (
 	"strconv"
 	"syscall"
+	"unsafe"
 
 	"github.com/paddlempi/paddlempi/gocore/status"
 )
@@ -155,6 +156,35 @@ func (f *File) Map() ([]byte, error) {
 		return nil, status.New(status.NoMemory, "cannot map %d bytes of shared memory: %v", f.size, err)
 	}
 	return mem, nil
+}
+
+// MapTail maps what the file has from an offset on, a number of whole pages, for reading and writing: at a place that Vacate has
+// left, or anywhere if place is nil. Only Vacate ends that mapping.
+func (f *File) MapTail(offset int64, place unsafe.Pointer) (unsafe.Pointer, error) {
+	at, err := mapAt(place, f.size-offset, syscall.MAP_SHARED, f.fd, offset)
+	if err != nil {
+		return nil, status.New(status.NoMemory, "cannot map %d bytes of shared memory: %v", f.size-offset, err)
+	}
+	return at, nil
+}
+
+// Vacate ends the mapping of MapTail of so many bytes, and keeps its place: what is read there is 0 from then on, and what is
+// written there nobody else sees. A thread may use the place meanwhile.
+func Vacate(place unsafe.Pointer, size int64) error {
+	_, err := mapAt(place, size, syscall.MAP_PRIVATE|syscall.MAP_ANON, -1, 0)
+	return err
+}
+
+// mapAt maps memory at a place, or anywhere if that is nil. The kernel changes the mapping of a place in one step.
+func mapAt(place unsafe.Pointer, size int64, flags, fd int, offset int64) (unsafe.Pointer, error) {
+	if place != nil {
+		flags |= syscall.MAP_FIXED
+	}
+	at, _, errno := syscall.Syscall6(syscall.SYS_MMAP, uintptr(place), uintptr(size), syscall.PROT_READ|syscall.PROT_WRITE, uintptr(flags), uintptr(fd), uintptr(offset))
+	if errno != 0 {
+		return nil, errno
+	}
+	return unsafe.Add(nil, at), nil
 }
 
 // Close closes the descriptor. Mappings stay. Close may be called again.

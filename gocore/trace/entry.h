@@ -10,8 +10,9 @@
 #include "../primitives/words.h"
 
 enum {
-	TR_ENTRIES = 1024,
-	TR_WRITING = 1, /* bits of an entry's word, below the number of its operation */
+	TR_ENTRIES = 1024, /* that operations use while nobody records: a power of 2 */
+	TR_ROOM = 16384,   /* that they use at the most, while somebody does: a power of 2 */
+	TR_WRITING = 1,    /* bits of an entry's word, below the number of its operation */
 	TR_ENDED = 2,
 	TR_NUMBER_FROM = 2,
 	TR_TRIES = 16, /* entries that an operation looks at before it goes without one */
@@ -29,9 +30,15 @@ typedef struct tr_entry {
 	uint32_t phase[2];
 } tr_entry;
 
+/* What an operation reads and writes to find its entry, in the header of the ring; counts of
+ * ring.go. */
+typedef struct tr_counts {
+	uint64_t next, wide, lease, lost, passed, widened;
+} tr_counts;
+
 /* Where the ring of this process is; Shared. */
 typedef struct tr_ring {
-	uint64_t *next, *lost;
+	tr_counts *counts;
 	tr_entry *list; /* NULL: there is no ring */
 	uint64_t clock; /* TR_CLOCK_COUNTER, or another one */
 } tr_ring;
@@ -47,18 +54,30 @@ static inline uint64_t tr_now(const tr_ring *r) {
 	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
 }
 
+/* tr_place is counts.place: where the entry of operation n is. */
+static inline uint64_t tr_place(const tr_ring *r, uint64_t n) {
+	uint64_t wide = __atomic_load_n(&r->counts->wide, __ATOMIC_RELAXED);
+	if (wide != 0 && n % TR_ENTRIES == 0 &&
+		tr_now(r) > __atomic_load_n(&r->counts->lease, __ATOMIC_RELAXED)) {
+		wide = 0;
+		__atomic_store_n(&r->counts->wide, wide, __ATOMIC_RELAXED);
+	}
+	return n & (TR_ENTRIES - 1 + (wide & (TR_ROOM - TR_ENTRIES)));
+}
+
 /* tr_take is Ring.take: it returns an entry to write to and its word, or NULL. */
 static inline tr_entry *tr_take(const tr_ring *r, uint64_t *word) {
 	for (int i = 0; i < TR_TRIES; i++) {
-		const uint64_t n = __atomic_add_fetch(r->next, 1, __ATOMIC_RELAXED);
-		tr_entry *e = &r->list[n % TR_ENTRIES];
+		const uint64_t n = __atomic_add_fetch(&r->counts->next, 1, __ATOMIC_RELAXED);
+		tr_entry *e = &r->list[tr_place(r, n)];
 		uint64_t old = __atomic_load_n(&e->word, __ATOMIC_RELAXED);
 		*word = n << TR_NUMBER_FROM;
 		if ((old == 0 || (old & (TR_WRITING | TR_ENDED)) == TR_ENDED) &&
 			sw_swap64(&e->word, &old, *word | TR_WRITING))
 			return e;
+		__atomic_add_fetch(&r->counts->passed, 1, __ATOMIC_RELAXED);
 	}
-	__atomic_add_fetch(r->lost, 1, __ATOMIC_RELAXED);
+	__atomic_add_fetch(&r->counts->lost, 1, __ATOMIC_RELAXED);
 	return NULL;
 }
 

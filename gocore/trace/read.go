@@ -40,8 +40,8 @@ func read(file io.ReaderAt) (*image, error) {
 			return nil, err
 		}
 		settled = settled[:0]
-		changing := false
-		for i := range after.entries {
+		changing := len(after.entries) != len(before.entries) // somebody has begun to record
+		for i := range min(len(after.entries), len(before.entries)) {
 			e := &after.entries[i]
 			switch {
 			case *e != before.entries[i] || e.word&writing != 0:
@@ -81,37 +81,56 @@ func readOnce(file io.ReaderAt) (*image, error) {
 }
 
 func readWhole(file io.ReaderAt) (*image, error) {
-	b := make([]byte, ringSize)
+	b := make([]byte, fewSize)
 	if n, err := file.ReadAt(b, 0); n < len(b) {
 		return nil, status.New(status.Argument, "the ring has %d bytes instead of %d (%v)", n, len(b), err)
 	}
-	i := &image{header: *(*header)(unsafe.Pointer(&b[0])), entries: unsafe.Slice((*entry)(unsafe.Pointer(&b[headerSize+groupsSize])), entries)}
+	i := &image{header: *(*header)(unsafe.Pointer(&b[0]))}
 	h := &i.header
-	switch {
-	case h.magic != magic:
-		return nil, status.New(status.Argument, "the file is no ring of paddlempi, or its process is about to make it")
-	case h.version != version || h.entrySize != entrySize || h.entries != entries || h.groups != groupsSize:
-		return nil, status.New(status.Argument, "the ring has version %d and %d entries of %d bytes; this paddlempi reads version %d, %d of %d: read it with that of the process",
-			h.version, h.entries, h.entrySize, version, entries, entrySize)
-	case h.size < 1 || h.size > mostRanks || h.rank < 0 || h.rank >= h.size:
-		return nil, status.New(status.Argument, "the ring says that it is of rank %d of %d", h.rank, h.size)
-	case h.pid < 1:
-		return nil, status.New(status.Argument, "the ring says that it is of process %d", h.pid)
-	case joined(h.joined).bytes() > areaSize:
-		return nil, status.New(status.Argument, "the ring says that it has %d bytes of groups; there is room for %d", joined(h.joined).bytes(), areaSize)
+	if err := h.check(); err != nil {
+		return nil, err
 	}
+	if h.counts.widened != 0 {
+		b = append(b, make([]byte, ringSize-fewSize)...)
+		if n, err := file.ReadAt(b[headerSize+groupsSize:], headerSize+groupsSize); n < len(b)-headerSize-groupsSize {
+			return nil, status.New(status.Argument, "the ring was cut (%v)", err)
+		}
+	}
+	i.entries = unsafe.Slice((*entry)(unsafe.Pointer(&b[headerSize+groupsSize])), (len(b)-headerSize-groupsSize)/entrySize)
 	i.groups = joined(h.joined).area(b[headerSize : headerSize+groupsSize])[:joined(h.joined).bytes()]
 	return i, nil
 }
 
-// Snapshot is what a ring says, as it is written as JSON (docs/trace.md). Times are nanoseconds since
+// check tells whether a ring of this version, and of a rank that can be, has this header.
+func (h *header) check() error {
+	switch {
+	case h.magic != magic:
+		return status.New(status.Argument, "the file is no ring of paddlempi, or its process is about to make it")
+	case h.version != version || h.entrySize != entrySize || h.entries != room || h.groups != groupsSize:
+		return status.New(status.Argument, "the ring has version %d and %d entries of %d bytes; this paddlempi reads version %d, %d of %d: read it with that of the process",
+			h.version, h.entries, h.entrySize, version, room, entrySize)
+	case h.size < 1 || h.size > mostRanks || h.rank < 0 || h.rank >= h.size:
+		return status.New(status.Argument, "the ring says that it is of rank %d of %d", h.rank, h.size)
+	case h.pid < 1:
+		return status.New(status.Argument, "the ring says that it is of process %d", h.pid)
+	case joined(h.joined).bytes() > areaSize:
+		return status.New(status.Argument, "the ring says that it has %d bytes of groups; there is room for %d", joined(h.joined).bytes(), areaSize)
+	}
+	return nil
+}
+
+// snapshotVersion is that of the JSON. Newer ones may add fields.
+const snapshotVersion = 1
+
+// Snapshot is what a ring says, as it is written as JSON (docs/my-job-hangs.md). Times are nanoseconds since
 // 1970.
 type Snapshot struct {
 	Format      string            `json:"format"`
 	Version     int               `json:"version"`
 	Rank        int               `json:"rank"`
 	Size        int               `json:"size"`
-	Job         string            `json:"job"` // the same on all ranks of a world, and another one for each world
+	Job         string            `json:"job"`        // the same on all ranks of a world, and another one for each world
+	Generation  int               `json:"generation"` // how often that world was reformed before
 	Host        string            `json:"host"`
 	Boot        string            `json:"boot"`
 	PID         int64             `json:"pid"`
@@ -155,6 +174,7 @@ type OperationRecord struct {
 	Submitted int64   `json:"submitted"`
 	Begun     *int64  `json:"begun"`
 	Arrived   *int64  `json:"arrived"`
+	Waited    *int64  `json:"waited"` // the caller of an asynchronous operation began to wait
 	Ended     *int64  `json:"ended"`
 	Outcome   *string `json:"outcome"`
 
@@ -173,8 +193,8 @@ func Read(file io.ReaderAt) (*Snapshot, error) {
 		return nil, err
 	}
 	began, _ := line.at(h.ticks)
-	s := &Snapshot{Format: fileName, Version: version, Rank: int(h.rank), Size: int(h.size), Job: hex(h.job), Host: text(h.host[:]), Boot: text(h.boot[:]),
-		PID: h.pid, State: "running", Began: began, Taken: at.unix, NotRecorded: h.lost, Groups: []GroupRecord{}, Operations: []OperationRecord{}}
+	s := &Snapshot{Format: fileName, Version: snapshotVersion, Rank: int(h.rank), Size: int(h.size), Job: hex(h.job), Generation: int(uint32(h.generation)), Host: text(h.host[:]), Boot: text(h.boot[:]),
+		PID: h.pid, State: "running", Began: began, Taken: at.unix, NotRecorded: h.counts.lost, Groups: []GroupRecord{}, Operations: []OperationRecord{}}
 	for _, g := range decodeGroups(i.groups, int(h.size)) {
 		s.Groups = append(s.Groups, GroupRecord{g.ID, hex(g.Key), g.Rank, g.Ranks})
 	}
@@ -230,9 +250,13 @@ func (e *entry) record(line *timeline) (o OperationRecord, ok bool) {
 	if e.algorithm[0] != 0 {
 		o.Algorithm = ptr(text(e.algorithm[:]))
 	}
-	if name := e.phase.name; int64(name) > int64(len(Phases)) {
+	name := e.phase.name
+	if o.Message {
+		name = 0 // that word has something else
+	}
+	if int64(name) > int64(len(Phases)) {
 		return o, false
-	} else if name > 0 && !o.Message {
+	} else if name > 0 {
 		o.Phase, o.Rail = ptr(Phases[name-1]), ptr(int(e.phase.rail))
 		if e.peer[0] >= 0 {
 			o.Partner = ptr(int(e.peer[0]))
@@ -244,7 +268,7 @@ func (e *entry) record(line *timeline) (o OperationRecord, ok bool) {
 	for _, at := range []struct {
 		ticks uint64
 		unix  **int64
-	}{{e.begun, &o.Begun}, {e.arrived, &o.Arrived}, {e.endedAt(), &o.Ended}} {
+	}{{e.begun, &o.Begun}, {e.arrived, &o.Arrived}, {*e.waited(), &o.Waited}, {e.endedAt(), &o.Ended}} {
 		if at.ticks == 0 {
 			continue
 		}

@@ -30,15 +30,18 @@ import (
 // entry.h, by which C enters messages, has some of these numbers too.
 const (
 	magic   = 0x6361727469706d70 // "pmpitrac"
-	version = 1
+	version = 2
 
 	fileName   = "paddlempi-trace"
-	entries    = 1024 // a power of 2
+	entries    = 1024      // that operations use while nobody records: a power of 2
+	some       = 4 * 1024  // that they use while somebody does, as a rule: as many as fit into the caches of a core
+	room       = 16 * 1024 // that they use at the most: a power of 2, as both others
 	entrySize  = 128
 	headerSize = 4096
 	areaSize   = 64 << 10
 	groupsSize = 2 * areaSize
-	ringSize   = headerSize + groupsSize + entries*entrySize
+	fewSize    = headerSize + groupsSize + entries*entrySize // what has memory from the beginning
+	ringSize   = headerSize + groupsSize + room*entrySize
 
 	// The bits of an entry's word below the number of its operation.
 	writing    = 1
@@ -63,12 +66,43 @@ type header struct {
 	ticks     uint64 // when the ring was made
 	monotonic uint64 // the same moment
 	joined    uint64 // see joined
-	lost      uint64 // operations that found no entry
 	host      [64]byte
 	boot      [40]byte // of the kernel: ranks with the same one share their clocks
 	told      [toldSlots]told
 	job       uint64 // a random number, the same on all ranks of the world; 0: not known yet
-	next      uint64 // the number of the last operation, for the process itself
+
+	generation uint64 // how often the world was reformed before it became this one
+	counts     counts // has a cache line for itself
+}
+
+var _ [0]byte = [unsafe.Offsetof(header{}.counts) % 64]byte{}
+
+// counts is what an operation reads and writes to find its entry; tr_counts of entry.h.
+type counts struct {
+	next    uint64 // the number of the last operation, or of the last entry that one has passed over
+	wide    uint64 // how many entries more than the first ones operations use: 0, some-entries or room-entries
+	lease   uint64 // in ticks: wide holds until then
+	lost    uint64 // operations that found no entry
+	passed  uint64 // numbers that operations passed over
+	widened uint64 // not 0: operations may have used more than the first entries
+}
+
+// widen has operations use so many entries, which have memory, until a time.
+func (c *counts) widen(width, until uint64) {
+	atomic.StoreUint64(&c.widened, 1)
+	atomic.StoreUint64(&c.lease, until)
+	atomic.StoreUint64(&c.wide, width-entries)
+}
+
+// place returns where the entry of operation n is. A collector (collect.go) that records the operations has them use more entries, for
+// some seconds at a time: one that is killed has no effect for longer. What it writes here is no more than a wish: every value is safe.
+func (c *counts) place(n uint64) uint64 {
+	wide := atomic.LoadUint64(&c.wide)
+	if wide != 0 && n%entries == 0 && now() > atomic.LoadUint64(&c.lease) {
+		wide = 0
+		atomic.StoreUint64(&c.wide, wide)
+	}
+	return n & (entries - 1 + wide&(room-entries))
 }
 
 // told says that this rank has reported a long wait.
@@ -94,8 +128,8 @@ type entry struct {
 	signature [3]uint64
 	algorithm [16]byte
 	peer      [2]int32 // of a message; of a collective, the first is the member of the phase
-	tag       [2]int32 // of a message only
-	phase     phase
+	tag       [2]int32 // of a message; of a collective: see waited
+	phase     phase    // of a collective; of a message: see waited
 }
 
 var _ [entrySize]byte = [unsafe.Sizeof(entry{})]byte{}
@@ -128,7 +162,7 @@ var Accesses = [...]string{1: "Window.put", "Window.get", "Window.accumulate", "
 type Ring struct {
 	file *segment.File
 	mem  []byte
-	list *[entries]entry
+	list *[room]entry
 
 	mu       sync.Mutex // guards the groups of the file, and what follows
 	groups   []noted    // what the file has
@@ -137,7 +171,7 @@ type Ring struct {
 
 // New makes an empty ring for a rank of a world of size ranks.
 func New(rank, size int) (*Ring, error) {
-	file, err := segment.NewGrowing(fileName, ringSize)
+	file, err := segment.NewSparse(fileName, ringSize, fewSize)
 	if err != nil {
 		return nil, err
 	}
@@ -152,9 +186,9 @@ func New(rank, size int) (*Ring, error) {
 		file.Close()
 		return nil, status.New(status.Unsupported, "cannot keep the trace from forked children: %v", err)
 	}
-	r := &Ring{file: file, mem: mem, list: (*[entries]entry)(unsafe.Pointer(&mem[headerSize+groupsSize]))}
+	r := &Ring{file: file, mem: mem, list: (*[room]entry)(unsafe.Pointer(&mem[headerSize+groupsSize]))}
 	h, begin := r.header(), takeMoment()
-	*h = header{version: version, entrySize: entrySize, entries: entries, groups: groupsSize, pid: int64(os.Getpid()),
+	*h = header{version: version, entrySize: entrySize, entries: room, groups: groupsSize, pid: int64(os.Getpid()),
 		rank: int32(rank), size: int32(size), clock: clockKind(), ticks: begin.ticks, monotonic: begin.monotonic}
 	host, _ := os.Hostname()
 	copy(h.host[:], host)
@@ -178,9 +212,9 @@ func (r *Ring) Close() {
 
 // Shared is where the ring is, for C code of this process that enters operations: tr_ring of entry.h. It is valid until Close.
 type Shared struct {
-	Next, Lost *uint64
-	List       unsafe.Pointer
-	Clock      uint64
+	Counts *counts
+	List   unsafe.Pointer
+	Clock  uint64
 }
 
 // Shared returns where the ring is; zeros: there is none.
@@ -188,7 +222,26 @@ func (r *Ring) Shared() Shared {
 	if r == nil || r.list == nil {
 		return Shared{}
 	}
-	return Shared{&r.header().next, &r.header().lost, unsafe.Pointer(r.list), clockKind()}
+	return Shared{&r.header().counts, unsafe.Pointer(r.list), clockKind()}
+}
+
+// Widen has operations use all entries for some seconds, because somebody is about to record them.
+func (r *Ring) Widen() {
+	if r == nil {
+		return
+	}
+	if err := r.file.Reserve(fewSize, ringSize-fewSize); err != nil {
+		return // as without
+	}
+	const mostTicks = 5 // a nanosecond
+	r.header().counts.widen(room, now()+mostTicks*uint64(leaseTime))
+}
+
+// SetGeneration tells readers how often the world was reformed before.
+func (r *Ring) SetGeneration(n int) {
+	if r != nil {
+		atomic.StoreUint64(&r.header().generation, uint64(n))
+	}
 }
 
 // SetJob tells readers which rings are of the same world.
@@ -212,6 +265,7 @@ func (r *Ring) Begin(group int64, seq uint64, signature *[3]uint64, flags Flags)
 	at := now()
 	e.submitted, e.arrived, e.algorithm = at, 0, [16]byte{}
 	e.group, e.flags, e.seq, e.signature, e.phase = uint32(group), flags, seq, *signature, phase{}
+	e.tag = [2]int32{}
 	if seq == 0 {
 		at = 0
 	}
@@ -241,15 +295,17 @@ func (r *Ring) take() (e *entry, word uint64) {
 	if r == nil || r.list == nil {
 		return nil, 0
 	}
+	c := &r.header().counts
 	for range tries {
-		n := atomic.AddUint64(&r.header().next, 1)
-		e := &r.list[n%entries]
+		n := atomic.AddUint64(&c.next, 1)
+		e := &r.list[c.place(n)]
 		old, word := atomic.LoadUint64(&e.word), n<<numberFrom
 		if (old == 0 || old&(writing|ended) == ended) && atomic.CompareAndSwapUint64(&e.word, old, word|writing) {
 			return e, word
 		}
+		atomic.AddUint64(&c.passed, 1)
 	}
-	atomic.AddUint64(&r.header().lost, 1)
+	atomic.AddUint64(&c.lost, 1)
 	return nil, 0
 }
 
@@ -323,11 +379,36 @@ func (m Mark) Arrived() {
 	}
 }
 
+// Waited records that the caller of an asynchronous operation begins to wait for its end. Only the first call counts. It must not be
+// called when the ring may have been closed.
+func (m Mark) Waited() {
+	if m.lock() {
+		if at := m.e.waited(); *at == 0 {
+			*at = now()
+		}
+		m.unlock()
+	}
+}
+
+// waited is where an operation has the time at which its caller began to wait: a collective has no tags, and a message no phases.
+func (e *entry) waited() *uint64 {
+	if e.flags&Message != 0 {
+		return (*uint64)(unsafe.Pointer(&e.phase))
+	}
+	return (*uint64)(unsafe.Pointer(&e.tag))
+}
+
 // Algorithm records the algorithm that a collective takes: all members have announced it. It is called before
-// End by the goroutine that carries the collective out, so it needs no lock.
+// End by the goroutine that carries the collective out, so it needs no lock, unless the caller begins to wait at this moment.
 func (m Mark) Algorithm(name string) {
-	if m.e != nil && atomic.LoadUint64(&m.e.word) == m.word {
+	if m.e == nil {
+		return
+	}
+	if atomic.LoadUint64(&m.e.word) == m.word {
 		copy(m.e.algorithm[:], name)
+	} else if m.lock() {
+		copy(m.e.algorithm[:], name)
+		m.unlock()
 	}
 }
 

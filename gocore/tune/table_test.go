@@ -38,7 +38,7 @@ func table(t testing.TB, rows ...fileRow) *Table {
 // given returns the tuners of three members with a table.
 func given(mode Mode, of *Table) (m members) {
 	for range 3 {
-		m = append(m, New(mode, of))
+		m = append(m, New(mode, of, 0))
 	}
 	return m
 }
@@ -165,12 +165,12 @@ func FuzzTable(f *testing.F) {
 			return
 		}
 		for of, r := range made.rows {
-			x := New(Always, made)
+			x := New(Always, made, 0)
 			for range again + 20 {
-				word := x.Word()
+				words := x.Words()
 				way, _ := x.Propose(of, r.ways)
 				require.Less(t, way, len(r.ways))
-				x.Heard(word, true)
+				x.Heard(words, true)
 				x.Done(time.Millisecond)
 			}
 		}

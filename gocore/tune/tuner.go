@@ -21,7 +21,11 @@ const (
 )
 
 const (
-	rounds = 3   // how often each way of a class is tried
+	rounds = 3 // how often each way of a class is tried
+	// finals is how often those are tried whose times are near the shortest one: up to near times as long. A wrong choice among
+	// them costs as little as these trials do, but for ever.
+	finals = 9
+	near   = 1.25
 	again  = 128 // of so many calls of a class that is tuned, one is a trial (Always)
 	// margin is how much faster than the first way another one has to be.
 	margin = 0.95
@@ -30,8 +34,10 @@ const (
 	hopeless = 2
 	atOnce   = 3
 	forgiven = 8 * again
+	// inTurn is how many messages one after the other are no reason to leave a way out for longer calls.
+	inTurn = 6
 	// patience is how many trials for each that counts a class gets: where other collectives disturb them, most count for nothing.
-	patience = 4
+	patience = 2
 	// Most is the most ways of a class.
 	Most = 6
 )
@@ -51,15 +57,16 @@ func ClassOf(code op.Code, half bool, bytes int64) Class {
 // Tuner is what a group knows of its ways. All its members call Word, Propose and Heard in the order of the group's collectives, so
 // that it is the same on all. All methods are safe for concurrent use.
 type Tuner struct {
-	mode  Mode
-	table *Table // with what its classes begin
+	mode    Mode
+	table   *Table        // with what its classes begin
+	latency time.Duration // see learn
 
 	mu      sync.Mutex
 	classes map[Class]*class
 	next    proposal // of the collective that is announced now
 	trial   *class   // whose time is told with the next announcement; nil: none is
 	way     int      // that is tried
-	word    uint64   // what this member tells of it
+	words   Words    // what this member tells of it
 
 	last atomic.Pointer[string]
 }
@@ -87,20 +94,21 @@ type class struct {
 	given bool // by a table, and not measured since
 }
 
-// New returns the tuner of a group. All members give the same table; nil: there is none.
-func New(mode Mode, table *Table) *Tuner {
-	return &Tuner{mode: mode, table: table, classes: map[Class]*class{}}
+// New returns the tuner of a group. All members give the same table, nil if there is none, and the same time that a short message takes
+// from one to another, 0 if it is not known.
+func New(mode Mode, table *Table, latency time.Duration) *Tuner {
+	return &Tuner{mode: mode, table: table, latency: latency, classes: map[Class]*class{}}
 }
 
-// Word returns what this member tells with its next announcement.
-func (t *Tuner) Word() uint64 {
+// Words returns what this member tells with its next announcement.
+func (t *Tuner) Words() Words {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.next = proposal{}
 	if t.trial == nil {
-		return 0
+		return Words{}
 	}
-	return t.word
+	return t.words
 }
 
 // Propose returns which of ways, by their names, the call of a class that is announced now takes. There are up to Most, the usual one
@@ -122,13 +130,13 @@ func (t *Tuner) Propose(of Class, ways []string) (way int, measured bool) {
 
 // Heard takes in the words of all members, combined, that came with an announcement. agreed says that all members have announced
 // the same, and none has refused: only then what was proposed is done.
-func (t *Tuner) Heard(word uint64, agreed bool) {
+func (t *Tuner) Heard(words Words, agreed bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if c := t.trial; c != nil {
 		t.trial = nil
-		if d, ok := heard(word, c.base); ok {
-			c.learn(t.way, d, word)
+		if shortest, longest, ok := heard(words, c.base); ok {
+			c.learn(t.way, shortest, longest, words, t.latency)
 		}
 	}
 	next := t.next
@@ -142,7 +150,7 @@ func (t *Tuner) Heard(word uint64, agreed bool) {
 	}
 	c.took(next, t.mode)
 	if next.trial {
-		t.trial, t.way, t.word = c, next.way, void
+		t.trial, t.way, t.words = c, next.way, Words{void}
 	}
 }
 
@@ -151,7 +159,7 @@ func (t *Tuner) begin(of Class, ways []string) *class {
 	c := &class{ways: ways}
 	r, ok := t.table.row(of, ways)
 	if !ok {
-		c.learnFrom(t.shorter(of))
+		c.learnFrom(t.shorter(of), t.latency)
 		return c
 	}
 	c.tuned, c.given, c.best = true, true, r.best
@@ -180,18 +188,23 @@ func (t *Tuner) Done(d time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.trial != nil && d > 0 {
-		t.word = tell(d, t.trial.base)
+		t.words = tell(d, t.trial.base)
 	}
 }
 
-// learnFrom leaves out the ways that were tried and are hopeless in a class of shorter calls.
-func (c *class) learnFrom(shorter *class) {
+// learnFrom leaves out the ways that were tried and are hopeless in a class of shorter calls: but not those that may only have had some
+// messages more in turn, because these matter less in longer calls.
+func (c *class) learnFrom(shorter *class, latency time.Duration) {
 	if shorter == nil {
 		return
 	}
 	for i, name := range shorter.ways {
 		if k := slices.Index(c.ways, name); k > 0 && len(shorter.times[i]) > 0 {
-			c.out[k] = shorter.out[i]
+			usual := shorter.base
+			if len(shorter.times[0]) > 0 {
+				usual = shorter.middle(0)
+			}
+			c.out[k] = shorter.out[i] && shorter.middle(i) > usual+inTurn*latency
 		}
 	}
 }
@@ -210,7 +223,7 @@ func (c *class) took(next proposal, mode Mode) {
 	switch {
 	case next.trial:
 		c.begun[next.way]++
-		if c.tries++; c.tries == patience*rounds*len(c.ways) && !c.tuned {
+		if c.tries++; c.tries == patience*finals*len(c.ways) && !c.tuned {
 			c.choose()
 		}
 	case c.tuned && mode == Always && c.calls%again == 0:
@@ -226,22 +239,31 @@ func (c *class) took(next proposal, mode Mode) {
 
 // leastTried returns the way that is tried next: of those that were not tried often enough, the one that was begun least often.
 func (c *class) leastTried() (way int) {
-	least := -1
+	least, wanted := -1, c.wanted()
 	for i := range c.ways {
-		if !c.out[i] && len(c.times[i]) < rounds && (least < 0 || c.begun[i] < c.begun[least]) {
+		if len(c.times[i]) < wanted[i] && (least < 0 || c.begun[i] < c.begun[least]) {
 			least = i
 		}
 	}
 	return max(0, least)
 }
 
-// learn takes in a time of a way.
-func (c *class) learn(way int, d time.Duration, word uint64) {
+// learn takes in the shortest and the longest time of a way, of any member.
+//
+// All but the member that came last have waited for it, so the shortest time is what counts. But that member may have found the others'
+// messages there, and does not see how long its own takes to them: its time is up to the latency of a message short. If no two members came
+// further apart than that, the mean of the shortest and the longest time is right.
+func (c *class) learn(way int, shortest, longest time.Duration, words Words, latency time.Duration) {
+	shorter, longer := offScale(words)
+	if shorter && c.base > 0 && shortest <= latency {
+		shortest, shorter = 0, false // or anything up to that
+	}
+	d := shortest + min((longest-shortest)/2, latency)
 	if c.base == 0 {
 		c.base, c.from = d, way // told in large steps: it only says where the fine ones begin
 		return
 	}
-	if shorter, longer := offScale(word); shorter || longer && way == c.from {
+	if shorter || longer && way == c.from {
 		c.base, c.times, c.out = 0, [Most][]time.Duration{}, [Most]bool{} // it was an accident, or another way is much faster
 		return
 	}
@@ -279,12 +301,44 @@ func (c *class) choose() {
 
 // done tells whether every way was tried often enough.
 func (c *class) done() bool {
+	wanted := c.wanted()
 	for i := range c.ways {
-		if !c.out[i] && len(c.times[i]) < rounds {
+		if len(c.times[i]) < wanted[i] {
 			return false
 		}
 	}
 	return true
+}
+
+// wanted returns how often each way has to be tried.
+func (c *class) wanted() (times [Most]int) {
+	shortest := time.Duration(0)
+	for i := range c.ways {
+		switch {
+		case c.out[i]:
+			continue
+		case len(c.times[i]) < rounds:
+			shortest = -1
+		case shortest >= 0 && (shortest == 0 || c.middle(i) < shortest):
+			shortest = c.middle(i)
+		}
+		times[i] = rounds
+	}
+	if shortest < 0 {
+		return times
+	}
+	nearest := 0
+	final := times
+	for i := range c.ways {
+		if !c.out[i] && float64(c.middle(i)) <= near*float64(shortest) {
+			final[i] = finals
+			nearest++
+		}
+	}
+	if nearest < 2 {
+		return times
+	}
+	return final
 }
 
 // middle returns the median time of a way that was tried.

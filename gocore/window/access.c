@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "access.h"
 
+#include "../primitives/doorbells.h"
 #include "../primitives/words.h"
 
 #include <sched.h>
@@ -189,6 +190,7 @@ static int on_member(pw_window *w, const pw_op *op) {
 		rc = on_elements(w, op);
 	} else if (op->code == PW_SIGNAL) {
 		sw_more64_in_turn(&c->slots[w->rank].signals);
+		pmpi_ring();
 		rc = 0;
 	} else if (op->code == PW_FLUSH) {
 		__atomic_thread_fence(__ATOMIC_SEQ_CST);

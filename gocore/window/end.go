@@ -4,6 +4,7 @@ package window
 import "C"
 
 import (
+	"maps"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -81,6 +82,45 @@ func (w *Window) close() {
 	structs.Lock()
 	defer structs.Unlock()
 	C.pw_recycle(w.members.c)
+}
+
+// Revoke ends the calls of all windows on this member, whose world was revoked: when it returns, no thread of this process is in
+// the memory of another one. Nothing is given back, because others may still be in this one's.
+func (ws *Windows) Revoke() {
+	ws.eachOpen(func(w *Window) {
+		if !w.ended.Swap(true) {
+			C.pw_close(w.members.c)
+			ws.until(time.Now().Add(endLimit), func() bool { return w.calls.Load() == 0 })
+		}
+	})
+}
+
+// Abandon gives back what Revoke has left: no member is in the memory of this one any more.
+func (ws *Windows) Abandon() {
+	ws.eachOpen(func(w *Window) {
+		ws.remove(w)
+		if w.calls.Load() > 0 {
+			return // everything stays
+		}
+		w.mu.Lock()
+		w.members.own.free()
+		w.members.release() // the others may have given their control blocks back
+		w.gone = true
+		w.mu.Unlock()
+		structs.Lock()
+		defer structs.Unlock()
+		C.pw_recycle(w.members.c)
+	})
+}
+
+// eachOpen calls f for every window that was not removed.
+func (ws *Windows) eachOpen(f func(w *Window)) {
+	ws.mu.Lock()
+	all := slices.Collect(maps.Values(ws.open))
+	ws.mu.Unlock()
+	for _, w := range all {
+		f(w)
+	}
 }
 
 // until waits until done returns true, and tells whether it has.

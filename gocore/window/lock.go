@@ -10,6 +10,7 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
 // Every member's memory has a lock, which one member holds alone or several hold shared. It keeps nobody from the
@@ -40,6 +41,7 @@ func (m *memory) tryLock(member int, shared bool, size int) (taken bool, holder 
 				return true, 0
 			}
 			atomic.StoreUint32(reading, 0)
+			work.Ring() // who wants it alone may have seen this
 		}
 		return false, int(atomic.LoadUint32(exclusive)) - 1
 	}
@@ -58,6 +60,7 @@ func (m *memory) tryLock(member int, shared bool, size int) (taken bool, holder 
 func (m *memory) unlock(member int) {
 	atomic.StoreUint32(word(&slotOf(m.control, member).reading), 0)
 	atomic.CompareAndSwapUint32(word(&m.control.exclusive), uint32(member)+1, 0)
+	work.Ring()
 }
 
 // lock waits until this rank has the lock of member r.
@@ -106,7 +109,7 @@ func (w *Window) lockNear(what string, r int, shared bool, deadline time.Time) e
 	if try() {
 		return err
 	}
-	late := w.await(what, deadline, func() int { return holder }, try)
+	late := w.awaitBy(w.ws.g.WaitRung, what, deadline, func() int { return holder }, try)
 	if late == nil {
 		late = err
 	}
@@ -160,13 +163,14 @@ func (w *Window) signal(r int, deadline time.Time) error {
 
 func addSignal(c *C.pw_control, from int) {
 	atomic.AddUint64((*uint64)(unsafe.Pointer(&slotOf(c, from).signals)), 1)
+	work.Ring()
 }
 
 // waitSignal takes a signal of member r, and waits until there is one.
 func (w *Window) waitSignal(r int, deadline time.Time) error {
 	sent := (*uint64)(unsafe.Pointer(&slotOf(w.members.own.block, r).signals))
 	taken := (*uint64)(unsafe.Pointer(&w.members.of(r).taken))
-	return w.await(WaitSignal.String(), deadline, only(r), func() bool {
+	return w.awaitBy(w.ws.g.WaitRung, WaitSignal.String(), deadline, only(r), func() bool {
 		for was := atomic.LoadUint64(taken); atomic.LoadUint64(sent) > was; was = atomic.LoadUint64(taken) {
 			if atomic.CompareAndSwapUint64(taken, was, was+1) {
 				return true

@@ -207,7 +207,7 @@ func (w *Window) Unmap(r int) {
 	}
 }
 
-// leaveAll lets go of the memory of the other members. No thread uses it. The caller holds the
+// leaveAll lets go of the memory of the other members, and tells them. No thread uses it. The caller holds the
 // Window's mu.
 func (ms *members) leaveAll() {
 	for r := range ms.refs {
@@ -215,6 +215,13 @@ func (ms *members) leaveAll() {
 		if c != nil && r != ms.ws.me {
 			atomic.StoreUint32(word(&slotOf(c, ms.ws.me).left), 1)
 		}
+	}
+	ms.release()
+}
+
+// release is leaveAll that tells nobody.
+func (ms *members) release() {
+	for r := range ms.refs {
 		ms.refs[r].control.Release()
 		ms.refs[r].control = heap.Ref{}
 		if ms.maps[r] == 0 {

@@ -113,15 +113,7 @@ func (ws *Windows) remove(w *Window) {
 // Close closes all windows on this member. leaving says that the process goes on with the transport, only to end: then
 // messages of other members are still answered.
 func (ws *Windows) Close(leaving bool) {
-	ws.mu.Lock()
-	var all []*Window
-	for _, w := range ws.open {
-		all = append(all, w)
-	}
-	ws.mu.Unlock()
-	for _, w := range all {
-		w.Close()
-	}
+	ws.eachOpen((*Window).Close)
 	ws.mu.Lock()
 	p := ws.post
 	if p != nil {
@@ -226,7 +218,7 @@ func (p *post) Requests(b *work.Batch) work.Pace {
 	if moving || p.lively {
 		return work.Often
 	}
-	return work.Seldom
+	return p.on.Pace()
 }
 
 // Lively implements work.Standing.

@@ -14,13 +14,18 @@ const lookEvery = 20 * time.Millisecond
 // await drives the engine until done returns true. It ends with an error at the deadline, after an interrupt, when
 // the window is freed, or when the member has died or left that whom names. A wait that lasts long is reported.
 func (w *Window) await(what string, deadline time.Time, whom func() int, done func() bool) error {
+	return w.awaitBy(w.ws.g.Wait, what, deadline, whom, done)
+}
+
+// awaitBy is await that waits by g.Wait, or by g.WaitRung.
+func (w *Window) awaitBy(wait func(func() bool, time.Time) error, what string, deadline time.Time, whom func() int, done func() bool) error {
 	g := w.ws.g
 	var why error
 	var over atomic.Bool
 	defer over.Store(true)
 	began := time.Now()
 	looked, reported := began, false
-	err := g.Wait(func() bool {
+	err := wait(func() bool {
 		if done() {
 			return true
 		}
@@ -51,6 +56,9 @@ func (ws *Windows) noRank(what string, r int) error {
 }
 
 func (w *Window) endedError(what string) error {
+	if err := w.ws.g.Trouble(what, w.ws.me); err != nil {
+		return err
+	}
 	return status.New(status.GroupDestroyed, "%s: the window was freed", what)
 }
 

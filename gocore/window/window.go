@@ -51,6 +51,7 @@ type Members interface {
 	Use() (done func())
 	Trouble(what string, member int) error
 	Wait(done func() bool, deadline time.Time) error
+	WaitRung(done func() bool, deadline time.Time) error
 }
 
 // Calls is what it needs besides. *group.Group has it, and describes it.

@@ -20,6 +20,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/trace"
+	"github.com/paddlempi/paddlempi/gocore/work/worktest"
 	"github.com/paddlempi/paddlempi/gocore/world"
 )
 
@@ -507,5 +508,31 @@ func TestALongWaitIsReported(t *testing.T) {
 			assert.Empty(m, lines)
 		}
 		w.fenced(m.T)
+	})
+}
+
+// Who gives a lock back rings, and who waits for it no longer. A look does not.
+func TestLocksRing(t *testing.T) {
+	ranks(t, []int{0, 0}, func(m *member) {
+		w := m.make(tensor(op.Int64, int64(0)))
+		if own := w.members.memoryOf(m.rank); m.rank == 0 { // bells of a test are of one rank of the process
+			for _, shared := range []bool{false, true} {
+				taken, _ := own.tryLock(0, shared, 2)
+				require.True(m, taken)
+				assert.False(m, worktest.Rings(m, func() { _, _ = own.tryLock(1, false, 2) }), "a look")
+				assert.True(m, worktest.Rings(m, func() { own.unlock(1) }), "it waits no longer")
+				assert.True(m, worktest.Rings(m, func() { own.unlock(0) }), "it is given back")
+			}
+		}
+		w.fenced(m.T)
+	})
+}
+
+// A signal rings.
+func TestASignalRings(t *testing.T) {
+	ranks(t, []int{0}, func(m *member) {
+		w := m.make(tensor(op.Int64, int64(0)))
+		assert.True(m, worktest.Rings(m, func() { require.NoError(m, w.test(Op{Code: Signal, Rank: 0})) }))
+		require.NoError(m, w.test(Op{Code: WaitSignal, Rank: 0}))
 	})
 }

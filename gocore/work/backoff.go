@@ -16,6 +16,20 @@ package work
 
 static void pw_yield(void) { pmpi_yield(); }
 static int pw_shared(void) { return pmpi_core.shared; }
+static int pw_sleep_due(void) { return pmpi_sleep_due(); }
+
+// pw_rung_yield yields, or pauses where a yield would cost a slice: the wait sleeps soon.
+static void pw_rung_yield(void)
+{
+	if (!pmpi_bells || pmpi_core.kept == 0) {
+		pmpi_yield();
+		return;
+	}
+	for (int i = 0; i < 16; i++)
+		pmpi_pause();
+}
+
+static void pw_slept(void) { pmpi_slept(); }
 
 static void pw_spin_yield(int looks, int every)
 {
@@ -75,13 +89,17 @@ type Backoff struct {
 	since int64         // when it began to spin; see monotonic
 	slept time.Duration // in total
 	last  bool          // the last Pause slept
+	// napped says that the last Pause was a nap, late how much longer than asked it took.
+	napped bool
+	late   time.Duration
 }
 
 // Pace says how often a thread that waits has to look.
 type Pace int32
 
 const (
-	Seldom Pace = iota // what it waits for happens elsewhere: it sleeps, longer each time
+	Rung   Pace = iota // who does what it waits for rings a bell: it sleeps until then
+	Seldom             // what it waits for happens elsewhere: it sleeps, longer each time
 	Often              // polling moves data over a network, which holds for a moment what has come: it takes naps
 	Always             // polling moves data within the node: it does not sleep
 )
@@ -98,6 +116,9 @@ const (
 	longestNap   = 100 * time.Microsecond
 )
 
+// Sleeps until a bell rings end all the same: deaths, deadlines of others and Ctrl-C ring none. Tests make them longer.
+var firstDoze, longestDoze = time.Millisecond, 20 * time.Millisecond
+
 // Reset makes the next Pause short again, after something has moved.
 func (b *Backoff) Reset() { b.n, b.slept, b.last = 0, 0, false }
 
@@ -107,7 +128,7 @@ func (b *Backoff) Slept() bool { return b.last }
 // Pause waits a little, longer each time.
 func (b *Backoff) Pause() {
 	b.n++
-	b.last = false
+	b.last, b.napped = false, false
 	switch {
 	case !b.Crowded && !b.Lazy && b.n <= spins:
 		b.spin()
@@ -115,7 +136,11 @@ func (b *Backoff) Pause() {
 		if b.n < spins && b.Crowded {
 			b.n = spins
 		}
-		Yield()
+		if b.Pace == Rung {
+			C.pw_rung_yield()
+		} else {
+			Yield()
+		}
 	default:
 		b.sleep()
 	}
@@ -126,12 +151,33 @@ func (b *Backoff) sleep() {
 	d := max(b.slept/8, firstSleep)
 	if b.Pace == Often {
 		d = min(d, longestNap)
+		begun := monotonic()
 		C.pw_nap(C.long(d))
+		b.napped, b.late = true, time.Duration(monotonic()-begun)-d
 	} else {
 		d = min(d, longestSleep)
 		sleep(d)
 	}
 	b.slept += d
+	b.last = true
+}
+
+// ripe tells whether a wait for what rings a bell is to sleep: it has spun, and others want its core, or it has also
+// yielded for long.
+func (b *Backoff) ripe() bool {
+	return b.Pace == Rung && !b.Lazy && b.n >= spins && (b.n >= spins+yields || C.pw_sleep_due() != 0)
+}
+
+// doze sleeps by sleep, for an eighth of the time slept before at most, and not beyond the deadline.
+func (b *Backoff) doze(deadline time.Time, sleep func(time.Duration)) {
+	begun := time.Now()
+	d := min(max(b.slept/8, firstDoze), longestDoze)
+	if !deadline.IsZero() {
+		d = max(0, min(d, deadline.Sub(begun)))
+	}
+	sleep(d)
+	C.pw_slept()
+	b.slept += time.Since(begun)
 	b.last = true
 }
 

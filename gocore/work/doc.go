@@ -16,6 +16,9 @@
 // moves data it does not sleep. Only if the data comes from other nodes, and other threads use the
 // core, it takes naps of 20 to 100 us (docs/adr/0032).
 //
+// If other ranks of the node do all that it waits for, it sleeps until one of them rings (bells.go,
+// docs/adr/0065): at once where another rank was last seen on its CPU, else after the yields.
+//
 // Every wait on a caller's thread asks every 50 ms or so for an interrupt, which for Python means
 // that its signal handlers run.
 package work

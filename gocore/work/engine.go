@@ -109,11 +109,15 @@ type Engine struct {
 	drivers  atomic.Int32                 // goroutines in Wait, except for those inside interrupt
 	crowded  atomic.Bool                  // more ranks than cores: do not spin
 	pace     atomic.Int32                 // the greatest Pace of the tasks at the last tick
+	bells    atomic.Pointer[Bells]        // nil: nobody rings
+	bed      sync.Mutex                   // guards the entry among those whom others ring
+	dozing   atomic.Int32                 // goroutines that sleep until a bell rings, or are about to
+	dozes    atomic.Uint32                // such sleeps that have ended
 	serving  atomic.Bool                  // at the last tick a standing task was lively
 	lastBack atomic.Int64                 // when Background was last called, in nanoseconds
 	called   atomic.Bool                  // CalledMPI was called since the progress thread last looked
 	spare    atomic.Bool                  // the last answer of Spare
-	shared   atomic.Int64                 // until when waits take it that others use their core; see sharing
+	core     core                         // whether others use the cores of its waiting threads
 
 	firstCall sync.Once // of CalledMPI
 
@@ -156,6 +160,7 @@ func (e *Engine) append(t entry) {
 	e.tasks = append(e.tasks, t)
 	e.mu.Unlock()
 	e.active.Add(1)
+	e.rouse()
 }
 
 // startPatience begins the time that the progress thread leaves to callers, if there are no tasks but standing ones.
@@ -195,7 +200,10 @@ func (e *Engine) CalledMPI() {
 
 // Tick takes every task further and returns whether a request or a task has ended. It does nothing
 // if another goroutine is in Tick.
-func (e *Engine) Tick() bool { return e.tick(false, false) }
+func (e *Engine) Tick() bool {
+	moved, _ := e.tick(false, false)
+	return moved
+}
 
 // Look is Tick for a caller that has other work to do than that of the tasks: see Looking.
 func (e *Engine) Look() { e.tick(true, false) }
@@ -211,9 +219,14 @@ func (e *Engine) Helping() bool { return e.helping }
 // wait. The task should return soon, because that goroutine drives all tasks from then on.
 func (e *Engine) Relieved() bool { return e.helping && e.drivers.Load() > 0 }
 
-func (e *Engine) tick(looking, helping bool) bool {
-	if e.active.Load() == 0 || !e.driving.TryLock() {
-		return false
+// tick is Tick. looked is false if another goroutine is in it.
+func (e *Engine) tick(looking, helping bool) (moved, looked bool) {
+	if e.active.Load() == 0 {
+		e.pace.Store(int32(Rung))
+		return false, true
+	}
+	if !e.driving.TryLock() {
+		return false, false
 	}
 	defer e.driving.Unlock()
 	e.looking, e.helping = looking, helping
@@ -222,14 +235,14 @@ func (e *Engine) tick(looking, helping bool) bool {
 	e.mu.Unlock()
 
 	e.batch.reset()
-	pace, serving := Seldom, false
+	pace, serving := Rung, false
 	for _, t := range e.snapshot {
 		pace = max(pace, t.Requests(&e.batch))
 		serving = serving || t.standing != nil && t.standing.Lively()
 	}
 	e.pace.Store(int32(pace))
 	e.serving.Store(serving)
-	moved := e.batch.poll() > 0
+	moved = e.batch.poll() > 0
 
 	e.over = e.over[:0]
 	for _, t := range e.snapshot {
@@ -243,7 +256,10 @@ func (e *Engine) tick(looking, helping bool) bool {
 	}
 	clear(e.snapshot)
 	clear(e.over)
-	return moved
+	if moved {
+		e.rouse()
+	}
+	return moved, true
 }
 
 // The looks that follow a nap while requests of other ranks are served.
@@ -261,7 +277,7 @@ func (e *Engine) goOn(helping bool, moved *bool, done func() bool) bool {
 			return true
 		}
 		inVain++
-		if e.tick(false, helping) {
+		if more, _ := e.tick(false, helping); more {
 			*moved, inVain = true, 0
 		}
 	}
@@ -308,11 +324,16 @@ const InterruptEvery = 50 * time.Millisecond
 // interrupt may take long, because it may run a signal handler of the caller. The progress thread
 // drives meanwhile.
 func (e *Engine) Wait(done func() bool, deadline time.Time, interrupt Interrupt) error {
-	return e.wait(nil, done, deadline, interrupt)
+	return e.wait(nil, false, done, deadline, interrupt)
 }
 
-// wait is Wait for the end of h, unless h is nil.
-func (e *Engine) wait(h *Handle, done func() bool, deadline time.Time, interrupt Interrupt) error {
+// WaitRung is Wait where whoever does what done waits for rings a bell.
+func (e *Engine) WaitRung(done func() bool, deadline time.Time, interrupt Interrupt) error {
+	return e.wait(nil, true, done, deadline, interrupt)
+}
+
+// wait is Wait for the end of h, unless h is nil; rung: see WaitRung.
+func (e *Engine) wait(h *Handle, rung bool, done func() bool, deadline time.Time, interrupt Interrupt) error {
 	if done() {
 		return nil
 	}
@@ -320,8 +341,11 @@ func (e *Engine) wait(h *Handle, done func() bool, deadline time.Time, interrupt
 	defer e.inside.Add(-1)
 	e.drivers.Add(1)
 	defer e.leave()
+	if h != nil && e.stopped.Load() == nil { // so the ring stays until this goroutine has left
+		h.mark.Waited()
+	}
 	b := Backoff{Crowded: e.crowded.Load()}
-	core := sharing{until: &e.shared}
+	core := sharing{of: &e.core}
 	var lastAsked time.Time
 	for i := 1; ; i++ {
 		moved, over := e.Tick(), false
@@ -336,13 +360,25 @@ func (e *Engine) wait(h *Handle, done func() bool, deadline time.Time, interrupt
 		}
 		pace := Pace(e.pace.Load())
 		b.Pace, b.Prompt = core.pace(pace), e.serving.Load()
-		b.Pause()
+		if !rung {
+			b.Pace = max(b.Pace, Seldom)
+		}
+		if bells := e.bells.Load(); bells != nil && b.ripe() {
+			if e.doze(bells, &b, deadline, done) {
+				return nil
+			}
+		} else {
+			b.Pause()
+		}
 		if i&31 != 0 && !b.Slept() {
 			continue
 		}
+		if b.napped {
+			e.core.napped(b.late)
+		}
 		now := time.Now()
 		if pace == Often {
-			core.look(int64(now.Sub(started)), b.Slept(), cpuTime)
+			core.look(int64(now.Sub(started)), b.Slept(), coreUsage)
 		}
 		if h != nil {
 			h.await()
@@ -375,6 +411,7 @@ func (e *Engine) wait(h *Handle, done func() bool, deadline time.Time, interrupt
 // leave counts a goroutine out that drove the tasks.
 func (e *Engine) leave() {
 	e.left.Store(monotonic())
+	e.rouse() // another goroutine drives now
 	if e.drivers.Add(-1) == 0 && (e.urgent.Load() > 0 || e.spare.Load() && e.active.Load() > e.standing.Load()) {
 		e.progress.wake(true)
 	}
@@ -395,6 +432,7 @@ func (e *Engine) background(now time.Time) {
 // most, and returns whether they have.
 func (e *Engine) Stop(why *status.Error, limit time.Duration) bool {
 	e.stopped.CompareAndSwap(nil, why)
+	e.rouse()
 	e.StopProgress()
 	for end := time.Now().Add(limit); e.inside.Load() > 0; sleep(100 * time.Microsecond) {
 		if time.Now().After(end) {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/trace"
 )
 
 // Result is what an operation returns. Source (a group rank), Tag and Bytes describe the message of
@@ -39,6 +40,7 @@ type Handle struct {
 	// The arguments of Watch.
 	cookie uint64
 	state  *uint32
+	mark   trace.Mark // see Mark
 	// claimed is set by the first call of Finish or GiveUp, done once that call has written the
 	// outcome.
 	claimed, done atomic.Bool
@@ -87,6 +89,10 @@ const (
 // with the completion. state (nil: none) is a word in the caller's memory, in which core and caller
 // set the bits above without a call. The word must stay valid as long as the operation's memory.
 func (h *Handle) Watch(cookie uint64, state *uint32) { h.cookie, h.state = cookie, state }
+
+// Mark says which entry of the flight recorder is to have the time at which the caller begins to wait for the operation. It is called
+// before the operation starts.
+func (h *Handle) Mark(m trace.Mark) { h.mark = m }
 
 // Register gives h a number, which stands for it across the C ABI until Release.
 func Register(h *Handle) uint64 {
@@ -180,6 +186,7 @@ func (h *Handle) tell(tail Tail, r Result, err error, settles bool) bool {
 		}
 	}
 	h.done.Store(true) // from here on the caller may free its word
+	h.engine.rouse()
 	if h.hurry.Swap(hurryOver) == hurried {
 		h.engine.urgent.Add(-1)
 	}
@@ -319,7 +326,7 @@ func (h *Handle) Wait(limit time.Duration, interrupt Interrupt) (Result, error) 
 	if limit >= 0 {
 		deadline = time.Now().Add(min(limit, Longest))
 	}
-	switch err := h.engine.wait(h, h.Done, deadline, interrupt); err {
+	switch err := h.engine.wait(h, true, h.Done, deadline, interrupt); err {
 	case nil:
 		return h.result, h.err
 	case ErrDeadline:

@@ -105,6 +105,11 @@ func (e *Engine) rest(seen uint32) {
 		p.next = min(2*p.next, lastVisit)
 	}
 	p.sleep(seen, resting, p.next)
+	if e.called.Load() {
+		// Somebody has called MPI meanwhile, and so sent what it held. A thread that visits MPI beside one that waits in
+		// it would take its core, where all are used.
+		return
+	}
 	for i := 0; i < visitCalls && e.Background != nil && !p.stopped.Load(); i++ {
 		e.Background()
 	}
@@ -165,7 +170,7 @@ func (e *Engine) runProgress() {
 			b.Reset()
 			continue
 		}
-		moved := e.tick(false, true)
+		moved, _ := e.tick(false, true)
 		e.goOn(true, &moved, func() bool { return p.stopped.Load() || e.drivers.Load() > 0 })
 		if moved {
 			b.Reset()

@@ -570,3 +570,23 @@ func TestVisitsAfterMPIWasCalled(t *testing.T) {
 	e.AddPatient(c) // ends the rest
 	require.Eventually(t, c.over, soon, 100*time.Microsecond)
 }
+
+// While callers call MPI themselves, the progress thread leaves them the cores.
+func TestNoVisitsBesideCallers(t *testing.T) {
+	e := NewEngine()
+	var visits atomic.Int32
+	e.Background = func() { visits.Add(1) }
+	defer e.StopProgress()
+	call := func() (seen int32) {
+		e.CalledMPI()
+		before := visits.Load()
+		for began := time.Now(); time.Since(began) < 20*firstVisit; {
+			e.CalledMPI()
+		}
+		return visits.Load() - before
+	}
+	// A busy machine may take this thread's core away for longer than a visit waits.
+	require.Eventually(t, func() bool { return call() == 0 }, soon, time.Millisecond)
+	seen := visits.Load()
+	require.Eventually(t, func() bool { return visits.Load() > seen+visitCalls }, soon, time.Millisecond, "after the last call")
+}

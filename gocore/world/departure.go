@@ -58,8 +58,10 @@ type Departure struct {
 	dropping bool               // messages are being dropped
 	closed   bool               // the groups are freed; Base, Roster and Node are not
 
-	ended atomic.Pointer[status.Error] // why no operation must wait any longer; nil while they may
-	users atomic.Int32                 // calls under way that belong to no operation of a group: see Env.Use
+	ended    atomic.Pointer[status.Error] // why no operation must wait any longer; nil while they may
+	revoked  atomic.Bool                  // by this rank: there is no departure
+	reformed atomic.Bool                  // see Env.Reform
+	users    atomic.Int32                 // calls under way that belong to no operation of a group: see Env.Use
 
 	mu       sync.Mutex    // guards broke
 	broke    time.Duration // the longest timeout of the groups that broke; 0 if none did
@@ -233,7 +235,7 @@ func (d *Departure) Await(deadline time.Time, interrupt work.Interrupt) (over bo
 func (d *Departure) await(done func() bool, deadline time.Time, interrupt work.Interrupt) (over bool, err error) {
 	err = work.NewEngine().Wait(func() bool {
 		over = done()
-		return over || d.Deserted() || d.stage == undeparted || d.e.Mail.Has(mailbox.Absent)
+		return over || d.Deserted() || d.stage == undeparted || d.e.Mail.Has(mailbox.Absent) || d.e.revoked() != nil
 	}, deadline, interrupt)
 	return over, err
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mailbox"
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/status"
+	"github.com/paddlempi/paddlempi/gocore/threads"
 	"github.com/paddlempi/paddlempi/gocore/topo"
-	"github.com/paddlempi/paddlempi/gocore/trace"
 	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/work"
 )
@@ -29,6 +29,8 @@ type Env struct {
 	Roster   *health.Roster  // who has left, and who has died
 	Recorder health.Recorder // the flight recorder
 	Reports  health.Reports  // of waits that last long
+
+	Generation int // how often the world was reformed before it became this one
 
 	Device    Device    // how tensors in device memory may go
 	Groups    Groups    // those that this rank has made
@@ -54,14 +56,15 @@ func NewJoined(world transport.Comm) (*Env, error) {
 }
 
 func newEnv(world transport.Comm, timeout time.Duration, interrupt work.Interrupt, discover discovery) (*Env, error) {
-	e := &Env{Interrupt: interrupt, Engine: work.NewEngine(), Groups: Groups{made: map[string]int{}, live: map[Group]trace.Group{}}}
+	e := &Env{Interrupt: interrupt, Engine: work.NewEngine(), Groups: Groups{made: map[string]int{}, live: map[Group]made{}}}
 	e.Departure = Departure{e: e}
 	deadAfter, reportAfter, mistake := health.ReadSettings()
 	e.Reports = health.Reports{After: reportAfter, Write: health.WriteLine}
 	device := e.Device.read()
 	_, forced := readForced("init")
+	asked, wrong := threads.Setting()
 	deadline := time.Now().Add(timeout)
-	err := e.begin(world, cmp.Or(device, forced, mistake), timeout, deadline)
+	err := e.begin(world, cmp.Or(device, forced, mistake, wrong), timeout, deadline)
 	p, limited := e.Base.(transport.Limited)
 	if err == nil {
 		if limited {
@@ -71,6 +74,7 @@ func newEnv(world transport.Comm, timeout time.Duration, interrupt work.Interrup
 		err = e.make(discover, deadAfter)
 	}
 	if err == nil {
+		e.useThreads(asked)
 		return e, nil
 	}
 	if limited && err == work.ErrDeadline {
@@ -94,6 +98,7 @@ func (e *Env) make(discover discovery, deadAfter time.Duration) error {
 		return err
 	}
 	e.Mail = mailbox.New(control)
+	e.Mail.Handle(mailbox.Revoke, e.hear)
 	chunk := []int64{e.Device.Chunk}
 	if err = e.Base.Min(chunk); err != nil {
 		return err
@@ -124,6 +129,20 @@ func (e *Env) make(discover discovery, deadAfter time.Duration) error {
 	e.Reports.Begin(e.Roster)
 	e.Groups.Watcher = health.NewWatcher(e.Roster, e.Groups.stuck)
 	return e.connect()
+}
+
+// useThreads says how many threads of this rank work on a collective: as many as were asked for, or as its CPUs say. The world with the other
+// party of a join changes nothing.
+func (e *Env) useThreads(asked int) {
+	if e.Topo.Joined {
+		return
+	}
+	c := &e.Topo.CPUs
+	cpus, ranks := c.Allowed, c.Ranks
+	if bound := threads.CPUs(); cpus == 1 && bound > 1 { // threads of OpenMP's are bound, those of each rank to CPUs of their own
+		cpus, ranks = bound, 1
+	}
+	threads.Use(cmp.Or(asked, threads.Usual(cpus, ranks, c.Quota, c.QuotaRanks)), asked > 0)
 }
 
 // unmake gives back what there is of a world that could not be made.
@@ -202,11 +221,11 @@ func (e *Env) Unhold() {
 	e.Engine.Unhold()
 }
 
-// wait drives the engine until done returns true. It returns an error of Engine.Wait, or what ending returns: why the
-// wait has to end, nil while it may go on.
-func (e *Env) wait(done func() bool, ending func() error, deadline time.Time) error {
+// wait waits by await, Wait or WaitRung of the engine, until done returns true. It returns an error of that, or what ending
+// returns: why the wait has to end, nil while it may go on.
+func (e *Env) wait(await awaiting, done func() bool, ending func() error, deadline time.Time) error {
 	var why error
-	err := e.Engine.Wait(func() bool {
+	err := await(func() bool {
 		if done() {
 			return true
 		}
@@ -219,9 +238,14 @@ func (e *Env) wait(done func() bool, ending func() error, deadline time.Time) er
 	return err
 }
 
+type awaiting func(done func() bool, deadline time.Time, interrupt work.Interrupt) error
+
 // Ending returns why no operation must wait any longer, nil while they may.
 func (e *Env) Ending() error {
 	if why := e.Departure.ended.Load(); why != nil {
+		return why
+	}
+	if why := e.revoked(); why != nil {
 		return why
 	}
 	return nil
@@ -229,11 +253,11 @@ func (e *Env) Ending() error {
 
 // EndingError returns why new calls are refused, nil while they are not. what and ranks describe the call.
 func (e *Env) EndingError(what string, ranks []int) error {
-	why := e.Departure.ended.Load()
+	why := e.Ending()
 	if why == nil {
 		return nil
 	}
-	return status.New(why.Code, "%s(ranks=%v): %v", what, status.Brief(ranks), why)
+	return status.New(status.CodeOf(why), "%s(ranks=%v): %v", what, status.Brief(ranks), why)
 }
 
 // connect makes the connections to the ranks of other nodes, if the first message to a rank waits for that

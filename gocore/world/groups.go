@@ -49,6 +49,22 @@ type Group interface {
 	Free(reason status.Code) error
 }
 
+// Revocable is a group as the revocation of its world sees it.
+type Revocable interface {
+	// Quiet tells whether no thread of a caller is at work in a collective. What the engine takes further may be under way.
+	Quiet() bool
+	// Go says that this member looks at nothing any more that the members share.
+	Go()
+	// Bury ends what dead members, by world rank, have left undone in the memory of this rank. The others have gone.
+	Bury(dead []int)
+}
+
+// made is what is known of a group.
+type made struct {
+	as  trace.Group
+	end Revocable
+}
+
 // Groups are the groups of a world that this rank has made, and what holds for all of them.
 type Groups struct {
 	// Survives says that no collective of this rank's groups may block in MPI, where the death of a
@@ -63,8 +79,8 @@ type Groups struct {
 	hellos atomic.Uint64 // meetings to which this rank has come
 
 	mu   sync.Mutex
-	made map[string]int        // how many groups were made of a list of ranks
-	live map[Group]trace.Group // groups that were made and not freed
+	made map[string]int // how many groups were made of a list of ranks
+	live map[Group]made // groups that were made and not freed
 }
 
 // all returns the groups that are not freed.
@@ -72,6 +88,16 @@ func (s *Groups) all() []Group {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Collect(maps.Keys(s.live))
+}
+
+// revocable returns the groups that are not freed, for the revocation.
+func (s *Groups) revocable() (list []Revocable) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, m := range s.live {
+		list = append(list, m.end)
+	}
+	return list
 }
 
 // stuck returns a collective in which a thread is inside MPI and cannot return; nil if there is none.
@@ -84,9 +110,9 @@ func (s *Groups) stuck(now time.Time) (found *health.Stuck) {
 
 // Remember enters a group that was made. Its key identifies it on all members. If its members share no memory, they ask each
 // other, and asked answers; else it is nil.
-func (e *Env) Remember(g Group, as trace.Group, asked health.Respondent) {
+func (e *Env) Remember(g Group, as trace.Group, asked health.Respondent, end Revocable) {
 	e.Groups.mu.Lock()
-	e.Groups.live[g] = as
+	e.Groups.live[g] = made{as, end}
 	e.Recorder.Ring().Join(as)
 	e.Groups.mu.Unlock()
 	if asked != nil {
@@ -100,10 +126,10 @@ func (e *Env) Forget(g Group) {
 	was, there := e.Groups.live[g]
 	if there {
 		delete(e.Groups.live, g)
-		e.Recorder.Ring().Leave(was.ID)
+		e.Recorder.Ring().Leave(was.as.ID)
 	}
 	e.Groups.mu.Unlock()
-	e.Roster.Questions.Forget(was.Key)
+	e.Roster.Questions.Forget(was.as.Key)
 }
 
 // Key identifies a group before it exists. It is made of the ranks and of how many groups of the

@@ -105,7 +105,7 @@ func (m *meeting) collect(others []int, deadline time.Time) (missing []int, err 
 		e.Mail.Send(r, mailbox.Ready, key, a.asked)
 	}
 	round := uint64(0) // round 0 asks one member whose hello has arrived; every later round asks all
-	err = e.wait(func() bool {
+	err = e.wait(e.Engine.Wait, func() bool {
 		e.Mail.Pump()
 		if e.Roster.AnyDied(others) {
 			missing, failed = e.Roster.Dead(others), work.ErrDeadline
@@ -192,7 +192,7 @@ func (m *meeting) attend(deadline time.Time) (missing []int, err error) {
 	var gone []int    // members that have left, as this one has seen first
 	var leftAt time.Time
 	until := deadline
-	err = e.wait(func() bool {
+	err = e.wait(e.Engine.Wait, func() bool {
 		e.Mail.Pump()
 		if body, ok := e.Mail.Take(mailbox.Ready, first, key); ok && bytes.HasPrefix(body, number) && time.Now().Before(deadline.Add(readyLimit)) {
 			until, asked = time.Now().Add(decisionGrace), true
@@ -255,7 +255,7 @@ func (e *Env) meetError(what, need string, err error, ranks, missing []int, time
 	switch {
 	case err == nil:
 		return nil
-	case e.Departure.ended.Load() != nil:
+	case e.Ending() != nil:
 		return e.EndingError(what, ranks)
 	case err != work.ErrDeadline && err != errLeft:
 		return err

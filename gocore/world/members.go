@@ -37,8 +37,11 @@ func (m *Members) Ending() error {
 // EndingError is Ending as an error of one operation.
 func (m *Members) EndingError(what string) error {
 	why := m.Ending()
-	if why == nil {
+	switch {
+	case why == nil:
 		return nil
+	case m.Env.Reformed():
+		return status.New(status.GroupDestroyed, "%s: the world was reformed, and this group is of the one before; make a new one with new_group", m.Of(what))
 	}
 	return status.New(status.CodeOf(why), "%s: %v", m.Of(what), why)
 }
@@ -46,7 +49,12 @@ func (m *Members) EndingError(what string) error {
 // Wait drives the engine until done returns true. It returns an error of Engine.Wait, or the reason
 // why the group ends.
 func (m *Members) Wait(done func() bool, deadline time.Time) error {
-	return m.Env.wait(done, m.Ending, deadline)
+	return m.Env.wait(m.Env.Engine.Wait, done, m.Ending, deadline)
+}
+
+// WaitRung is Wait where whoever does what done waits for rings a bell: see Engine.WaitRung.
+func (m *Members) WaitRung(done func() bool, deadline time.Time) error {
+	return m.Env.wait(m.Env.Engine.WaitRung, done, m.Ending, deadline)
 }
 
 // Of describes an operation of the group.

@@ -8,6 +8,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/topo"
 	"github.com/paddlempi/paddlempi/gocore/transport"
 	"github.com/paddlempi/paddlempi/gocore/transport/memory"
+	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
 // Node is what the ranks of this rank's node share: memory files, which package segment makes. Its methods are safe
@@ -16,21 +17,25 @@ type Node struct {
 	health.NodeView // who the ranks are, and what their memory shows of them
 
 	base    transport.Comm
-	way     way          // how they came to share memory
-	adopts  bool         // they can open each other's files through /proc
-	noHeaps string       // why Views is nil; "" if this rank is alone on its node
-	crowded bool         // there are more ranks than cores
-	local   *memory.Comm // connects the ranks of this node; nil if they cannot share memory, and where base needs none
+	way     way         // how they came to share memory
+	adopts  bool        // they can open each other's files through /proc
+	noHeaps string      // why Views is nil; "" if this rank is alone on its node
+	crowded bool        // there are more ranks than cores
+	bells   *work.Bells // of the ranks of this node; nil: there are none
+
+	revocation *revocation // who has revoked the world
+
+	local *memory.Comm // connects the ranks of this node; nil if they cannot share memory, and where base needs none
 }
 
 // newNode opens what the ranks of each node share. direct says that this rank may give messages of device memory to base.
 // newNode is collective over base. After an error there is what was opened before.
 func newNode(base transport.Comm, t *topo.Topology, direct bool) (*Node, error) {
 	n := &Node{NodeView: health.NodeView{Ranks: t.Peers()}, base: base, crowded: t.Crowded()}
-	var err error
-	if n.Presence, n.way, err = n.MakeControlSlots(base, n.Ranks, 0); err != nil {
+	if err := n.present(); err != nil {
 		return n, err
 	}
+	n.shareRevocation()
 	if err := n.shareHeaps(); err != nil {
 		return n, err
 	}
@@ -121,6 +126,7 @@ func (n *Node) Crowded() bool { return n.crowded }
 // close frees what newNode has made.
 func (n *Node) close() {
 	n.closeViews()
+	n.closeBells()
 	if n.local != nil {
 		_ = n.local.Free()
 	}

@@ -3,6 +3,7 @@ package world
 import (
 	"encoding/binary"
 	"math"
+	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/coll"
 	"github.com/paddlempi/paddlempi/gocore/status"
@@ -12,7 +13,10 @@ import (
 
 // Tuning is what a world over nodes begins to tune with.
 type Tuning struct {
-	Table *tune.Table // the same on all ranks; nil: there is none
+	// The same on all ranks.
+
+	Table   *tune.Table   // nil: there is none
+	Latency time.Duration // of a short message between nodes, with what it takes to gather words of all ranks; 0: it was not measured
 
 	// What rank 0 knows of it, and no other rank.
 
@@ -33,6 +37,31 @@ func (e *Env) TableOf(size int) *tune.Table {
 		return nil
 	}
 	return e.Groups.Tuning.Table
+}
+
+// MeasureLatency is collective over all ranks.
+func (e *Env) MeasureLatency() error {
+	const exchanges = 4
+	var times [2 * exchanges]int64 // of each, and the same below 0
+	for i := range exchanges + 1 {
+		began := time.Now()
+		if err := e.Base.Min([]int64{0}); err != nil {
+			return err
+		}
+		if i > 0 { // the first one makes connections
+			took := int64(time.Since(began))
+			times[2*i-2], times[2*i-1] = took, -took
+		}
+	}
+	if err := e.Base.Min(times[:]); err != nil {
+		return err
+	}
+	least := int64(math.MaxInt64)
+	for i := 0; i < len(times); i += 2 {
+		least = min(least, (times[i]-times[i+1])/2) // a rank that comes later than others waits less, and they wait more
+	}
+	e.Groups.Tuning.Latency = time.Duration(least)
+	return nil
 }
 
 // ShareTable gives all ranks the table whose text rank 0 has; nil: there is none. What comes is checked on every rank, and all take

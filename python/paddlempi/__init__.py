@@ -80,6 +80,7 @@ from .work import Work
 
 if _TYPE_CHECKING:
     from .checkpoints import Checkpoint, checkpoint, latest_checkpoint
+    from .elasticity.job import elastic
     from .startup.launch import launch
     from .window import Window
 
@@ -120,6 +121,7 @@ __all__ = [
     "checkpoint",
     "connect",
     "destroy_process_group",
+    "elastic",
     "empty",
     "empty_like",
     "errors",
@@ -175,6 +177,7 @@ _LATER = {
     "DataParallel": ".paddle",
     "Window": ".window",
     "checkpoint": ".checkpoints",
+    "elastic": ".elasticity.job",
     "latest_checkpoint": ".checkpoints",
     "launch": ".startup.launch",
 }

@@ -27,7 +27,7 @@
     ├── MPIError                  (RuntimeError) an error of MPI; ``mpi_class`` has its class
     │   ├── TruncateError         a message and its buffer differ in length
     │   ├── ProcFailedError       MPI reports a dead process; a PeerDiedError too
-    │   └── RevokedError          the communicator was revoked
+    │   └── RevokedError          a rank has revoked the world
     ├── RankFailedError           (RuntimeError) a function given to launch failed in ``ranks``
     ├── CudaError                 (RuntimeError) the CUDA driver refused a call
     ├── ForkError                 (RuntimeError) a call in a fork of the process that initialised
@@ -47,6 +47,7 @@ import builtins
 from typing import ClassVar, Final
 
 __all__ = [
+    "LOST",
     "AlreadyInitializedError",
     "ArgumentError",
     "CollectiveError",
@@ -249,7 +250,7 @@ class ProcFailedError(MPIError, PeerDiedError):
 
 
 class RevokedError(MPIError):
-    """The communicator was revoked."""
+    """A rank has revoked the world, because it goes on in another one; the text ends with why."""
 
     CODE = 18
 
@@ -297,6 +298,10 @@ def _leaves(root: type[Error]) -> dict[int, type[Error]]:
         found |= _leaves(child)
     return found
 
+
+LOST: Final[tuple[type[Error], ...]] = (PeerLeftError, GroupBrokenError, RevokedError)
+"""Those that a death may end an operation with: what was under way is lost, and the survivors may
+go on in a world of their own. ``PeerDiedError`` and ``ProcFailedError`` are PeerLeftErrors."""
 
 BY_CODE: Final[dict[int, type[Error]]] = _leaves(Error)
 """The class that the core raises for each code of ``capi/pmpi.h``."""

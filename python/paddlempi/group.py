@@ -4,7 +4,7 @@ The names are ``torch.distributed``'s. Ranks in arguments and results are *globa
 world) unless a name says ``group_rank``. Making or destroying a group is collective over its
 members. All other functions are local.
 
-Thread-safety: all functions may be called from any thread.
+Thread-safety: all functions and methods may be called from any thread.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import warnings
 from array import array
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 from weakref import WeakValueDictionary
 
-from . import _exit, _marks, _native
+from . import _exit, _log, _marks, _native
 from ._ops import Op
 from .errors import (
     AlreadyInitializedError,
@@ -65,8 +64,6 @@ class ProcessGroup:
 
     Invariant: if this process is a member, ``_ranks[_rank]`` is its global rank. Otherwise
     ``_rank`` is -1.
-
-    Thread-safety: a group does not change; all methods may be called from any thread.
     """
 
     __slots__ = ("__weakref__", "_id", "_rank", "_ranks")
@@ -76,6 +73,7 @@ class ProcessGroup:
         self._rank = rank
         self._ranks = ranks
         _by_id.setdefault(id, self)
+        _log.info("group %d begins: rank %d of the ranks %s", id, rank, ranks)
 
     def rank(self) -> int:
         """This process's rank in the group; -1 if it is no member."""
@@ -113,6 +111,8 @@ class _State:
         self.local_size = 1
         self.before_destroy: list[Callable[[], None]] = []
         self.at_destroy: list[Callable[[], None]] = []
+        self.settings: dict[str, Any] | None = None  # of the last init
+        self.generation = -1  # of the last world; -1: there was none
 
 
 _state = _State()
@@ -198,36 +198,33 @@ def init_process_group(
         foreign = _exit.mpi_is_foreign()
         if comm is None:  # else MPI runs, and the caller says who is waited for
             _marks.comes()
-        arguments = {
-            "mpi": path,
-            "comm": handle,
-            "timeout": seconds,
-            "sys_prefix": sys.prefix,
-            "trial": _native.trial(),
-            "abort_on_death": abort_on_death,
-            "end_file": _marks.file(),
-        }
         try:
             from .startup import core_init, worlds
 
+            _state.settings = core_init.settings(seconds, abort_on_death, path, handle)
             if comm is None:
                 world = worlds.find(rank, world_size, init_method, store)
             else:
                 world = worlds.World("mpi", "comm was given")
-            answer = core_init.begin(world, store, arguments)
+            answer = core_init.begin(world, store, _state.settings)
             core_init.compare(answer, rank, world_size)
         except BaseException:
             _marks.left()
             raise
-        _state.local_rank = answer["local_rank"]
-        _state.local_size = answer["local_size"]
-        _state.world = ProcessGroup(answer["group"], answer["rank"], range(answer["size"]))
-        _state.ranks = range(answer["size"])
-        _exit.install(foreign)
-        _marks.began(answer["rank"], answer["size"])
+        begun(answer, foreign)
     core_init.warn(answer, stacklevel=2)
     if front is not None:
         front.init(timeout)
+
+
+def begun(answer: dict[str, Any], foreign: bool) -> None:
+    """Take in the world of an answer of the core. ``foreign``: mpi4py will finalize MPI."""
+    _state.local_rank, _state.local_size = answer["local_rank"], answer["local_size"]
+    _state.ranks = range(answer["size"])
+    _state.world = ProcessGroup(answer["group"], answer["rank"], _state.ranks)
+    _state.generation = answer["generation"]
+    _exit.install(foreign)
+    _marks.began(answer["rank"], answer["size"])
 
 
 def destroy_process_group(group: ProcessGroup | None = None) -> None:
@@ -259,12 +256,14 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
             try:
                 _exit.tell_dead()
                 _native.control("destroy")
+                _log.info("the world has ended")
                 _marks.left()
             finally:
                 for leave in _state.at_destroy:
                     leave()
         elif not warn_nonmember(group, "destroy_process_group"):
             _native.control("destroy_group", group=group._id)
+            _log.info("group %d has ended", group._id)
     if failure is not None:
         raise failure
 
@@ -560,7 +559,7 @@ def warn_nonmember(group: Any, what: str) -> bool:
     if _group(group, what)._rank >= 0:
         return False
     rank = _state.world._rank if _state.world is not None else -1
-    warnings.warn(
+    _log.warn(
         f"Running {what} on global rank {rank} which does not belong to the given group.",
         stacklevel=4,
     )

@@ -17,13 +17,12 @@ from __future__ import annotations
 
 import math
 import operator
-import warnings
 import weakref
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from . import _native
+from . import _log, _native
 from ._ops import DTYPE_BY_NAME
 from .errors import ArgumentError, DtypeError, Error, ForkError
 
@@ -160,7 +159,7 @@ def warn(function: str, why: str, *, stacklevel: int) -> None:
     global _warned
     if not _warned:
         _warned = True
-        warnings.warn(
+        _log.warn(
             f"{function}: no shared memory for tensors, so collectives copy them: {why}",
             RuntimeWarning,
             stacklevel=stacklevel + 1,

@@ -76,6 +76,11 @@ def watch_preemption(signals: Iterable[int] = (signal.SIGTERM,)) -> None:
         _marks.watches(int(chosen[0]))
 
 
+def asked() -> bool:
+    """Whether a signal that was chosen by :func:`watch_preemption` has come to this process."""
+    return _watch.here
+
+
 def preempted() -> bool:
     """Whether the job has been asked to end, by a signal to any of its ranks.
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from . import starters, torchrun_variables
 
-__all__ = ["NAMES", "SETTING", "entered", "originals", "register"]
+__all__ = ["GLOO", "NAMES", "SETTING", "entered", "originals", "register"]
 
 NAMES = ("mpi", "paddlempi")
 """The names of the backend."""
@@ -40,6 +40,12 @@ lazily = False
 defaults: tuple[str, ...] = ()
 """The devices for which torch takes ``mpi`` where no backend is named: see ``DEFAULT``."""
 
+gloo_is_ours = False
+"""Whether groups that a program wants of gloo are made of ``mpi``: see ``GLOO``."""
+
+gloo_was_asked = False
+"""Whether a program has asked for such a group."""
+
 naming = 0
 """How many groups are being made for which the program has named the backend."""
 
@@ -52,6 +58,8 @@ _FUNCTIONS = (
     "split_group",
     "monitored_barrier",
 )
+# Replaced where this torch has them.
+_NEWER = ("shrink_group",)
 _OTHERS = ("Backend", "ProcessGroup", "_world", "_MPI_AVAILABLE")
 
 SETTING = "PADDLEMPI_TORCH"
@@ -61,6 +69,10 @@ every job of several ranks, and ``is_mpi_available()`` is True. Naming the backe
 DEFAULT = "PADDLEMPI_TORCH_DEFAULT"
 """``cpu``, ``cuda`` or ``cpu,cuda``: in a job of several ranks, torch takes ``mpi`` for these
 devices where a program names no backend, and ``get_default_backend_for_device`` returns it."""
+
+GLOO = "PADDLEMPI_TORCH_GLOO"
+"""``mpi``: a program that asks for gloo on the CPU, by name or by torch's default, gets ``mpi``.
+For programs that name gloo and cannot be told otherwise."""
 
 
 def register(replace_native: bool) -> None:
@@ -81,7 +93,7 @@ def register(replace_native: bool) -> None:
     if not originals:
         _check(c10d, rendezvous)
         native = c10d.is_mpi_available()
-        for name in _FUNCTIONS:
+        for name in (*_FUNCTIONS, *(name for name in _NEWER if hasattr(c10d, name))):
             originals[name] = _replace(getattr(c10d, name), _STUBS[name])
         originals["env"] = rendezvous._rendezvous_handlers["env"]
         rendezvous._rendezvous_handlers["env"] = _env
@@ -95,8 +107,11 @@ def register(replace_native: bool) -> None:
         # groups by ProcessGroupMPI.
         if hasattr(c10d.Backend, "_ensure_backend_registered"):
             _enter(c10d, "mpi")
+        else:  # for programs that call the creator themselves
+            c10d.Backend._plugins["MPI"] = c10d.Backend._plugins["PADDLEMPI"]
         entered.add("mpi")
     _make_default(c10d)
+    _take_gloo(c10d)
 
 
 def _make_default(c10d: Any) -> None:
@@ -111,6 +126,47 @@ def _make_default(c10d: Any) -> None:
     defaults = tuple(devices)
     for device in devices:
         c10d.Backend.default_device_backend_map[device] = "mpi"
+
+
+def _take_gloo(c10d: Any) -> None:
+    """Make ``mpi`` of every gloo for the CPU, if the user wants that."""
+    global gloo_is_ours, defaults
+    asked = os.environ.get(GLOO, "")
+    if asked not in ("", "mpi"):
+        raise ValueError(f"{GLOO}={asked!r}: it must be mpi, or not set")
+    if not asked or "mpi" not in entered:
+        return
+    gloo_is_ours = True
+    if c10d.Backend.default_device_backend_map.get("cpu") == "gloo":
+        defaults = (*defaults, "cpu")
+        c10d.Backend.default_device_backend_map["cpu"] = "mpi"
+
+
+def asked(place: int, arguments: Any, named: Any) -> tuple[Any, Any, Any]:
+    """Return the arguments of a call, and the backend in them: that to use where gloo is ours.
+
+    Args:
+        place: which of ``arguments`` is the backend, where it is not in ``named``.
+    """
+    global gloo_was_asked
+    backend = named["backend"] if "backend" in named else (*arguments, *[None] * 4)[place]
+    if not gloo_is_ours or backend is None:
+        return arguments, named, backend
+    ours = without_gloo(backend)
+    if ours == str(backend).lower():
+        return arguments, named, backend
+    gloo_was_asked = True
+    if "backend" in named:
+        return arguments, {**named, "backend": ours}, ours
+    return (*arguments[:place], ours, *arguments[place + 1 :]), named, ours
+
+
+def without_gloo(backend: object) -> str:
+    """Return a backend string with ``mpi`` in the place of gloo for the CPU, where that is ours."""
+    names = str(backend).lower()
+    if not gloo_is_ours:
+        return names
+    return "mpi" if names == "gloo" else re.sub(r"(^|,)cpu:gloo(?=,|$)", r"\1cpu:mpi", names)
 
 
 def _enter(c10d: Any, name: str) -> None:
@@ -199,7 +255,7 @@ class _Native:
 
 
 def _create(options: Any, pg_options: Any) -> Any:
-    return front().create(options.global_ranks_in_group)
+    return front().create(options.global_ranks_in_group, options)
 
 
 def _env(url: str, **options: Any) -> Any:
@@ -219,7 +275,7 @@ def _env(url: str, **options: Any) -> Any:
 def _stub_init(*arguments: Any, **named: Any) -> Any:
     from paddlempi_bootstrap import torch_stubs as ours
 
-    backend = named["backend"] if "backend" in named else (*arguments, None)[0]
+    arguments, named, backend = ours.asked(0, arguments, named)
     if ours.concerns(backend):
         return ours.front().init_process_group(*arguments, **named)
     return ours.originals["init_process_group"](*arguments, **named)
@@ -234,7 +290,7 @@ def _stub_available() -> bool:
 def _stub_helper(*arguments: Any, **named: Any) -> Any:
     from paddlempi_bootstrap import torch_stubs as ours
 
-    backend = named["backend"] if "backend" in named else arguments[3]
+    arguments, named, backend = ours.asked(3, arguments, named)
     if ours.concerns(backend):
         return ours.front().new_process_group_helper(*arguments, **named)
     return ours.originals["_new_process_group_helper"](*arguments, **named)
@@ -243,7 +299,7 @@ def _stub_helper(*arguments: Any, **named: Any) -> Any:
 def _stub_new_group(*arguments: Any, **named: Any) -> Any:
     from paddlempi_bootstrap import torch_stubs as ours
 
-    backend = named["backend"] if "backend" in named else (*arguments, None, None, None)[2]
+    arguments, named, backend = ours.asked(2, arguments, named)
     if ours.concerns(backend):
         return ours.front().new_group_with_tag(*arguments, **named)
     return ours.originals["_new_group_with_tag"](*arguments, **named)
@@ -265,6 +321,14 @@ def _stub_barrier(*arguments: Any, **named: Any) -> Any:
     return ours.originals["monitored_barrier"](*arguments, **named)
 
 
+def _stub_shrink(*arguments: Any, **named: Any) -> Any:
+    from paddlempi_bootstrap import torch_stubs as ours
+
+    if ours.concerns(None):
+        return ours.front().shrink_group(*arguments, **named)
+    return ours.originals["shrink_group"](*arguments, **named)
+
+
 _STUBS: dict[str, Any] = {
     "init_process_group": _stub_init,
     "is_mpi_available": _stub_available,
@@ -272,4 +336,5 @@ _STUBS: dict[str, Any] = {
     "_new_group_with_tag": _stub_new_group,
     "split_group": _stub_split,
     "monitored_barrier": _stub_barrier,
+    "shrink_group": _stub_shrink,
 }

@@ -16,6 +16,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools" / "build"))
 
+# The build takes all of these; another file of the root that it comes to need belongs here, too,
+# and into the images of packaging/.
+SOURCES = {
+    *("LICENSE", "LICENSE-THIRD-PARTY", "MANIFEST.in", "README.md", "capi", "constraints.txt"),
+    *("go.mod", "go.sum", "gocore", "pyproject.toml", "python", "setup.py", "tools"),
+}
+
 # All that PATH offers to a build from nothing: Python, and the programs that pip and zig start.
 _BARE = ("python3", "sh", "env", "uname")
 
@@ -42,9 +49,9 @@ class Built:
 
 
 def copy_tree(folder: Path) -> Path:
-    """Copy the files that git tracks or would add. A build from the copy shows a missing file."""
+    """Copy those of SOURCES that git tracks or would add. A build shows a missing file."""
     listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", *sorted(SOURCES)],
         cwd=ROOT,
         capture_output=True,
         text=True,

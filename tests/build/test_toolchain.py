@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
+import core
 import pytest
 import toolchain
 
@@ -175,3 +177,15 @@ def test_an_unknown_target_is_refused(path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PADDLEMPI_TARGET", "riscv64")
     with pytest.raises(toolchain.ToolchainError, match=r"PADDLEMPI_TARGET=riscv64.*x86_64 or"):
         toolchain.find()
+
+
+def test_go_says_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(core, "PROGRESS_EVERY", 0)
+    said = "go: downloading a v1\\ninternal/cpu\\nruntime/cgo\\n./a.go:1:2: wrong\\n"
+    go = ["sh", "-c", f"printf '{said}' >&2; exit 2"]
+    assert core._compile(go, dict(os.environ)) == 2
+    out, err = capfd.readouterr()
+    assert out == "  0 s: 1 packages compiled\n  0 s: 2 packages compiled\n"
+    assert err == "go: downloading a v1\n./a.go:1:2: wrong\n"

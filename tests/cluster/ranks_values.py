@@ -318,6 +318,21 @@ def bits(cases: Cases) -> Iterator[tuple[str, bool]]:
                 want = in_order(order, rows, op)
                 right = x.tobytes() == want.tobytes()
                 yield f"bits {dtype.name} {op} {count} {path} {again}", right
+            n = count // cases.size  # one share
+            if not 0 < n * dtype.itemsize < LENGTHS[-1]:
+                continue
+            rows = [row[: n * cases.size] for row in rows]
+            share, whole = room(cases.kind(), n, dtype), room(cases.kind(), n * cases.size, dtype)
+            whole[:] = rows[cases.rank]
+            dist.reduce_scatter_tensor(share, whole, op=op)
+            path = _native.control("group_info", group=0)["algorithm"]
+            if path != "mpi":
+                order = (
+                    nodes if path in ("leaders", "levels", "staged") else [list(range(cases.size))]
+                )
+                mine = [row[cases.rank * n : (cases.rank + 1) * n] for row in rows]
+                right = share.tobytes() == in_order(order, mine, op).tobytes()
+                yield f"bits of a share {dtype.name} {op} {count} {path}", right
 
 
 def main() -> None:

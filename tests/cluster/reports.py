@@ -30,10 +30,12 @@ def read(place: Path) -> list[dict[str, Any]]:
     return sorted(reports, key=lambda report: report.get("rank", 0))
 
 
-def of_all(mpi: MPI, hosts: Hosts, layout: str, program: str) -> list[dict[str, Any]]:
+def of_all(
+    mpi: MPI, hosts: Hosts, layout: str, program: str, timeout: float = 120
+) -> list[dict[str, Any]]:
     """Run a program of this folder on a layout. It ends well, and each rank reports once."""
     with directory(hosts) as place:
-        result = mpi.run(hosts, LAYOUTS[layout], [HERE / program, place], timeout=120)
+        result = mpi.run(hosts, LAYOUTS[layout], [HERE / program, place], timeout=timeout)
         found = read(place)
     assert len(found) == sum(ranks for _, ranks in LAYOUTS[layout]), str(result)
     assert result.code == 0 and not result.timed_out, str(result)

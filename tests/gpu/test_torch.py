@@ -27,7 +27,7 @@ def test_the_first_program(tdist: ModuleType, torch: Any, rank: int, size: int) 
     same(torch, t, torch.full((5, 5), float(sum(range(size)))))
 
 
-@pytest.mark.parametrize("front", ["paddlempi", "torch"])
+@pytest.mark.parametrize("front", ["paddlempi", "torch", "operator"])
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64", "int64", "uint8"])
 def test_all_reduce(
@@ -42,7 +42,10 @@ def test_all_reduce(
 ) -> None:
     kind = getattr(torch, dtype)
     t = whole(torch, count, rank, kind).cuda()
-    (dist if front == "paddlempi" else tdist).all_reduce(t)
+    if front == "operator":
+        torch.ops.paddlempi.all_reduce_(t, tdist.group.WORLD.group_name)
+    else:
+        (dist if front == "paddlempi" else tdist).all_reduce(t)
     same(torch, t, sum(whole(torch, count, r, torch.int64) for r in range(size)).to(kind))
 
 

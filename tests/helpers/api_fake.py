@@ -145,6 +145,9 @@ class FakeCore(ModuleType):
     def set_elsewhere(self, elsewhere: Any) -> None:
         self.elsewhere = elsewhere
 
+    def torch_kernels(self, python: Any, from_handle: Any, to_handle: Any) -> bool:
+        return False  # as beside an older torch
+
     def register(self, kind: type, describe: Any, bump: Any = None) -> None:
         self.registered[kind] = describe
 
@@ -222,6 +225,7 @@ class FakeCore(ModuleType):
                     "local_rank": 0,
                     "local_size": 2,
                     "no_heaps": self.no_heaps,
+                    "generation": 0,
                     "tuning_problem": self.tuning_problem,
                 }
             )

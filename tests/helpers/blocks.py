@@ -5,6 +5,7 @@ A fence says what its block is, in the words after the three backticks:
 * ``python``: a program. It runs as it is printed, on two ranks (tests/jobs/docs says how they
   start); on others with ``ranks=N``, where one rank is a process without a launcher. With ``gpu``
   it runs where a GPU is. A program that defines tests is run by pytest.
+* ``python notebook``: a cell, which a kernel of Jupyter runs; the next block is what it shows.
 * ``python jax``: a program of JAX. tests/jobs/jax runs it, on two processes.
 * ``python fragment``: part of a program. It is only compiled. Few blocks should be one.
 * ``sh``, ``bash``, ``console``: commands, in ``console`` those after ``$``. Verbs and options are
@@ -30,7 +31,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 COMMANDS = {"sh", "bash", "console"}
 LANGUAGES = {"", "text", "python", *COMMANDS}
 # Words after the language, as regular expressions.
-WORDS = {"python": r"fragment|gpu|jax|ranks=\d+", "sh": "run"}
+WORDS = {"python": r"fragment|gpu|jax|notebook|ranks=\d+", "sh": "run"}
 
 # What may follow `make`: the verbs of the Makefile, and the groups of tests and their families.
 VERBS = {
@@ -55,7 +56,7 @@ class Block:
     @property
     def runs(self) -> bool:
         """Whether it is a program that runs with the other programs of its page."""
-        return self.language == "python" and not {"fragment", "jax"} & {*self.words}
+        return self.language == "python" and not {"fragment", "jax", "notebook"} & {*self.words}
 
     @property
     def ranks(self) -> int:

@@ -46,7 +46,7 @@ class Rank(threading.Thread):
         deadline = time.monotonic() + self.seconds
         try:
             with closing(self.opener(self.rank, deadline)) as store:
-                world = meeting.meet(store, self.rank, self.size, deadline, self.same)
+                world, _ = meeting.meet(store, self.rank, self.size, deadline, self.same)
                 exchange = Exchange(store, self.rank, self.size, world, deadline)
                 for count in range(1, self.rounds + 1):
                     words = [f"{rank} {count}".encode() * count for rank in range(self.size)]

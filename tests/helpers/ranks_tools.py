@@ -282,7 +282,8 @@ def dump(folder: str, pids: Sequence[int]) -> subprocess.CompletedProcess[str]:
 
 def dump_until(folder: str, pids: Sequence[int], holds: Callable[[Any], bool]) -> None:
     """Dump the traces of processes again and again, until something holds of the Judgement."""
-    from paddlempi.cli.trace import judge, rings
+    from paddlempi.cli.trace import judge
+    from paddlempi.trace import rings
 
     ended = time.monotonic() + 30
     while time.monotonic() < ended:

@@ -50,10 +50,11 @@ def operation(
         "submitted": _at(submitted),
         "begun": _at(submitted),
         "arrived": None,
+        "waited": None,
         "ended": _at(ended),
         "outcome": outcome,
     }
-    for name in ("begun", "arrived"):
+    for name in ("begun", "arrived", "waited"):
         if name in other:
             other[name] = _at(other[name])
     assert other.keys() <= made.keys(), other

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from collections import Counter
 from html.parser import HTMLParser
@@ -59,6 +61,27 @@ def test_a_page_has_the_structure_that_github_shows(site: Path, path: str) -> No
     shown = MarkdownIt("gfm-like", {"linkify": False}).render((ROOT / path).read_text())
     built = (site / place(PAGES[path]) / "index.html").read_text()
     assert tags(built) == tags(f"<article>{shown}</article>")
+
+
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        ("hang", "my-job-hangs/"),
+        ("slurm", "on-a-cluster/"),
+        ("shm too small", "install/#memory-to-start-shm-too-small-ulimit"),
+        ("bfloat16", "ops/"),
+        ("completion", "cli/#completion"),
+    ],
+)
+def test_the_index_of_the_search_has(site: Path, words: str, page: str) -> None:
+    """All words stand in one section of the page, as lunr finds them: by their beginnings."""
+    index = json.loads((site / "search" / "search_index.json").read_text())
+    found = []
+    for section in index["docs"]:
+        there = f"{section['title']} {section['text']}".lower()
+        if all(re.search(rf"\b{word}", there) for word in words.split()):
+            found.append(section["location"])
+    assert any(place.startswith(page) for place in found), found
 
 
 @pytest.fixture

@@ -37,6 +37,10 @@ FORMS: dict[str, list[tuple[set[str], ...]]] = {
     "read32_in_turn": [({"ldar"},)],
     "more32_in_turn": [({"ldaxr"}, {"stlxr"}), ({"ldaddal"},)],
     "more64_in_turn": [({"ldaxr"}, {"stlxr"}), ({"ldaddal"},)],
+    "fence": [({"dmb"},)],
+    "enter64": [({"ldaxr"}, {"stlxr"}), ({"ldsetal"},)],
+    "leave64": [({"ldaxr"}, {"stlxr"}), ({"ldclral"},)],
+    "take64": [({"ldaxr"}, {"stlxr"}), ({"swpal"},)],
 }
 
 # What each function does with its word, as words.h has it.
@@ -53,6 +57,10 @@ void probe_less32(uint32_t *p) { sw_less32(p); }
 uint32_t probe_read32_in_turn(const uint32_t *p) { return sw_read32_in_turn(p); }
 void probe_more32_in_turn(uint32_t *p) { sw_more32_in_turn(p); }
 void probe_more64_in_turn(uint64_t *p) { sw_more64_in_turn(p); }
+void probe_fence(void) { sw_fence(); }
+void probe_enter64(uint64_t *p, uint64_t v) { sw_enter64(p, v); }
+void probe_leave64(uint64_t *p, uint64_t v) { sw_leave64(p, v); }
+uint64_t probe_take64(uint64_t *p) { return sw_take64(p); }
 """
 
 # Processors without and with LSE, and with ldapr (LRCPC).
@@ -130,6 +138,7 @@ def test_a_weaker_order_is_found(tmp_path: Path, name: str, cpu: str) -> None:
 SHARING = {
     "arrive/slots.c": set(),
     "coll/shm/chunks.c": set(),
+    "primitives/doorbells.h": {"pmpi_bells", "b->next"},
     "coll/bounce/cma.c": {""},
     "coll/bounce/counters.h": set(),
     "coll/bounce/rounds.c": set(),

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import toolchain
@@ -54,6 +55,8 @@ _SMALL = (
 )
 
 
+PROGRESS_EVERY = 10  # seconds between lines that say how far go is
+
 # The kinds of files that the core is made from.
 _SOURCES = (".go", ".c", ".h", ".s", ".map", ".bz2")
 
@@ -65,16 +68,33 @@ def build(target: Path, *, pymodule: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         built = Path(folder, target.name)
         command = [tools.go, *_arguments(tools, Path(folder), built, pymodule)]
-        env = toolchain.environment(tools)
-        done = subprocess.run(command, cwd=toolchain.ROOT, env=env, check=False)
-        if done.returncode != 0:
-            status = f"ended with status {done.returncode}"
-            raise toolchain.ToolchainError(f"`{' '.join(command)}` {status}; its output says why")
+        if status := _compile(command, toolchain.environment(tools)):
+            said = f"ended with status {status}; its output says why"
+            raise toolchain.ToolchainError(f"`{' '.join(command)}` {said}")
         # Replaced in one step, so that a process that has mapped the old file keeps it.
         staged = target.with_name(f".{target.name}.{os.getpid()}")
         shutil.copyfile(built, staged)
         staged.chmod(0o755)
         staged.replace(target)
+
+
+def _compile(command: list[str], env: dict[str, str]) -> int:
+    """Run go, and say now and then how far it is. Return its status."""
+    began = told = time.monotonic()
+    compiled = 0
+    with subprocess.Popen(
+        command, cwd=toolchain.ROOT, env=env, stderr=subprocess.PIPE, text=True
+    ) as go:
+        assert go.stderr is not None
+        for line in go.stderr:
+            if not re.fullmatch(r"[\w./-]+\n", line):  # what it downloads, or what is wrong
+                print(line, end="", file=sys.stderr, flush=True)
+                continue
+            compiled += 1  # -v names each package that it compiles
+            if (now := time.monotonic()) - told >= PROGRESS_EVERY:
+                print(f"{now - began:3.0f} s: {compiled} packages compiled", flush=True)
+                told = now
+    return go.returncode
 
 
 def build_trampoline(target: Path) -> None:
@@ -131,7 +151,7 @@ def _arguments(tools: toolchain.Toolchain, folder: Path, built: Path, pymodule: 
     # These tags replace those of the environment.
     tags = ",".join([*toolchain.TAGS, *(["pymodule"] if pymodule else [])])
     flags = ["-buildmode=c-shared", "-buildvcs=false", *compiling(), "-tags", tags]
-    return ["build", *flags, "-ldflags", " ".join(ldflags), "-o", str(built), "./capi/main"]
+    return ["build", "-v", *flags, "-ldflags", " ".join(ldflags), "-o", str(built), "./capi/main"]
 
 
 def compiling() -> list[str]:

@@ -19,6 +19,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +27,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+import far
+
 NETWORK = "10.77.0"
+
+_QUEUE = "burst 256kb latency 50ms"  # the rest of a token bucket: tc-tbf(8)
 
 # The program of process 1 of the login node; $1 is the scratch directory. `pid` is read while /proc
 # is still the outer one. So it is the number by which the tests know this process.
@@ -374,15 +379,61 @@ class Hosts:
         self._check(f"ip link set v-{host} up")
 
     @contextlib.contextmanager
-    def slow(self, rate: str) -> Iterator[None]:
-        """Let every host send no faster than `rate`, such as "100mbit"."""
-        for host in self.names:
-            self._check(f"tc qdisc add dev eth0 root tbf rate {rate} burst 64kb latency 50ms", host)
-        try:
+    def slow(self, rate: str = "", delay: float = 0) -> Iterator[None]:
+        """Give the hosts another network.
+
+        Every host sends no faster than `rate`, such as "100mbit". What one sends to another arrives
+        `delay` seconds later (far.py); the login node is as near as before. This takes a part of
+        the processors.
+        """
+        device = "eth0"
+        with contextlib.ExitStack() as undo:
+            if delay:
+                device = undo.enter_context(self._far(delay))
+            for host in self.names if rate else ():
+                self._check(f"tc qdisc add dev {device} root tbf rate {rate} {_QUEUE}", host)
+                undo.callback(self._check, f"tc qdisc del dev {device} root", host)
             yield
+
+    @contextlib.contextmanager
+    def _far(self, delay: float) -> Iterator[str]:
+        """Let packets between hosts arrive later. Yield the interface by which they leave."""
+        address = {name: f"{NETWORK}.{i + 1}" for i, name in enumerate(self.names)}
+        ends = []
+        for name in self.names:
+            pid = (self.scratch / f"{name}.pid").read_text().strip()
+            ends.append(f"/proc/{pid}/ns/net={address[name]}")
+        program: list[str | Path]
+        program = [sys.executable, Path(far.__file__).resolve(), str(delay), *ends]
+        cable = self.daemon("far", program, env={})
+        try:
+            for name in self.names:
+                self._make_far(name, cable)
+                for other in self.names:
+                    if other != name:
+                        way = f"{address[other]}/32 dev {far.INTERFACE} src {address[name]}"
+                        self._check(f"ip route add {way}", name)
+            yield far.INTERFACE
         finally:
-            for host in self.names:
-                self._check("tc qdisc del dev eth0 root", host)
+            kill_group(cable)
+            self._children.remove(cable)
+            for _ in wait_for(10):  # the kernel takes the interfaces away when it has ended
+                if not any(self._far_is(name) for name in self.names):
+                    break
+
+    def _make_far(self, host: str, cable: subprocess.Popen[bytes]) -> None:
+        """Switch on the interface of a host that the cable makes."""
+        for _ in wait_for(10):
+            if self._far_is(host, "set", "up", "txqueuelen", "10000"):
+                return
+            if cable.poll() is not None:
+                break
+        raise HostsError(f"no delay: {(self.scratch / 'far.log').read_text()}")
+
+    def _far_is(self, host: str, verb: str = "show", *words: str) -> bool:
+        """Tell whether a host has the interface to do something with."""
+        command = ["ip", "link", verb, "dev", far.INTERFACE, *words]
+        return self.execute(command, host=host, timeout=20, sweep=False).code == 0
 
     def end(self, host: str) -> None:
         """Let the host die: its processes end, and its network is gone. It does not come back."""

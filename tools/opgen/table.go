@@ -110,7 +110,7 @@ var operations = []operation{
 		Same:  "dtype, count, root",
 		Algorithms: []string{
 			"single", "inline", "mapped", "bounced", "singleOnDevice", "broadcastIPC", "broadcastDirect", "staged",
-			"broadcastLevels", "broadcastMPI",
+			"broadcastSlices", "broadcastLevels", "broadcastMPI",
 		},
 	},
 	{
@@ -142,8 +142,8 @@ var operations = []operation{
 		Needs: "send; on the root also recv of the same count, or recv alone to reduce in place",
 		Same:  "dtype, count, reduce op, scale, root",
 		Algorithms: []string{
-			"single", "inline", "mapped", "bounced", "singleOnDevice", "reduceIPC", "staged", "reduceLevels", "reduceSlices16",
-			"reduceMPI",
+			"single", "inline", "mapped", "bounced", "singleOnDevice", "reduceIPC", "staged", "reduceSlices",
+			"leaders", "reduceLevels", "reduceSlices16", "reduceMPI",
 		},
 	},
 	{
@@ -191,7 +191,7 @@ var operations = []operation{
 		Same:  "dtype, counts of the n parts, reduce op, scale",
 		Algorithms: []string{
 			"single", "inline", "mapped", "bounced", "singleOnDevice", "reduceScatterIPC", "staged",
-			"reduceScatterSlices", "reduceScatterLevels",
+			"reduceScatterSlices", "leaders", "reduceScatterLevels",
 			"reduceScatterSlices16", "reduceScatterMPI",
 		},
 	},

@@ -21,6 +21,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/cma"
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/reduce"
+	"github.com/paddlempi/paddlempi/gocore/threads"
 )
 
 // State is the state of this rank's part in an operation.
@@ -53,7 +54,7 @@ const (
 	// ringBytes is the length of the slots of all ranks together. A slot is used again when the caches of the cores that have read it
 	// have lost it to others: to write to a line that another core still holds takes six times as long (measured).
 	ringBytes = 4 << 20
-	// aheadOf is how many windows a rank publishes before it reduces those of the others. It is few, because it reads its own tensor
+	// aheadOf is how many windows a rank of one thread publishes before it reduces those of the others. It is few, because it reads its own tensor
 	// again then. Where nothing is reduced, or ranks share cores, a rank goes ahead as far as its slots let it.
 	aheadOf = 2
 	// cachedResult is the length of a result from which on it is copied past the caches.
@@ -101,6 +102,9 @@ func ownerIn(block unsafe.Pointer) *cma.Proof {
 // folder is the C function that does the arithmetic.
 var folder = C.pmpi_folder(reduce.Folder())
 
+// spreader is the C function by which other threads of this rank help.
+var spreader = C.pt_spreader(threads.Spreader())
+
 // Team is the blocks of a group as one rank sees them, and the operation that is under way there. One goroutine at a time
 // calls its methods.
 type Team struct {
@@ -131,7 +135,8 @@ type Call struct {
 // crowded says that the node has more ranks than cores. yieldEvery is after how many pauses a wait yields the core; 0: never.
 func NewTeam(blocks []unsafe.Pointer, me, slots int, crowded bool, yieldEvery int) (*Team, error) {
 	n := len(blocks)
-	size := int64(unsafe.Sizeof(C.pb_op{})) + int64(n)*(2*int64(unsafe.Sizeof(C.pb_row{}))+int64(unsafe.Sizeof(cma.Proof{}))+2*int64(unsafe.Sizeof(unsafe.Pointer(nil))))
+	size := int64(unsafe.Sizeof(C.pb_op{})) + int64(n)*(2*int64(unsafe.Sizeof(C.pb_row{}))+int64(unsafe.Sizeof(cma.Proof{}))+(1+threads.Most)*int64(unsafe.Sizeof(unsafe.Pointer(nil)))) +
+		threads.Most*int64(unsafe.Sizeof(C.pmpi_far{}))
 	room, err := mem.Alloc(size)
 	if err != nil {
 		return nil, err
@@ -139,7 +144,9 @@ func NewTeam(blocks []unsafe.Pointer, me, slots int, crowded bool, yieldEvery in
 	t := &Team{n: n, crowded: crowded, yield: C.int(yieldEvery)}
 	t.c = carve[C.pb_op](&room, 1)
 	t.give, t.get = unsafe.Slice(carve[C.pb_row](&room, n), n), unsafe.Slice(carve[C.pb_row](&room, n), n)
-	list, src := carve[unsafe.Pointer](&room, n), carve[unsafe.Pointer](&room, n)
+	list, src := carve[unsafe.Pointer](&room, n), carve[unsafe.Pointer](&room, n*threads.Most)
+	far := carve[C.pmpi_far](&room, threads.Most)
+	clear(unsafe.Slice(far, threads.Most))
 	copy(unsafe.Slice(list, n), blocks)
 	owner := carve[cma.Proof](&room, n)
 	t.reads = true
@@ -149,7 +156,7 @@ func NewTeam(blocks []unsafe.Pointer, me, slots int, crowded bool, yieldEvery in
 		t.reads = t.reads && (i == me || p.Holds())
 	}
 	*t.c = C.pb_op{n: C.int32_t(n), me: C.int32_t(me), window: C.int64_t(window(n)), slots: C.int32_t(slots), give: &t.give[0], get: &t.get[0],
-		block: (**C.pb_head)(unsafe.Pointer(list)), src: src, run: folder, owner: (*C.pb_owner)(unsafe.Pointer(owner))}
+		block: (**C.pb_head)(unsafe.Pointer(list)), src: src, far: far, run: folder, spread: spreader, owner: (*C.pb_owner)(unsafe.Pointer(owner))}
 	return t, nil
 }
 
@@ -194,7 +201,11 @@ func (t *Team) Begin(c *Call) {
 	o.before, o.rounds = C.uint64_t(t.rounds), C.uint64_t(rounds)
 	o.kind, o.lanes, o.step = C.int32_t(c.Kind), C.int32_t(lanes), C.int64_t(step)
 	o.first, o.last, o.gives, o.gets = C.int32_t(c.First), C.int32_t(c.Last), number(c.Gives), number(c.Gets)
+	o.threads = C.int32_t(threads.For(max(c.Longest*int64(lanes), c.Result)))
 	o.ahead, o.lends = aheadOf, number(c.Lends)
+	if o.threads > 1 {
+		o.ahead = min(2*aheadOf*o.threads, o.slots) // two batches of rounds.c
+	}
 	if c.Kind == Copy || t.crowded {
 		o.ahead = o.slots
 	}

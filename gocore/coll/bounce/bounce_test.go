@@ -20,6 +20,8 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/reduce"
+	"github.com/paddlempi/paddlempi/gocore/threads"
+	"github.com/paddlempi/paddlempi/gocore/work/worktest"
 )
 
 // newTeams makes the teams of n ranks, which are goroutines here, and returns their blocks.
@@ -82,142 +84,149 @@ func together(n int, f func(me int)) {
 // different lengths, of nothing. A rank that gives only is ahead of the others.
 func TestOperationsOneAfterAnother(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 5, 8} {
-		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			rng := rand.New(rand.NewSource(int64(n)))
-			teams, _ := newTeams(t, n)
-			type operation struct {
-				call    Call
-				root    int
-				count   [][]int64 // elements of what a rank gives to each rank, or to all
-				give    [][]unsafe.Pointer
-				get     [][]unsafe.Pointer
-				want    [][][]byte
-				got     [][][]byte
-				gets    func(me int) bool
-				inPlace bool
+		t.Run(fmt.Sprint(n), func(t *testing.T) { oneAfterAnother(t, n) })
+		t.Run(fmt.Sprintf("%d with helpers", n), func(t *testing.T) {
+			defer threads.Use(threads.Count(), true)
+			threads.Use(3, true)
+			oneAfterAnother(t, n)
+		})
+	}
+}
+
+func oneAfterAnother(t *testing.T, n int) {
+	rng := rand.New(rand.NewSource(int64(n)))
+	teams, _ := newTeams(t, n)
+	type operation struct {
+		call    Call
+		root    int
+		count   [][]int64 // elements of what a rank gives to each rank, or to all
+		give    [][]unsafe.Pointer
+		get     [][]unsafe.Pointer
+		want    [][][]byte
+		got     [][][]byte
+		gets    func(me int) bool
+		inPlace bool
+	}
+	var list []*operation
+	for k := range 40 {
+		o := &operation{root: -1}
+		c := &o.call
+		c.Kind, c.Elem, c.Last = Kind(k%3), 4, n
+		c.Apart = c.Kind != Sliced && rng.Intn(2) == 0
+		c.Fold = reduce.NewFold(op.Int32, op.Sum, n, 0)
+		if c.Kind == Copy && rng.Intn(2) == 0 {
+			o.root = rng.Intn(n)
+			c.First, c.Last = o.root, o.root+1
+		}
+		c.Lends = c.Kind == Copy && rng.Intn(2) == 0
+		one := rng.Intn(n)
+		switch {
+		case c.Kind != Copy && rng.Intn(3) == 0:
+			o.gets = func(me int) bool { return me == one }
+		default:
+			o.gets = func(int) bool { return true }
+		}
+		o.inPlace = c.Kind == Sliced && rng.Intn(2) == 0
+		lanes := 1
+		if c.Apart {
+			lanes = n
+		}
+		most := []int64{0, 1, 15, 70, 5000, 70000, 300000}[rng.Intn(7)]
+		lengths := make([]int64, n) // a reduction adds up rows of one length
+		for i := range lengths {
+			lengths[i] = rng.Int63n(most + 1)
+		}
+		for me := range n {
+			var counts []int64
+			var give []unsafe.Pointer
+			for lane := range lanes {
+				count := lengths[lane]
+				if c.Kind == Copy && me >= c.First && me < c.Last {
+					count = rng.Int63n(most + 1)
+				}
+				counts = append(counts, count)
+				c.Longest = max(c.Longest, 4*count)
+				p, b := memory(t, 4*count)
+				for i := range count {
+					binary.LittleEndian.PutUint32(b[4*i:], rng.Uint32())
+				}
+				give = append(give, p)
 			}
-			var list []*operation
-			for k := range 40 {
-				o := &operation{root: -1}
-				c := &o.call
-				c.Kind, c.Elem, c.Last = Kind(k%3), 4, n
-				c.Apart = c.Kind != Sliced && rng.Intn(2) == 0
-				c.Fold = reduce.NewFold(op.Int32, op.Sum, n, 0)
-				if c.Kind == Copy && rng.Intn(2) == 0 {
-					o.root = rng.Intn(n)
-					c.First, c.Last = o.root, o.root+1
-				}
-				c.Lends = c.Kind == Copy && rng.Intn(2) == 0
-				one := rng.Intn(n)
-				switch {
-				case c.Kind != Copy && rng.Intn(3) == 0:
-					o.gets = func(me int) bool { return me == one }
-				default:
-					o.gets = func(int) bool { return true }
-				}
-				o.inPlace = c.Kind == Sliced && rng.Intn(2) == 0
-				lanes := 1
-				if c.Apart {
-					lanes = n
-				}
-				most := []int64{0, 1, 15, 70, 5000, 70000, 300000}[rng.Intn(7)]
-				lengths := make([]int64, n) // a reduction adds up rows of one length
-				for i := range lengths {
-					lengths[i] = rng.Int63n(most + 1)
-				}
-				for me := range n {
-					var counts []int64
-					var give []unsafe.Pointer
-					for lane := range lanes {
-						count := lengths[lane]
-						if c.Kind == Copy && me >= c.First && me < c.Last {
-							count = rng.Int63n(most + 1)
-						}
-						counts = append(counts, count)
-						c.Longest = max(c.Longest, 4*count)
-						p, b := memory(t, 4*count)
-						for i := range count {
-							binary.LittleEndian.PutUint32(b[4*i:], rng.Uint32())
-						}
-						give = append(give, p)
-					}
-					o.count, o.give = append(o.count, counts), append(o.give, give)
-				}
-				laneOf := func(me int) int {
-					if c.Apart {
-						return me
-					}
-					return 0
-				}
-				for me := range n {
-					var get []unsafe.Pointer
-					var want, got [][]byte
-					if c.Kind == Copy {
-						for from := range n {
-							if from < c.First || from >= c.Last {
-								get, want, got = append(get, nil), append(want, nil), append(got, nil)
-								continue
-							}
-							count := o.count[from][laneOf(me)]
-							p, b := memory(t, 4*count)
-							get, got = append(get, p), append(got, b)
-							want = append(want, append([]byte(nil), unsafe.Slice((*byte)(o.give[from][laneOf(me)]), 4*count)...))
-						}
-					} else {
-						count := o.count[me][laneOf(me)]
-						p, b := memory(t, 4*count)
-						sum := make([]byte, 4*count)
-						for from := range n {
-							in := unsafe.Slice((*byte)(o.give[from][laneOf(me)]), 4*count)
-							for i := range count {
-								binary.LittleEndian.PutUint32(sum[4*i:], binary.LittleEndian.Uint32(sum[4*i:])+binary.LittleEndian.Uint32(in[4*i:]))
-							}
-						}
-						get, got, want = append(get, p), append(got, b), append(want, sum)
-					}
-					o.get, o.got, o.want = append(o.get, get), append(o.got, got), append(o.want, want)
-				}
-				if o.inPlace {
-					for me := range n {
-						o.get[me][0] = o.give[me][0]
-						o.got[me][0] = unsafe.Slice((*byte)(o.give[me][0]), 4*o.count[me][0])
-					}
-				}
-				c.Lends = c.Lends && c.Longest > 0
-				list = append(list, o)
+			o.count, o.give = append(o.count, counts), append(o.give, give)
+		}
+		laneOf := func(me int) int {
+			if c.Apart {
+				return me
 			}
-			var ended atomic.Int32
-			together(n, func(me int) {
-				rng := rand.New(rand.NewSource(int64(100*n + me)))
-				for k, o := range list {
-					c := o.call
-					c.Gives, c.Gets = me >= c.First && me < c.Last, o.gets(me)
-					for lane := range o.give[me] {
-						teams[me].Give(lane, o.give[me][lane], 4*o.count[me][lane])
-					}
-					for i := range o.get[me] {
-						teams[me].Get(i, o.get[me][i], int64(len(o.got[me][i])))
-					}
-					teams[me].Begin(&c)
-					if !assert.Equal(t, Done, finish(teams[me], 1+rng.Intn(40)), "rank %d, operation %d", me, k) {
-						return
-					}
-					if !c.Gets {
+			return 0
+		}
+		for me := range n {
+			var get []unsafe.Pointer
+			var want, got [][]byte
+			if c.Kind == Copy {
+				for from := range n {
+					if from < c.First || from >= c.Last {
+						get, want, got = append(get, nil), append(want, nil), append(got, nil)
 						continue
 					}
-					for i := range o.got[me] {
-						if !assert.True(t, bytes.Equal(o.want[me][i], o.got[me][i]), "rank %d, operation %d: %+v, from %d", me, k, c, i) {
-							return
-						}
+					count := o.count[from][laneOf(me)]
+					p, b := memory(t, 4*count)
+					get, got = append(get, p), append(got, b)
+					want = append(want, append([]byte(nil), unsafe.Slice((*byte)(o.give[from][laneOf(me)]), 4*count)...))
+				}
+			} else {
+				count := o.count[me][laneOf(me)]
+				p, b := memory(t, 4*count)
+				sum := make([]byte, 4*count)
+				for from := range n {
+					in := unsafe.Slice((*byte)(o.give[from][laneOf(me)]), 4*count)
+					for i := range count {
+						binary.LittleEndian.PutUint32(sum[4*i:], binary.LittleEndian.Uint32(sum[4*i:])+binary.LittleEndian.Uint32(in[4*i:]))
 					}
 				}
-				ended.Add(1)
-			})
-			require.EqualValues(t, n, ended.Load())
-			for _, team := range teams {
-				assert.True(t, team.Idle(nobody))
+				get, got, want = append(get, p), append(got, b), append(want, sum)
 			}
-		})
+			o.get, o.got, o.want = append(o.get, get), append(o.got, got), append(o.want, want)
+		}
+		if o.inPlace {
+			for me := range n {
+				o.get[me][0] = o.give[me][0]
+				o.got[me][0] = unsafe.Slice((*byte)(o.give[me][0]), 4*o.count[me][0])
+			}
+		}
+		c.Lends = c.Lends && c.Longest > 0
+		list = append(list, o)
+	}
+	var ended atomic.Int32
+	together(n, func(me int) {
+		rng := rand.New(rand.NewSource(int64(100*n + me)))
+		for k, o := range list {
+			c := o.call
+			c.Gives, c.Gets = me >= c.First && me < c.Last, o.gets(me)
+			for lane := range o.give[me] {
+				teams[me].Give(lane, o.give[me][lane], 4*o.count[me][lane])
+			}
+			for i := range o.get[me] {
+				teams[me].Get(i, o.get[me][i], int64(len(o.got[me][i])))
+			}
+			teams[me].Begin(&c)
+			if !assert.Equal(t, Done, finish(teams[me], 1+rng.Intn(40)), "rank %d, operation %d", me, k) {
+				return
+			}
+			if !c.Gets {
+				continue
+			}
+			for i := range o.got[me] {
+				if !assert.True(t, bytes.Equal(o.want[me][i], o.got[me][i]), "rank %d, operation %d: %+v, from %d", me, k, c, i) {
+					return
+				}
+			}
+		}
+		ended.Add(1)
+	})
+	require.EqualValues(t, n, ended.Load())
+	for _, team := range teams {
+		assert.True(t, team.Idle(nobody))
 	}
 }
 
@@ -446,4 +455,20 @@ func FuzzBlocks(f *testing.F) {
 			require.Equal(t, byte(0xA5), b[len(b)-1-i])
 		}
 	})
+}
+
+// A rank rings when it has done a step that others may wait for.
+func TestRoundsRing(t *testing.T) {
+	teams, _ := newTeams(t, 2)
+	pair(t, teams, 1<<20)
+	assert.True(t, worktest.Rings(t, func() { teams[0].Run(1, 0) }), "it publishes a window")
+	for teams[0].Run(1000, 0) != Pending {
+	}
+	assert.False(t, worktest.Rings(t, func() { teams[0].Run(1000, 0) }), "it waits")
+	for i := range 50 {
+		assert.True(t, worktest.Rings(t, func() { teams[1-i%2].Run(1, 0) }), "the other one goes on")
+		if t.Failed() {
+			return
+		}
+	}
 }

@@ -18,11 +18,12 @@
 #include "rounds.h"
 
 enum {
-	PB_PIECE = 1 << 20, /* bytes that are read at once */
-	PB_PIECE_STEPS = 16 /* steps that such a piece counts as */
+	PB_PIECE = 1 << 20,        /* bytes that a thread reads at once */
+	PB_PIECE_STEPS = 16,       /* steps that such a piece counts as */
+	PB_LEAST_PIECE = 128 << 10 /* bytes that are worth another thread */
 };
 
-/* pb_step_cma does one thing, if it can. */
+/* pb_step_cma does one thing, if it can, and returns how many steps that were. */
 int pb_step_cma(pb_op *op);
 
 #endif

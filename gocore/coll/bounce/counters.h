@@ -4,8 +4,10 @@
 
 #include "rounds.h"
 
+#include "../../primitives/doorbells.h"
 #include "../../primitives/words.h"
 
+#include <stddef.h>
 #include <string.h>
 
 static inline uint64_t load(const uint64_t *at) {
@@ -14,6 +16,12 @@ static inline uint64_t load(const uint64_t *at) {
 
 static inline void store(const uint64_t *at, uint64_t round) {
 	sw_write64((uint64_t *)at, round);
+}
+
+/* show writes a counter for which other ranks may wait. */
+static inline void show(const pb_counter *counter, uint64_t round) {
+	store(&counter->round, round);
+	pmpi_ring();
 }
 
 static inline int64_t least(int64_t a, int64_t b) {
@@ -45,6 +53,11 @@ static inline int has(pb_op *op, int rank, const pb_counter *counter, uint64_t r
 		return 0;
 	}
 	return 1;
+}
+
+/* counter_of returns a counter of a rank. which is its offset in a block. */
+static inline const pb_counter *counter_of(const pb_op *op, int rank, size_t which) {
+	return (const pb_counter *)((const char *)op->block[rank] + which);
 }
 
 /* all_finished tells whether all others have finished with a round. */
@@ -79,11 +92,11 @@ static inline int is_giver(const pb_op *op, int rank) {
 	return rank >= op->first && rank < op->last;
 }
 
-/* finish says that this rank has finished with its next round. */
-static inline void finish(pb_op *op) {
-	op->finished++;
-	op->taken = op->seen = 0;
-	store(&op->block[op->me]->finished.round, op->before + op->finished);
+/* finish says that this rank has finished with its next rounds. */
+static inline void finish(pb_op *op, int rounds) {
+	op->finished += (uint64_t)rounds;
+	op->taken = 0;
+	show(&op->block[op->me]->finished, op->before + op->finished);
 }
 
 #endif

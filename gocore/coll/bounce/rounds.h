@@ -14,6 +14,9 @@
  *     (acquire order). A rank says so (release order) after its last look at that slot. A rank that
  *     reads nothing in a collective has finished with all its rounds when it begins.
  *   - What lies in a slot is read after its owner has published the round (release and acquire).
+ *   - Where a rank has several threads, they copy or reduce parts of several rounds at once. The
+ *     thread of the call alone reads and writes the counters: before they begin, and after all have
+ *     ended.
  *   - No rank writes to memory of another one. So a rank that gives a collective up may end its
  * call at once, and its caller may change its tensors: what it has published stays in its slots.
  *   - A rank whose tensor was read out of its slots need not wait for anybody: its call may end
@@ -26,6 +29,7 @@
 
 #include "../../primitives/past.h"
 #include "../../reduce/fold.h"
+#include "../../threads/pool.h"
 
 #include <stdint.h>
 
@@ -85,14 +89,16 @@ typedef struct pb_op {
 	int32_t gone;              /* 1 more than a rank whose process has ended; 0: none */
 	int64_t at;                /* bytes that were read of the row this rank is at */
 	const pb_owner *owner;     /* n, by rank: what they have shown, and this rank has tried */
-	pmpi_far far;              /* how windows are written, which this rank finds out by itself */
+	int32_t threads;           /* of this rank that work at once, on some rounds */
+	pt_spreader spread;
+	pmpi_far *far;      /* of each thread: how windows are written, which it finds out by itself */
 	int32_t past;       /* the result is copied past the caches, which do not hold all of it */
 	const pb_row *give; /* `lanes` rows: what this rank gives. Where lanes is 1, all get the same */
 	const pb_row *get;  /* the results: a row from each rank if kind is PB_COPY, else one */
 	const pb_head *const *block; /* n, by rank, in this process; that of this rank is its own */
 	pmpi_fold fold;
 	pmpi_folder run;
-	const void **src; /* n, for a reduction */
+	const void **src; /* n for each thread, for a reduction */
 } pb_op;
 
 /* The states of an operation. */
@@ -119,7 +125,7 @@ void pb_begin(pb_op *op);
 
 /* pb_run does up to `most` steps, and pauses at most `spin` times in a row until it can do one;
  * with yield_every, every so many pauses yield the core. A step is a copy or a reduction of a
- * window or less. Returns the state. */
+ * window or less, on one thread. Returns the state. */
 int pb_run(pb_op *op, int most, int spin, int yield_every);
 
 /* pb_awaited returns a rank for which this one waits, -1 if there is none. pb_awaits returns 1 if

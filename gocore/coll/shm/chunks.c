@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "chunks.h"
 
+#include "../../primitives/doorbells.h"
 #include "../../primitives/kill.h"
 #include "../../primitives/words.h"
 #include "../../primitives/yield.h"
@@ -123,23 +124,25 @@ static char *within(const sm_side *side, int64_t element, int64_t elem, int64_t 
 }
 
 /* fold runs op on m elements at src and dst. With kill points, there is one in the middle. */
-static void fold(sm_op *op, int ndst, int nsrc, int64_t m) {
+static void fold(const sm_op *op, void **dst, int ndst, const void **src, int nsrc, int64_t m) {
 #ifdef PADDLEMPI_KILL_POINTS
 	const int64_t half = m / 2;
-	op->run(&op->fold, op->dst, ndst, op->src, nsrc, half);
+	op->run(&op->fold, dst, ndst, src, nsrc, half);
 	PMPI_KILL_POINT("half-written");
 	for (int i = 0; i < ndst; i++)
-		op->dst[i] = (char *)op->dst[i] + half * op->out_elem;
+		dst[i] = (char *)dst[i] + half * op->out_elem;
 	for (int i = 0; i < nsrc; i++)
-		op->src[i] = (const char *)op->src[i] + half * op->elem;
+		src[i] = (const char *)src[i] + half * op->elem;
 	m -= half;
 #endif
-	op->run(&op->fold, op->dst, ndst, op->src, nsrc, m);
+	op->run(&op->fold, dst, ndst, src, nsrc, m);
 }
 
 /* work does one chunk: some elements of the result, strip by strip, and within a strip as long as
  * no rank's part ends. */
-static void work(sm_op *op, int chunk) {
+static void work(const sm_op *op, int worker, int chunk) {
+	const void **src = op->src + (int64_t)worker * op->n;
+	void **dst = op->dst + (int64_t)worker * op->n;
 	/* Boundaries are multiples of a cache line, so that two ranks do not write to one line where
 	 * the tensors begin at one. */
 	const int64_t line = op->elem < 64 ? 64 / op->elem : 1, total = op->begin[op->pieces];
@@ -152,26 +155,35 @@ static void work(sm_op *op, int chunk) {
 		int64_t m = s.length < to - at ? s.length : to - at;
 		int nsrc = 0, ndst = 0;
 		for (int r = s.from == EVERY ? 0 : s.from; r < (s.from == EVERY ? op->n : s.from + 1); r++)
-			op->src[nsrc++] = within(&op->in[r], s.in_at, op->elem, &m);
+			src[nsrc++] = within(&op->in[r], s.in_at, op->elem, &m);
 		for (int r = s.to == EVERY ? 0 : s.to; r < (s.to == EVERY ? op->n : s.to + 1); r++)
 			if (op->out[r].parts > 0)
-				op->dst[ndst++] = within(&op->out[r], s.out_at, op->out_elem, &m);
-		fold(op, ndst, nsrc, m);
+				dst[ndst++] = within(&op->out[r], s.out_at, op->out_elem, &m);
+		fold(op, dst, ndst, src, nsrc, m);
 		at += m;
 	}
 }
 
-int sm_work(sm_op *op, int most) {
-	const int total = op->chunks, first = (int)((int64_t)op->me * total / op->n);
+/* A pass is what one call of sm_work does, on one or more threads. */
+typedef struct pass {
+	sm_op *op;
+	int threads, most;
+	int did; /* chunks, by all of them */
+} pass;
+
+/* claim claims and does chunks. The threads of a rank begin in different parts of its share. */
+static void claim(void *of, int worker) {
+	pass *p = of;
+	sm_op *op = p->op;
+	const int64_t total = op->chunks, parts = (int64_t)op->n * p->threads;
+	const int first = (int)(((int64_t)op->me * p->threads + worker) * total / parts);
 	int did = 0;
-	if (op->blind)
-		return 0;
-	for (int i = 0; i < total && did < most; i++) {
-		const int chunk = first + i < total ? first + i : first + i - total;
+	for (int i = 0; i < total && did < p->most; i++) {
+		const int chunk = first + i < total ? first + i : first + i - (int)total;
 		PMPI_KILL_POINT("before-claim");
 		if (take(op, chunk, CLAIMED)) {
 			PMPI_KILL_POINT("after-claim");
-			work(op, chunk);
+			work(op, worker, chunk);
 			PMPI_KILL_POINT("before-done");
 			uint64_t mine = word(op->seq, op->me, CLAIMED), done = word(op->seq, op->me, DONE);
 			if (!sw_publish64(&op->words[chunk], &mine, done)) { /* a rank has left */
@@ -182,7 +194,31 @@ int sm_work(sm_op *op, int most) {
 			did++;
 		}
 	}
-	return did;
+	if (did)
+		__atomic_fetch_add(&p->did, did, __ATOMIC_RELAXED);
+}
+
+/* unclaimed returns how many chunks nobody has claimed, `most` at most. */
+static int unclaimed(const sm_op *op, int most) {
+	int found = 0;
+	for (int i = 0; i < op->chunks && found < most; i++)
+		found += seq_of(sw_read64(&op->words[i])) < op->seq;
+	return found;
+}
+
+int sm_work(sm_op *op, int most) {
+	pass p = {.op = op, .threads = 1, .most = most};
+	if (op->blind)
+		return 0;
+	if (op->threads > 1 && most >= op->chunks)
+		p.threads = unclaimed(op, op->threads);
+	if (p.threads > 1)
+		op->spread(claim, &p, p.threads, 0);
+	else if (p.threads == 1)
+		claim(&p, 0);
+	if (p.did) /* others wait for the last chunk of all */
+		pmpi_ring();
+	return p.did;
 }
 
 void sm_blind(sm_op *op) {
@@ -192,6 +228,7 @@ void sm_blind(sm_op *op) {
 	while (!sw_swap64(op->blind_ranks, &old, new));
 	op->blind = 1;
 	PMPI_KILL_POINT("after-blind");
+	pmpi_ring();
 }
 
 static int all_blind(const sm_op *op) {
@@ -222,7 +259,8 @@ int sm_state(sm_op *op, int spin, int yield_every) {
 		}
 		if (spin-- <= 0)
 			return SM_PENDING;
-		pmpi_linger(++paused, yield_every);
+		if (pmpi_linger(++paused, yield_every))
+			spin = 0;
 	}
 	PMPI_KILL_POINT("all-done");
 	return SM_DONE;
@@ -230,10 +268,12 @@ int sm_state(sm_op *op, int spin, int yield_every) {
 
 int sm_close(sm_op *op) {
 	const int total = op->chunks;
-	int closed = op->damaged, working = 0;
+	int closed = op->damaged, working = 0, took = 0;
 	for (int i = 0; i < total; i++) {
-		if (take(op, i, CLOSED))
+		if (take(op, i, CLOSED)) {
 			PMPI_KILL_POINT("in-close-chunks");
+			took = 1;
+		}
 		uint64_t w = sw_read64(&op->words[i]);
 		if (!is_possible(op, w)) {
 			closed = op->damaged = 1;
@@ -242,6 +282,8 @@ int sm_close(sm_op *op) {
 		closed |= state_of(w) == CLOSED || state_of(w) == LEFT;
 		working |= state_of(w) == CLAIMED || state_of(w) == LEFT;
 	}
+	if (took)
+		pmpi_ring();
 	if (closed)
 		return working ? SM_CLOSING : SM_CLOSED;
 	return working ? SM_PENDING : SM_DONE;
@@ -255,6 +297,7 @@ int sm_leave(sm_op *op) {
 			sw_swap64(&op->words[i], &w, word(op->seq, owner_of(w), LEFT));
 		PMPI_KILL_POINT("in-leave");
 	}
+	pmpi_ring();
 	return sm_close(op);
 }
 
@@ -287,5 +330,6 @@ int sm_fail_peer(sm_op *op, int rank) {
 			found += sw_swap64(&op->words[i], &its, word(op->seq, rank, CLOSED));
 		}
 	PMPI_KILL_POINT("after-bury");
+	pmpi_ring();
 	return found;
 }

@@ -4,7 +4,9 @@
  * the rank that claimed it there, and its state. A rank claims a chunk by a compare-and-swap, does
  * its work in the tensors of all ranks, and stores that it is done. Any rank may do any chunk, and
  * the result has the same bits. A rank that waits claims the chunks of its own share first, and
- * then those that nobody has claimed. So a rank that is late finds its share done.
+ * then those that nobody has claimed. So a rank that is late finds its share done. Several threads
+ * of a rank may claim chunks at once, for one call of sm_work, which returns when none of them is
+ * at work.
  *
  * Why this is safe
  *   - A chunk is done once. Its word leaves an earlier sequence number by one compare-and-swap, and
@@ -28,6 +30,7 @@
 #define PMPI_SHM_CHUNKS_H
 
 #include "../../reduce/fold.h"
+#include "../../threads/pool.h"
 
 #include <stdint.h>
 
@@ -75,7 +78,9 @@ typedef struct sm_op {
 	pmpi_fold fold;
 	pmpi_folder run;
 	const sm_side *in, *out; /* n each, by rank */
-	const void **src;        /* n each, for the work on a chunk */
+	int32_t threads;         /* of this rank that may work at once */
+	pt_spreader spread;
+	const void **src; /* n each for each of these threads, for the work on a chunk */
 	void **dst;
 } sm_op;
 
@@ -92,8 +97,8 @@ enum {
  * blind, the operation ends with nothing done. */
 void sm_blind(sm_op *op);
 
-/* sm_work claims and does at most `most` chunks, this rank's share first. Returns how many it did.
- */
+/* sm_work claims and does at most `most` chunks, this rank's share first. If it may do all, other
+ * threads of this rank help. Returns how many it did. */
 int sm_work(sm_op *op, int most);
 
 /* sm_state looks at the chunks and pauses at most `spin` times, until the operation is over. With

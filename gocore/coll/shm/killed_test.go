@@ -90,8 +90,8 @@ func TestKilledFindsMistakes(t *testing.T) {
 		replace []string
 	}{
 		"done before it is written": {"the result is wrong", []string{
-			"chunks.c", "work(op, chunk);\n\t\t\tPMPI_KILL_POINT(\"before-done\");", "",
-			"chunks.c", "PMPI_KILL_POINT(\"after-done\");", "work(op, chunk);"}},
+			"chunks.c", "work(op, worker, chunk);\n\t\t\tPMPI_KILL_POINT(\"before-done\");", "",
+			"chunks.c", "PMPI_KILL_POINT(\"after-done\");", "work(op, worker, chunk);"}},
 		"a dead rank's chunk counts": {"the result is wrong",
 			[]string{"chunks.c", "&its, word(op->seq, rank, CLOSED)", "&its, word(op->seq, rank, DONE)"}},
 		"nobody knows whose it was": {"it was given up for no reason",

@@ -36,6 +36,7 @@ func TestProtocol(t *testing.T) {
 		"3 ranks, one blind":                           {ranks: 3, chunks: 2, collectives: 2, blind: 2},
 		"2 ranks, all blind":                           {ranks: 2, chunks: 2, collectives: 3, blind: 3},
 		"2 ranks and a late thread":                    {ranks: 2, chunks: 2, collectives: 3, helper: true},
+		"2 ranks, two threads, one abandons":           {ranks: 2, chunks: 2, collectives: 1, helper: true, givesUp: 2, abandons: 2},
 		"ring of 3, 2 ranks, 2 ahead":                  {ranks: 2, chunks: 1, collectives: 4, slots: 3, ahead: 2},
 		"ring of 4, 2 ranks, 3 ahead":                  {ranks: 2, chunks: 1, collectives: 4, slots: 4, ahead: 3},
 		"ring of 3, one refuses late":                  {ranks: 2, chunks: 1, collectives: 3, slots: 3, ahead: 2, refuses: 1},

@@ -38,12 +38,12 @@ func compiler(t *testing.T) string {
 // sanitizer has the flags of a program under ThreadSanitizer.
 const sanitizer = "-O1 -g -fsanitize=thread"
 
-// harness compiles testdata/ranks.c with slots.c and chunks.c. replace changes a copy of the two: a
+// harness compiles testdata/ranks.c with slots.c, chunks.c and pool.c. replace changes a copy of these: a
 // file, what it has, and what it has then. cc may have arguments.
 func harness(t *testing.T, cc, flags string, replace ...string) string {
 	t.Helper()
 	dir := t.TempDir()
-	for _, file := range []string{"arrive/slots.c", "arrive/slots.h", "primitives/kill.h", "primitives/words.h", "coll/shm/chunks.c", "coll/shm/chunks.h", "coll/shm/testdata/ranks.c", "reduce/fold.h", "primitives/yield.h"} {
+	for _, file := range []string{"arrive/slots.c", "arrive/slots.h", "primitives/doorbells.h", "primitives/kill.h", "primitives/words.h", "coll/shm/chunks.c", "coll/shm/chunks.h", "coll/shm/testdata/ranks.c", "reduce/fold.h", "primitives/yield.h", "threads/pool.c", "threads/pool.h"} {
 		text, err := os.ReadFile(filepath.Join("..", "..", file))
 		require.NoError(t, err)
 		to := filepath.Join(dir, file)
@@ -58,7 +58,7 @@ func harness(t *testing.T, cc, flags string, replace ...string) string {
 	}
 	program := filepath.Join(dir, "ranks")
 	out, err := exec.Command("sh", "-c", cc+` -std=c11 -pthread "$@" `+flags, "sh", filepath.Join(dir, "coll/shm/testdata/ranks.c"),
-		filepath.Join(dir, "coll/shm/chunks.c"), filepath.Join(dir, "arrive/slots.c"), "-o", program).CombinedOutput()
+		filepath.Join(dir, "coll/shm/chunks.c"), filepath.Join(dir, "arrive/slots.c"), filepath.Join(dir, "threads/pool.c"), "-o", program).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	return program
 }

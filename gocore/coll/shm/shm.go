@@ -22,6 +22,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/op"
 	"github.com/paddlempi/paddlempi/gocore/reduce"
+	"github.com/paddlempi/paddlempi/gocore/threads"
 )
 
 // MaxRanks is the most members of a group whose chunks can be claimed.
@@ -50,6 +51,9 @@ func Serves(c op.Code) bool { return c > 0 && int(c) < len(kinds) && kinds[c] > 
 
 // folder is the C function that does the arithmetic.
 var folder = C.pmpi_folder(reduce.Folder())
+
+// spreader is the C function by which other threads of this rank help.
+var spreader = C.pt_spreader(threads.Spreader())
 
 // Op is an operation as this process sees it. One goroutine at a time calls its methods.
 type Op struct {
@@ -82,6 +86,23 @@ type Collective struct {
 // operation Shares has one number for each rank.
 func (c *Collective) ShareOf(from, to int) int { return from*c.Size + to }
 
+// bytes returns how many bytes a rank gives or gets.
+func (c *Collective) bytes() int64 {
+	elements := c.Count
+	if c.Shares != nil {
+		elements = 0
+		for _, share := range c.Shares {
+			elements += share
+		}
+		if c.Code.Trait().Shares == op.Pairwise {
+			elements /= int64(c.Size)
+		}
+	} else if c.Code.Trait().Shares != op.NoShares {
+		elements *= int64(c.Size)
+	}
+	return elements * int64(c.DType.Size())
+}
+
 // chunkBytes is how long a chunk is at least. A claim costs some 50 ns, and an uncontended chunk of
 // this length some microseconds.
 const chunkBytes = 32 << 10
@@ -99,8 +120,9 @@ func New(c *Collective) (*Op, error) {
 		}
 	}
 	var header C.sm_op
+	crew := threads.For(c.bytes())
 	size := int64(unsafe.Sizeof(header)) + 2*int64(n)*int64(unsafe.Sizeof(C.sm_side{})) + int64(c.Parts)*int64(unsafe.Sizeof(C.sm_part{})) +
-		8*int64(2*n+pieces+1+rows*(n+1))
+		8*int64(2*n*crew+pieces+1+rows*(n+1))
 	block, err := mem.Alloc(size)
 	if err != nil {
 		return nil, err
@@ -110,7 +132,7 @@ func New(c *Collective) (*Op, error) {
 	sides := unsafe.Slice(carve[C.sm_side](&room, 2*n), 2*n)
 	clear(sides)
 	o.next, o.left = carve[C.sm_part](&room, c.Parts), c.Parts
-	work := carve[unsafe.Pointer](&room, 2*n)
+	work := carve[unsafe.Pointer](&room, 2*n*crew)
 	begin := unsafe.Slice(carve[C.int64_t](&room, pieces+1), pieces+1)
 	table := unsafe.Slice(carve[C.int64_t](&room, rows*(n+1)), rows*(n+1))
 	elem := int64(c.DType.Size())
@@ -131,7 +153,8 @@ func New(c *Collective) (*Op, error) {
 		kind: kinds[c.Code] - 1, chunks: C.int32_t(cuts(total*elem, n, c.Chunks-1)),
 		pieces: C.int32_t(pieces), begin: &begin[0], stride: C.int64_t(stride), elem: C.int64_t(elem), out_elem: C.int64_t(out),
 		fold: *(*C.pmpi_fold)(unsafe.Pointer(&fold)), run: folder,
-		in: &sides[0], out: &sides[n], src: work, dst: (*unsafe.Pointer)(unsafe.Add(unsafe.Pointer(work), 8*n)),
+		in: &sides[0], out: &sides[n], threads: C.int32_t(crew), spread: spreader,
+		src: work, dst: (*unsafe.Pointer)(unsafe.Add(unsafe.Pointer(work), 8*n*crew)),
 	}
 	if rows > 0 {
 		o.c.sends, o.c.receives = &table[0], &table[rows/2*(n+1)]

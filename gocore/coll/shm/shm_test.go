@@ -14,6 +14,7 @@ import (
 
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/op"
+	"github.com/paddlempi/paddlempi/gocore/work/worktest"
 )
 
 // outside returns n zeros of T outside the Go heap.
@@ -388,4 +389,15 @@ func TestChunksCoverTheTensor(t *testing.T) {
 			freeAll(ops)
 		}
 	}
+}
+
+// A rank rings when it has done chunks, and when it gives the work up.
+func TestChunksRing(t *testing.T) {
+	g := newTeam(t, 2, 100_000)
+	ops := g.next(t)
+	defer freeAll(ops)
+	assert.True(t, worktest.Rings(t, func() { ops[0].Work(1) }), "a chunk is done")
+	assert.False(t, worktest.Rings(t, func() { ops[1].State(0) }), "a look")
+	assert.True(t, worktest.Rings(t, func() { ops[1].Close() }), "the rest is closed")
+	assert.False(t, worktest.Rings(t, func() { ops[0].Work(All) }), "there is none to be done")
 }

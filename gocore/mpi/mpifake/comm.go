@@ -2,6 +2,7 @@ package mpifake
 
 import (
 	"fmt"
+	"hash/crc32"
 	"slices"
 
 	"github.com/paddlempi/paddlempi/gocore/mpi"
@@ -145,6 +146,11 @@ func (l *library) CreateGroup(parent mpi.Comm, ranks []int32, tag int32) (mpi.Co
 	q, err := l.joinGroup(parent, ranks, tag)
 	l.w.mu.Unlock()
 	return l.made(q, err)
+}
+
+// CreateWithout is CreateGroup of the world.
+func (l *library) CreateWithout(ranks []int32, name string) (mpi.Comm, error) {
+	return l.CreateGroup(l.World(), ranks, int32(crc32.ChecksumIEEE([]byte(name))%uint32(l.w.tagUB)))
 }
 
 func (l *library) joinGroup(parent mpi.Comm, ranks []int32, tag int32) (*request, *status.Error) {

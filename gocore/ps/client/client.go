@@ -408,7 +408,7 @@ func (c *Client) ask(what request.Op, t *travel, seen []int64) (results []result
 			continue
 		}
 		var mistake error
-		if results[s], mistake = resultOf(p, whole, deadline, c.interrupt); mistake != nil && err == nil {
+		if results[s], mistake = resultOf(p, whole, deadline, unless(sent[s+1:], c.interrupt)); mistake != nil && err == nil {
 			err = mistake
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/stretchr/testify/assert"
@@ -199,6 +200,21 @@ func TestALinkThatBreaks(t *testing.T) {
 	assert.EqualValues(t, 1, one.link.ends[0].last().Step)
 	assert.EqualValues(t, 2, one.link.ends[1].last().Step)
 	assert.Equal(t, one.link.ends[0].last().Number, one.link.ends[1].last().Number, "an update has one number on all servers")
+}
+
+// The first server waits for a trainer that the death of the second one has stopped.
+func TestADeadServerEndsTheWaitForAnother(t *testing.T) {
+	one := newTrainer(t, 0, newServers(t, false, 0), nil)
+	one.link.ends[0].next(lost, late)
+	one.link.ends[1].next(dead, dead)
+	began := time.Now()
+	_, err := one.pull(1, 0)
+	assert.Equal(t, status.PeerDied, status.CodeOf(err))
+	assert.ErrorContains(t, err, "rank 11")
+	assert.GreaterOrEqual(t, time.Since(began), grace, "the first one may still answer")
+	assert.Less(t, time.Since(began), patience)
+	assert.ErrorContains(t, one.push(2, 0, 1), "rank 11")
+	assert.Equal(t, []int{1}, one.unsure(), "its answer came within that time")
 }
 
 func TestTheFirstErrorInTheOrderOfServers(t *testing.T) {

@@ -58,3 +58,38 @@ func resultOf(p pending, whole bool, deadline time.Time, interrupt work.Interrup
 	}
 	return r, err
 }
+
+// grace is how long some servers may still take to answer when another one, which the same call has asked, cannot
+// answer any more. They may wait for a trainer that this other one has stopped.
+const grace = time.Second
+
+// unless returns an interrupt of the wait for one server's answer: the call has failed if one of the later servers
+// cannot answer any more. nil in later: a server that was not asked.
+func unless(later []pending, interrupt work.Interrupt) work.Interrupt {
+	if len(later) == 0 {
+		return interrupt
+	}
+	var since time.Time // of the trouble
+	return func() error {
+		if interrupt != nil {
+			if err := interrupt(); err != nil {
+				return err
+			}
+		}
+		for _, p := range later {
+			if p == nil {
+				continue
+			}
+			if err := p.Trouble(); err != nil {
+				if since.IsZero() {
+					since = time.Now()
+				}
+				if time.Since(since) < grace {
+					err = nil
+				}
+				return err
+			}
+		}
+		return nil
+	}
+}

@@ -32,6 +32,7 @@ const (
 	late         // its answer takes a moment
 	twice        // the server gets it twice
 	rotten       // the header of the answer is damaged
+	dead         // the server never gets it, and dies
 )
 
 // fakeLinks are the links of one trainer to servers of this process. They do to requests what a
@@ -133,7 +134,7 @@ func (p *fakePending) Post() error {
 	switch p.fate {
 	case broken:
 		return status.New(status.PeerLeft, "a request to the server on rank %d: that rank has closed its links", p.e.rank).WithRanks(p.e.rank)
-	case lost:
+	case lost, dead:
 		return nil
 	case twice:
 		p.deliver()
@@ -187,6 +188,13 @@ func (l *fakeLinks) copy(r link.Region) []byte {
 
 func (p *fakePending) Answered() bool { return p.answered }
 
+func (p *fakePending) Trouble() error {
+	if p.fate != dead {
+		return nil
+	}
+	return status.New(status.PeerDied, "a request to the server on rank %d: that rank died", p.e.rank).WithRanks(p.e.rank)
+}
+
 func (p *fakePending) Wait(deadline time.Time, interrupt work.Interrupt) ([]byte, error) {
 	defer func() {
 		p.e.mu.Lock()
@@ -217,6 +225,9 @@ func (p *fakePending) Wait(deadline time.Time, interrupt work.Interrupt) ([]byte
 			if err := interrupt(); err != nil {
 				return nil, err
 			}
+		}
+		if err := p.Trouble(); err != nil {
+			return nil, err
 		}
 		if ended {
 			return nil, status.New(status.Timeout, "a request to the server on rank %d: its answer has not come by the deadline", p.e.rank).WithRanks(p.e.rank)

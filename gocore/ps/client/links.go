@@ -20,6 +20,7 @@ type pending interface {
 	Post() error
 	Drop()
 	Wait(deadline time.Time, interrupt work.Interrupt) (header []byte, err error)
+	Trouble() error
 	Answered() bool
 }
 

@@ -276,6 +276,15 @@ func (p *Pending) Wait(deadline time.Time, interrupt work.Interrupt) (header []b
 	return nil, why
 }
 
+// Trouble returns why a wait for the answer has to end, as Wait would; nil while it may go on, and if the answer is there.
+func (p *Pending) Trouble() error {
+	defer p.o.l.g.Use()()
+	if p.isOver() {
+		return nil
+	}
+	return p.o.trouble()
+}
+
 // Answered tells, after Wait, whether the server has answered: an error is then the server's own.
 func (p *Pending) Answered() bool {
 	p.o.mu.Lock()

@@ -43,7 +43,10 @@ static uint64_t sample(uint64_t mode) {
 */
 import "C"
 
-import "unsafe"
+import (
+	"runtime"
+	"unsafe"
+)
 
 // Usual are the settings of a new thread.
 const Usual = C.USUAL
@@ -55,6 +58,16 @@ var Odd = map[string]uint64{"flush to zero": C.FLUSH, "rounding upward": C.UPWAR
 // settings afterwards; the thread gets its own ones back.
 func Fold(run, fold unsafe.Pointer, dst, src []unsafe.Pointer, n int64, mode uint64) (after uint64) {
 	return uint64(C.call(run, fold, unsafe.SliceData(dst), C.int(len(dst)), unsafe.SliceData(src), C.int(len(src)), C.int64_t(n), C.uint64_t(mode)))
+}
+
+// With calls f on a thread with the settings mode.
+func With(mode uint64, f func()) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	before := C.get()
+	C.set(C.uint64_t(mode))
+	defer C.set(before)
+	f()
 }
 
 // Sample returns bits that differ between Usual and each of Odd.

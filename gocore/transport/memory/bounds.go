@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/transport"
+	"github.com/paddlempi/paddlempi/gocore/work"
 )
 
 // mostKept is how many bytes of messages that nobody has received yet a process keeps, beside what the rings hold, and besideKept
@@ -35,6 +36,7 @@ func (o *endpoint) bounds() {
 		}
 		if atomic.LoadUint32((*uint32)(in.full)) != full {
 			atomic.StoreUint32((*uint32)(in.full), full)
+			work.Ring()
 		}
 	}
 }

@@ -90,13 +90,8 @@ func (c *Comm) Eager() int64        { return 0 }
 func (c *Comm) Gone() bool          { return false }
 func (c *Comm) Poller() work.Poller { return c.o }
 
-// Pace implements transport.Requests.
-func (c *Comm) Pace() work.Pace {
-	if c.o.moving.Load() {
-		return work.Always
-	}
-	return work.Seldom
-}
+// Pace implements transport.Requests. Whoever writes to a ring, or reads from it, rings.
+func (c *Comm) Pace() work.Pace { return work.Rung }
 
 func (c *Comm) FirstSendWaits() bool    { return false }
 func (c *Comm) MatchesFirst(int32) bool { return false }
@@ -356,12 +351,33 @@ func (c *Comm) Free() error {
 	o.forget(c.context)
 	o.forget(c.rounds.context)
 	if o.comms--; o.comms == 0 {
-		o.closed = true
-		if o.release != nil {
-			o.release()
-		}
+		o.close()
 	}
 	return nil
+}
+
+// Abandon ends the messages of this process in the world of c, whatever Comms there still are: no peer uses the memory any more,
+// and FailPeer was called for each. What has come is thrown away.
+func Abandon(c *Comm) {
+	o := c.o
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for number := range o.contexts {
+		o.forget(number)
+	}
+	o.breakOff(o.rank, codeDied)
+	o.close()
+}
+
+// close gives the memory back. The caller holds mu.
+func (o *endpoint) close() {
+	if o.closed {
+		return
+	}
+	o.closed = true
+	if o.release != nil {
+		o.release()
+	}
 }
 
 // WaitBy implements transport.Limited. The goroutine that makes the calls calls it.

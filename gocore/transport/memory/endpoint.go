@@ -56,9 +56,8 @@ type endpoint struct {
 	probed   time.Time // when a probe has found no message from any rank
 	rounds   []*round
 
-	moving  atomic.Bool // bytes of long messages are moving
-	comms   int         // that are not freed
-	closed  bool        // none is: the memory is not this process's any more
+	comms   int  // that are not freed
+	closed  bool // none is: the memory is not this process's any more
 	release func()
 }
 
@@ -173,9 +172,7 @@ func newEndpoint(shared []byte, rank, size int) (*endpoint, error) {
 // Poll takes everything further and tells how many of the requests are done.
 func (o *endpoint) Poll(requests []uintptr) (done int) {
 	if o.mu.TryLock() { // else another thread does it
-		if !o.closed {
-			o.progress()
-		}
+		o.progress()
 		o.mu.Unlock()
 	}
 	for i := range requests { // addresses outside the Go heap
@@ -189,6 +186,9 @@ func (o *endpoint) Poll(requests []uintptr) (done int) {
 
 // progress moves what can be moved. The caller holds mu, also of all methods below.
 func (o *endpoint) progress() {
+	if o.closed {
+		return
+	}
 	if o.mustLook() {
 		for r := range o.size {
 			o.in[r].collect()
@@ -206,9 +206,6 @@ func (o *endpoint) progress() {
 		}
 	}
 	o.showMoves(queued)
-	if moving := o.longs+o.streams > 0; moving != o.moving.Load() {
-		o.moving.Store(moving)
-	}
 	o.rounds = slices.DeleteFunc(o.rounds, (*round).step)
 }
 

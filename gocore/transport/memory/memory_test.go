@@ -16,6 +16,7 @@ import (
 	"github.com/paddlempi/paddlempi/gocore/mem"
 	"github.com/paddlempi/paddlempi/gocore/status"
 	"github.com/paddlempi/paddlempi/gocore/transport"
+	"github.com/paddlempi/paddlempi/gocore/work/worktest"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
@@ -571,4 +572,27 @@ func TestAnotherProcessIsNotRead(t *testing.T) {
 	ranks[1].FailPeer(0)
 	finish(t, ranks[1], r)
 	assert.Equal(t, status.ProcFailed, status.CodeOf(ranks[1].Err(r)))
+}
+
+// A rank rings when it has written a message, and when it has read one, for whose room others may wait.
+func TestRings(t *testing.T) {
+	ranks := world(t, 2)
+	out, _ := room(t, 8)
+	in, _ := room(t, 8)
+	var sent, received *transport.Request
+	assert.True(t, worktest.Rings(t, func() { sent, _ = ranks[0].Send(out, 8, 1, 0) }), "a message is written")
+	assert.False(t, worktest.Rings(t, func() { ranks[0].Poller().Poll(nil) }), "a look")
+	assert.True(t, worktest.Rings(t, func() {
+		received, _ = ranks[1].Receive(in, 8, 0, 0)
+		finish(t, ranks[1], received)
+	}), "a message is read")
+	finish(t, ranks[0], sent)
+	own := worktest.Bells(t, 2)[0]
+	own.Answer(false)
+	defer own.Ignore()
+	seen := own.Enter()
+	sent, _ = ranks[0].Send(out, 8, 0, 0)
+	assert.NotEqual(t, seen, own.Enter(), "other threads of its process may wait for what a rank sends to itself")
+	received, _ = ranks[0].Receive(in, 8, 0, 0)
+	finish(t, ranks[0], sent, received)
 }

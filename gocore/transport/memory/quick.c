@@ -94,7 +94,8 @@ static int send(pq_group *p, const pq_message *m, int pauses) {
 	pauses = patience(p, m, pauses);
 	for (int i = 1;
 		 i <= pauses && !pm_asked(p->endpoint, to, p->context, m->tag, (uint64_t)m->bytes); i++)
-		pmpi_linger(i, YIELD_EVERY);
+		if (pmpi_linger(i, YIELD_EVERY))
+			return 1;
 	if (!pm_lock(p->endpoint))
 		return 1;
 	const int rc = __atomic_load_n(&p->held, __ATOMIC_RELAXED) != 0 ||
@@ -113,7 +114,8 @@ static int await(pq_group *p, int32_t from, const pq_message *m, int pauses) {
 	for (int i = 1; !(come = pm_come(p->endpoint, from)) && i <= pauses; i++) {
 		if (!mine(p))
 			break;
-		pmpi_linger(i, YIELD_EVERY);
+		if (pmpi_linger(i, YIELD_EVERY))
+			break;
 	}
 	if (m->bytes > PM_EAGER)
 		sw_write32(waits, 0);

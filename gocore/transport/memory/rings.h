@@ -12,6 +12,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "../../primitives/doorbells.h"
 #include "../../primitives/words.h"
 #include "../../primitives/yield.h"
 #include "bulk.h"
@@ -47,6 +48,7 @@ typedef struct pm_endpoint {
 	uint32_t lock;
 	uint32_t moves; /* messages are under way that only calls of Go take further */
 	char *bells;    /* NULL in a small world */
+	int32_t rank;   /* of this process */
 	pm_pair pairs[];
 } pm_endpoint;
 
@@ -120,6 +122,10 @@ static inline void pm_write(pm_endpoint *o, int32_t to, const pm_packet *head, c
 	sw_write64(e->head, e->mine);
 	if (o->bells)
 		sw_more64_in_turn((uint64_t *)(o->bells + (size_t)to * PM_BELL));
+	if (to == o->rank)
+		pmpi_ring_own();
+	else
+		pmpi_ring();
 }
 
 /* pm_come tells whether something has come from a rank. It needs no lock. */
@@ -167,6 +173,7 @@ static inline void pm_pass(pm_end *e, uint64_t takes, uint64_t in_bulk) {
 		sw_write64(e->bulk.tail, e->bulk.mine);
 	}
 	sw_write64(e->tail, e->mine);
+	pmpi_ring();
 }
 
 /* pm_take copies as much of the payload of the next packet as there is room for, and goes behind

@@ -27,6 +27,7 @@ func (o *endpoint) share() error {
 	clear(unsafe.Slice((*byte)(block), bytes))
 	runtime.AddCleanup(o, mem.Free, block)
 	o.shared = (*C.pm_endpoint)(block)
+	o.shared.rank = C.int32_t(o.rank)
 	o.shared.bells = (*C.char)(unsafe.Pointer(unsafe.SliceData(o.bells)))
 	o.pairs = unsafe.Slice((*C.pm_pair)(unsafe.Add(block, unsafe.Sizeof(C.pm_endpoint{}))), o.size)
 	o.mu.word = (*uint32)(&o.shared.lock)

@@ -1,4 +1,4 @@
-"""The commands of ``python -m paddlempi``. Every command is a module of this package."""
+"""The commands of ``python -m paddlempi``, or ``paddlempi``. Each is a module of this package."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from .. import __version__
-from . import bench, doctor, info, ps_status, run, trace, tune
+from . import bench, completion, doctor, info, ps_status, report, run, top, trace, tune
 
 __all__ = ["main", "parser"]
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the words after ``python -m paddlempi``."""
+    installed = Path(sys.argv[0]).name == "paddlempi"
     whole = argparse.ArgumentParser(
-        prog="python -m paddlempi",
+        prog="paddlempi" if installed else "python -m paddlempi",
         description="MPI for the stock wheels of deep-learning frameworks.",
     )
     whole.add_argument("--version", action="version", version=f"paddlempi {__version__}")
@@ -27,7 +29,10 @@ def parser() -> argparse.ArgumentParser:
     bench.add_to(commands)
     tune.add_to(commands)
     trace.add_to(commands)
+    top.add_to(commands)
     ps_status.add_to(commands)
+    report.add_to(commands)
+    completion.add_to(commands, parser)
     return whole
 
 

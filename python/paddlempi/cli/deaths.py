@@ -1,4 +1,4 @@
-"""The line that says by which signal a rank has ended, and whether for want of memory."""
+"""What says by which signal a rank has ended, and whether for want of memory."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Deaths:
     def __init__(self) -> None:
         self._killed = _killed_for_memory()
 
-    def line(self, rank: int, pid: int, number: int) -> str:
-        """Return the line, with its end.
+    def said(self, rank: int, pid: int, number: int) -> str:
+        """Return what is to be said of one.
 
         Args:
             rank: which has ended.
@@ -37,7 +37,7 @@ class Deaths:
             elif _is_in_kernel_log(pid):
                 why = ": out of memory, says the kernel's log"
             self._killed = killed
-        return f"paddlempi run: rank {rank} (process {pid}) was ended by {name}{why}\n"
+        return f"rank {rank} (process {pid}) was ended by {name}{why}"
 
 
 def _killed_for_memory() -> int:

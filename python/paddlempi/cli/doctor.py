@@ -17,6 +17,7 @@ from typing import Any
 
 from .. import __version__, group
 from . import doctor_collect, doctor_judge
+from .colours import paint
 from .doctor_judge import Finding
 
 __all__ = ["add_to"]
@@ -62,12 +63,14 @@ def _text(findings: Sequence[Finding]) -> str:
     ).wrap
     lines = []
     for finding in findings:
-        first = f"{finding.status:<6}{finding.name:<12}"
+        first = paint(finding.status, f"{finding.status:<6}") + f"{finding.name:<12}"
         for text in (finding.found, finding.advice and "-> " + finding.advice):
             for line in text.splitlines():
                 for piece in wrap(line) or [""]:
                     lines.append(first + piece)
                     first = " " * 18
     counts = [sum(f.status == s for f in findings) for s in ("fail", "warn", "ok", "skip")]
-    lines.append("{} failed, {} to look at, {} good, {} skipped".format(*counts))
+    worst = "fail" if counts[0] else "warn" if counts[1] else "ok"
+    told = "{} failed, {} to look at, {} good, {} skipped".format(*counts)
+    lines.append(paint(worst, told))
     return "\n".join(lines)

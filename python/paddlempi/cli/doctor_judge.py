@@ -183,23 +183,24 @@ def binding(facts: Sequence[_Facts]) -> list[Finding]:
         elif shared and len(node) > 1:
             advice = (
                 "let the launcher bind: mpirun --map-by slot:PE=N --bind-to core (Open MPI), "
-                "-bind-to core:N (MPICH), srun -c N --cpu-bind=cores"
+                "-bind-to core:N (MPICH), srun -c N --cpu-bind=cores, paddlempi run -np N --bind"
             )
             findings.append(Finding("binding", "warn", where + ", which they share", advice))
         else:
             findings.append(Finding("binding", "ok", where + ", their own" * (len(node) > 1)))
-        findings += _thread_counts(node, len(cpus))
+        findings += _thread_counts(node, len(cpus), shared)
     return findings
 
 
-def _thread_counts(node: Sequence[_Facts], cpus: int) -> list[Finding]:
+def _thread_counts(node: Sequence[_Facts], cpus: int, shared: bool) -> list[Finding]:
     wanted = max(1, cpus // len(node))
     findings = []
-    many = [
-        fact["rank"]
-        for fact in node
-        if not _within(fact["variables"]["OMP_NUM_THREADS"], len(fact["cpus"]), wanted)
-    ]
+    many = []
+    for fact in node:
+        own = len(fact["cpus"])  # whole cores may not go round evenly
+        share = wanted if shared else own
+        if not _within(fact["variables"]["OMP_NUM_THREADS"], own, share):
+            many.append(fact["rank"])
     if many:
         found = (
             f"{spell(many)}: OMP_NUM_THREADS lets each start more threads than its share of "

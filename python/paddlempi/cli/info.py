@@ -22,6 +22,7 @@ from .. import __version__, _native, group
 from ..errors import Error
 from ..startup import worlds
 from . import paddle_alone
+from .colours import paint
 
 __all__ = ["add_to", "ask", "gather", "version", "world"]
 
@@ -206,7 +207,9 @@ def _text(found: dict[str, Any]) -> str:
         lines.append(_row("paddle", found["paddle"]))
     core = found["core"]
     if core is None:
-        return "\n".join([*lines, _row("core", "not usable: " + found["core_error"])])
+        return "\n".join(
+            [*lines, _row("core", paint("fail", "not usable: ") + found["core_error"])]
+        )
     build = core["build"] or f"built by hand, {core['go']}"  # how it was built says Go's version
     build += f", id {core['build_id'] or 'unknown'}"
     lines.append(_row("core", f"{build}, reductions with {core['kernels']}"))
@@ -219,14 +222,14 @@ def _text(found: dict[str, Any]) -> str:
     if core["initialized"]:
         lines += _ranks(core)
     if found["start_error"]:
-        lines.append(_row("start", "failed: " + found["start_error"]))
+        lines.append(_row("start", paint("fail", "failed: ") + found["start_error"]))
     return "\n".join(lines)
 
 
 def _mpi(core: dict[str, Any]) -> list[str]:
     mpi = core["mpi"]
     if mpi is None:
-        return [_row("mpi", "none: " + core["mpi_error"])]
+        return [_row("mpi", paint("warn", "none: ") + core["mpi_error"])]
     lines = [
         _row("mpi", mpi["version"] or mpi["name"]),
         _row("library", mpi["path"]),
@@ -266,7 +269,9 @@ def _cpus(core: dict[str, Any]) -> str:
     ranks = "1 rank" if helper["ranks"] == 1 else f"{helper['ranks']} ranks"
     quota = "" if helper["quota"] is None else f", a quota of {helper['quota']:g}"
     may = "a helper thread works while one is idle" if helper["may"] else "no helper thread"
-    return f"{helper['cpus']} allowed for {ranks}{quota}: {may}"
+    each = "1 thread" if core["threads"] == 1 else f"{core['threads']} threads"
+    cpus = f"{helper['cpus']} allowed for {ranks}{quota}"
+    return f"{cpus}: {each} of this rank in a long collective, {may}"
 
 
 def _heap(heap: dict[str, Any]) -> str:

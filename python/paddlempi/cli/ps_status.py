@@ -1,7 +1,7 @@
 """``python -m paddlempi ps status``: what the parameter servers of a job hold and do.
 
 The core finds the servers by the file that the job has written for its user, and asks all of them
-(docs/ps-admin.md). What they say is shown: it is another process's, so types and characters are
+(docs/ps-reference.md). What they say is shown: it is another process's, so types and characters are
 looked at.
 """
 
@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .. import _native
+from .._units import amount
 from ..errors import ArgumentError, Error
 from . import options
 
@@ -235,11 +236,11 @@ def _server(number: int, server: dict[str, Any]) -> list[str]:
         *(str(number), str(server["rank"]), _word(now, "host"), _word(now, "mode")),
         *(f"{_number(now, 'step'):.0f}", _duration(_number(now, "seconds")), str(len(tables))),
         f"{sum(_number(table, 'rows') for table in tables):.0f}",
-        _size(sum(_number(table, "bytes") for table in tables)),
+        amount(sum(_number(table, "bytes") for table in tables)),
         f"{_number(now, 'queue'):.0f}",
         *(f"{rates[name]:.1f}" for name in ("pulls", "pushes")),
-        *(_size(rates[name]) for name in ("bytes_in", "bytes_out")),
-        *(f"{rates['rpcs']:.1f}", _size(rates["grpc_in"] + rates["grpc_out"])),
+        *(amount(rates[name]) for name in ("bytes_in", "bytes_out")),
+        *(f"{rates['rpcs']:.1f}", amount(rates["grpc_in"] + rates["grpc_out"])),
     ]
 
 
@@ -260,7 +261,7 @@ def _lives(servers: list[dict[str, Any]]) -> list[list[str]]:
         sums = [sum(_number(part, what) for part in of) for what in counted]
         if any(sums):
             cap = f"{sums[0]:.0f}" if sums[0] else "-"
-            lines.append([name, cap, *(f"{n:.0f}" for n in sums[1:4]), _size(sums[4])])
+            lines.append([name, cap, *(f"{n:.0f}" for n in sums[1:4]), amount(sums[4])])
     return lines
 
 
@@ -269,7 +270,7 @@ def _tables(servers: list[dict[str, Any]]) -> list[list[str]]:
         [
             *(name, _word(of[0], "kind"), f"{_number(of[0], 'dim'):.0f}"),
             f"{sum(_number(part, 'rows') for part in of):.0f}",
-            _size(sum(_number(part, "bytes") for part in of)),
+            amount(sum(_number(part, "bytes") for part in of)),
             " ".join(f"{_number(part, 'rows'):.0f}" for part in of),
         ]
         for name, of in _parts(servers)
@@ -322,14 +323,6 @@ def _dicts(of: dict[str, Any], name: str) -> list[dict[str, Any]]:
 def _plain(text: str) -> str:
     """The text without characters that change a terminal."""
     return "".join(c if c.isprintable() else "?" for c in text)
-
-
-def _size(amount: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} TiB"
 
 
 def _duration(seconds: float) -> str:

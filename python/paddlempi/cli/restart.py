@@ -23,7 +23,7 @@ from . import marks as marks_of
 from . import options, paddle_alone, survivors
 from .absent import Absent
 
-__all__ = ["Ending", "add_to", "judge", "run"]
+__all__ = ["Ending", "add_to", "judge", "judge_elastic", "run"]
 
 _COUNT = "PADDLEMPI_RESTART"
 """The environment variable that tells the ranks how many attempts came before."""
@@ -157,6 +157,19 @@ def judge(
     return Ending("done", 0, of_launcher)
 
 
+def judge_elastic(status: int, marks: Sequence[marks_of.Mark], *, asked: bool = False) -> Ending:
+    """Tell the endings of a job of ``run --elastic`` apart, which has survived deaths and failures.
+
+    Its status says what it has not survived. The arguments are those of :func:`judge`.
+    """
+    of_launcher = f"the launcher's status is {status}"
+    if status == 0:
+        return Ending("done", 0, of_launcher)
+    if status > 128 and not asked:
+        return Ending("died", status, f"a rank died; {of_launcher}")
+    return judge(status, marks, lose=True, asked=asked)
+
+
 _UNASKED = "and no signal had asked the job to end"
 
 
@@ -202,7 +215,7 @@ def run(chosen: argparse.Namespace, command: Sequence[str]) -> int:
             return 127
     grace = 60.0 if chosen.grace is None else chosen.grace
     init_wait = 20.0 if chosen.init_wait is None else chosen.init_wait
-    supervisor = _Supervisor(grace, init_wait)
+    supervisor = _Supervisor(grace, init_wait, direct=not chosen.elastic)
     attempt = used = 0
     while True:
         began = time.monotonic()
@@ -213,7 +226,10 @@ def run(chosen: argparse.Namespace, command: Sequence[str]) -> int:
                 _say(f"{command[0]} cannot be started: {error}")
                 return 127
             marks = marks_of.read(Path(folder))
-            ending = judge(status, marks, lose=keep, asked=supervisor.asked)
+            if chosen.elastic:
+                ending = judge_elastic(status, marks, asked=supervisor.asked)
+            else:
+                ending = judge(status, marks, lose=keep, asked=supervisor.asked)
         if supervisor.absent:
             ending = Ending("died", status or 1, supervisor.absent)
         if supervisor.stopped and ending.kind == "died":  # by us
@@ -249,13 +265,18 @@ class _Supervisor:
     A signal that ends a job usually leaves its ranks a second or less, because the launcher kills
     them. So if ranks of this host watch for preemption, SIGTERM goes to them first, and to the
     launcher when the grace is over.
+
+    Args:
+        grace, init_wait: options of the command.
+        direct: whether such a rank gets the signal from this process. The launcher of an elastic
+            job hands it on, because a rank has to know that it is for all.
     """
 
-    def __init__(self, grace: float, init_wait: float) -> None:
+    def __init__(self, grace: float, init_wait: float, direct: bool = True) -> None:
         self.stopped = False  # a signal has asked to end
         self.asked = False  # a signal has come in this attempt, also one that is only handed on
         self.absent = ""  # which ranks this attempt was ended for, because they never came to init
-        self._grace, self._init_wait = grace, init_wait
+        self._grace, self._init_wait, self._direct = grace, init_wait, direct
         self._process: subprocess.Popen[bytes] | None = None
         self._early: list[tuple[int, bool]] = []  # signals that came while there was no process
         self._mark = ""
@@ -321,7 +342,8 @@ class _Supervisor:
         Args:
             again: a signal before this one has asked the job to end.
         """
-        watching = [] if again or number != signal.SIGTERM else self._watching()
+        direct = self._direct and not again and number == signal.SIGTERM
+        watching = self._watching() if direct else []
         for pid, wanted in watching:
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(pid, wanted)

@@ -20,19 +20,20 @@ import runpy
 import subprocess
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import Any
 
 from paddlempi_bootstrap import starters
 
+from ..errors import UnsupportedError
 from ..ps import session
 from ..startup import unused_rank
 from ..startup.paddle_variables import PADDLE
-from . import local_ranks, restart
+from . import elastic_ranks, local_ranks, restart
 
 __all__ = ["add_to", "run"]
 
@@ -66,6 +67,41 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--mpi", action="store_true", help="with -np: start them by mpirun, over MPI"
     )
+    parser.add_argument(
+        "--bind",
+        action="store_true",
+        help="with -np: bind each rank to its share of the CPUs; more ranks than CPUs take turns",
+    )
+    parser.add_argument(
+        "--prefix", action="store_true", help="with -np: begin each line with its rank: [rank 3]"
+    )
+    parser.add_argument(
+        "--log-dir",
+        metavar="DIR",
+        default="",
+        help="with -np: write what ranks print into DIR/rank-N.log, and not to the terminal",
+    )
+    parser.add_argument(
+        "--tee", action="store_true", help="with --log-dir: to the terminal as well"
+    )
+    parser.add_argument(
+        "--elastic",
+        type=_bounds,
+        metavar="MIN[:MAX]",
+        help="with -np: when a rank dies, those that are left go on, and it is replaced; the job "
+        "ends when fewer than MIN are left and none comes. MAX: start more ranks, up to so many. "
+        "SCRIPT uses paddlempi.elastic",
+    )
+    parser.add_argument(
+        "--no-replace", action="store_true", help="with --elastic: go on with the ranks that live"
+    )
+    parser.add_argument(
+        "--timeline",
+        metavar="FILE",
+        default="",
+        help="with -np or -- COMMAND: record all operations of the ranks of this host into FILE "
+        "(trace record)",
+    )
     parser.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("-m", action="store_true", dest="module", help="SCRIPT is a module's name")
     parser.add_argument(
@@ -83,6 +119,12 @@ def _number(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: it must be a whole number above 0")
     return int(text)
+
+
+def _bounds(text: str) -> tuple[int, int]:
+    """Read MIN[:MAX]; MAX is 0 if it is not there."""
+    least, colon, most = text.partition(":")
+    return _number(least), _number(most) if colon else 0
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -104,9 +146,16 @@ def run(chosen: argparse.Namespace) -> int:
             chosen.parser.error("--roles is for a SCRIPT: put it into COMMAND, before the SCRIPT")
         if chosen.number or chosen.mpi:
             chosen.parser.error("-np and --mpi are for a SCRIPT, not for -- COMMAND")
-        return restart.run(chosen, words)
+        _check_without_mpi(chosen)
+        return _recorded(chosen, lambda: restart.run(chosen, words))
+    _check_without_mpi(chosen)
     if chosen.number:
-        return _start_ranks(chosen, words, options)
+        return _recorded(chosen, lambda: _start_ranks(chosen, words, options))
+    if chosen.timeline:
+        chosen.parser.error(
+            "--timeline: give -np N or -- COMMAND; beside another launcher's ranks, on each host, "
+            f"run: python -m paddlempi trace record -o {chosen.timeline}"
+        )
     if chosen.mpi:
         chosen.parser.error("--mpi: give -np N too")
     if options:
@@ -131,6 +180,48 @@ def run(chosen: argparse.Namespace) -> int:
     return 0
 
 
+def _recorded(chosen: argparse.Namespace, job: Callable[[], int]) -> int:
+    """Run a job, whose operations are recorded if ``--timeline`` is there."""
+    if not chosen.timeline:
+        return job()
+    from .trace import record
+
+    try:
+        with record.beside(chosen.timeline):
+            return job()
+    except OSError as error:
+        print(f"paddlempi run: {error}", file=sys.stderr)
+        return 1
+
+
+def _check_without_mpi(chosen: argparse.Namespace) -> None:
+    """End the program if an option is for ranks that this command does not start itself."""
+    names = ("bind", "prefix", "log_dir", "tee", "elastic")
+    named = [name for name in names if getattr(chosen, name)]
+    if named and (chosen.mpi or not chosen.number):
+        others = "an mpirun has options of its own"
+        if chosen.bind:
+            others = (
+                "other launchers bind by mpirun --bind-to core (Open MPI), -bind-to core (MPICH), "
+                "srun --cpu-bind=cores, torchrun --numa-binding (near GPUs only)"
+            )
+        option = f"--{named[0].replace('_', '-')}"
+        chosen.parser.error(f"{option}: give -np N, without --mpi; {others}")
+    if chosen.tee and not chosen.log_dir:
+        chosen.parser.error("--tee: give --log-dir DIR too")
+    if chosen.no_replace and not chosen.elastic:
+        chosen.parser.error("--no-replace: give --elastic MIN too")
+    if chosen.elastic:
+        least, most = chosen.elastic
+        if least > chosen.number or 0 < most < chosen.number:
+            chosen.parser.error(
+                f"--elastic {least}{f':{most}' if most else ''}: -np {chosen.number} must be from "
+                "MIN to MAX"
+            )
+        if chosen.keep_survivors:
+            chosen.parser.error("--keep-survivors: --elastic leaves them alone already")
+
+
 def _start_ranks(chosen: argparse.Namespace, words: Sequence[str], options: Sequence[str]) -> int:
     """Start ranks of the script on this host; with options of a launcher, as often as needed."""
     if chosen.roles is not None and not chosen.mpi:
@@ -150,14 +241,43 @@ def _start_ranks(chosen: argparse.Namespace, words: Sequence[str], options: Sequ
             return 127
         os.environ.clear()
         os.environ.update(by_mpi.env)
-        if options:
+        if options or chosen.timeline:
             return restart.run(chosen, by_mpi.argv)
         os.execv(by_mpi.argv[0], by_mpi.argv)
     if options and not chosen.supervised:
         keep = ["--keep-survivors"] if chosen.keep_survivors else []
-        again = [*this, "-np", str(chosen.number), "--supervised", *keep, *script]
+        lines = [f"--log-dir={chosen.log_dir}"] if chosen.log_dir else []
+        lines += [f"--{name}" for name in ("bind", "prefix", "tee") if getattr(chosen, name)]
+        if chosen.elastic:
+            lines.append("--elastic={}:{}".format(*_all_bounds(chosen)))
+            lines += ["--no-replace"] if chosen.no_replace else []
+        again = [*this, "-np", str(chosen.number), "--supervised", *keep, *lines, *script]
         return restart.run(chosen, again)
-    return local_ranks.run(chosen.number, [*this, *script], keep=bool(chosen.keep_survivors))
+    output = local_ranks.Output(chosen.prefix, chosen.tee)
+    bounds = None
+    if chosen.elastic:
+        bounds = elastic_ranks.Bounds(*_all_bounds(chosen), replace=not chosen.no_replace)
+    try:
+        if chosen.log_dir:
+            output = output.into(chosen.log_dir, bounds.most if bounds else chosen.number)
+    except OSError as error:
+        print(f"paddlempi run: --log-dir {chosen.log_dir}: {error}", file=sys.stderr)
+        return 1
+    keep_all = bool(chosen.keep_survivors)
+    try:
+        if bounds is not None:
+            command = [*this, *script]
+            return elastic_ranks.run(chosen.number, bounds, command, output, chosen.bind)
+        return local_ranks.run(chosen.number, [*this, *script], keep_all, output, chosen.bind)
+    except UnsupportedError as error:
+        print(f"paddlempi run: --{error}", file=sys.stderr)
+        return 1
+
+
+def _all_bounds(chosen: argparse.Namespace) -> tuple[int, int]:
+    """Return MIN and MAX of ``--elastic``."""
+    least, most = chosen.elastic
+    return least, most or chosen.number
 
 
 def _run_script(script: str, arguments: Sequence[str], module: bool) -> None:
@@ -166,6 +286,8 @@ def _run_script(script: str, arguments: Sequence[str], module: bool) -> None:
     if PADDLE.fill(found):
         unused_rank.watch(found)
     sys.meta_path.insert(0, _Fronts())
+    shown = sys.excepthook  # frameworks put their own on top of it
+    sys.excepthook = lambda kind, error, trace: shown(kind, *_of_the_script(error, trace))
     sys.argv[:] = [script, *arguments]
     try:
         if module:
@@ -177,6 +299,21 @@ def _run_script(script: str, arguments: Sequence[str], module: bool) -> None:
     except SystemExit as stop:
         unused_rank.note_exit(stop.code)
         raise
+
+
+def _of_the_script(
+    error: BaseException, trace: TracebackType | None
+) -> tuple[BaseException, TracebackType | None]:
+    """Return an error that is to be shown with its traceback, without the frames that led here."""
+    found = trace
+    while found is not None and found.tb_frame.f_code is not _run_script.__code__:
+        found = found.tb_next
+    while found is not None and (
+        found.tb_frame.f_code is _run_script.__code__
+        or found.tb_frame.f_globals.get("__name__") == runpy.__name__
+    ):
+        found = found.tb_next
+    return (error.with_traceback(found), found) if found else (error, trace)
 
 
 def _is_of_runpy(error: BaseException | None) -> bool:

@@ -96,7 +96,7 @@ def run(chosen: argparse.Namespace) -> int:
         0; 1 after an error; 2 if the command is wrong, and nothing was begun.
     """
     if importlib.util.find_spec("numpy") is None:
-        print("tune: NumPy is not installed, which makes the tensors", file=sys.stderr)
+        print(f"tune: {options.NO_NUMPY}", file=sys.stderr)
         return 2
     for size in chosen.sizes:
         if size < _SIZES[0] or size & (size - 1):

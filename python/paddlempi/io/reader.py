@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._progress import Bytes
 from ..errors import ArgumentError, DtypeError, Error, UnsupportedError
 from ..group import ProcessGroup, is_initialized, warn_nonmember
 from ..together import leads, together
@@ -22,7 +23,6 @@ from .header import Entry, Header
 from .opened import opened
 from .places import Place, Slab, box, flipped, runs, slabs, span, whole
 from .posix import PosixFile
-from .progress import Bar
 from .tiles import Box, within
 
 __all__ = ["OpenFile", "TensorSlice", "load_file", "open_file", "read_place"]
@@ -340,7 +340,7 @@ def load_file(
             the file are not read. None: every rank gets all tensors, whole and new.
         framework: whose tensors are made without ``like``: ``"numpy"``, ``"torch"``, ``"paddle"``.
         group: the ranks; None: the world.
-        progress: rank 0 shows a bar of the bytes that it reads; needs tqdm.
+        progress: rank 0 shows on stderr how many bytes it has read.
 
     Returns:
         The tensors by name: ``like``'s, or new ones in ordinary host memory.
@@ -370,7 +370,7 @@ def load_file(
                 some = ", ".join(map(repr, missing[:8]))
                 raise ArgumentError(f"{what}: {os.fspath(path)!r} has no {some}")
             total = sum(part.elements.nbytes for part in parts.values())
-        with together(what, group) as step, Bar(what, total, progress and leads(group)) as bar:
+        with together(what, group) as step, Bytes(what, total, progress and leads(group)) as bar:
             for name, part in parts.items():
                 file.fill(name, part, step.with_life(bar.add))
     return found

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._progress import Bytes
 from ..errors import ArgumentError, DtypeError, Error, MismatchError
 from ..group import ProcessGroup, is_initialized, warn_nonmember
 from ..together import leads, size_of, together, world_rank
@@ -21,7 +22,6 @@ from .elements import Elements
 from .layout import Whole
 from .opened import opened
 from .posix import PosixFile
-from .progress import Bar
 from .tiles import Box
 from .writer import Target, write
 
@@ -56,7 +56,7 @@ def save_file(
             ``tensors``, with an index ``model.safetensors.index.json``. None: one file.
         metadata: texts by key, for the header.
         group: the ranks; None: the world.
-        progress: rank 0 shows a bar of the bytes that it writes; needs tqdm.
+        progress: rank 0 shows on stderr how many bytes it has written.
 
     Raises:
         ArgumentError: the parts do not tile a tensor; two tensors share memory; a distributed
@@ -267,7 +267,7 @@ def saved(
         with ExitStack() as stack:
             with together(what, group) as step:
                 mine = _bytes_of_lead(pieces, targets)
-                bar = stack.enter_context(Bar(what, mine, progress and leads(group)))
+                bar = stack.enter_context(Bytes(what, mine, progress and leads(group)))
                 if leads(group):
                     save = Save(what, names, is_set)
                     made = [save.beside(one.label) if one.label else save.partial for one in files]

@@ -14,6 +14,7 @@ they are not set. It does not start MPI.
 """
 
 from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from . import private  # noqa: F401 (first: it checks the names that the others use)
@@ -23,12 +24,18 @@ from .data_parallel import DataParallel
 from .process_group import ProcessGroupMPI
 from .task import Task
 
+if _TYPE_CHECKING:
+    from .parts.front import elastic
+    from .parts.shards import Sharded
+
 __all__ = [
     "Cast",
     "Compression",
     "DataParallel",
     "ProcessGroupMPI",
+    "Sharded",
     "Task",
+    "elastic",
     "init",
     "install",
     "installed",
@@ -37,10 +44,12 @@ __all__ = [
 
 install()
 
-# Of static programs and parameter servers. Imported when one is first used.
-_STATIC = {
+# Of static programs, parameter servers and elastic jobs. Imported when one is first used.
+_LATER = {
     "DistributeTranspiler": "static_transpiler",
+    "Sharded": "parts.shards",
     "StaticPlan": "static_transpiler",
+    "elastic": "parts.front",
     "mpi_listenandserve": "static_operators",
     "mpi_recv": "static_operators",
     "mpi_send": "static_operators",
@@ -48,6 +57,6 @@ _STATIC = {
 
 
 def __getattr__(name: str) -> _Any:
-    if name in _STATIC:
-        return getattr(_import_module(f".{_STATIC[name]}", __name__), name)
+    if name in _LATER:
+        return getattr(_import_module(f".{_LATER[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any, get_args
@@ -11,6 +10,7 @@ import paddle
 import paddle.distributed as dist
 from paddle.distributed import parallel
 
+from .. import _log
 from .. import group as core_group
 from ..errors import ArgumentError, NotInitializedError, UnsupportedError
 from . import autograd, selected_rows, world
@@ -105,11 +105,12 @@ class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
         self.group = world.default_group() if group is None else group
         self._strategy = strategy
         self._reducer: Reducer | None = None
+        self._how = buffers, compression, overlap_next_forward
         core = _core_of(self.group)
         if core.size() > 1:
-            self._share(core, buffers, compression, overlap_next_forward)
-        else:
-            warnings.warn(
+            self._share(core, *self._how)
+        elif not world.is_alone_for_now():
+            _log.warn(
                 "paddlempi.paddle.DataParallel: there is one rank: nothing is averaged",
                 stacklevel=2,
             )
@@ -120,6 +121,7 @@ class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
         buffers: Sync,
         compression: Compression | None,
         overlaps: bool,
+        equal: bool = True,
     ) -> None:
         autograd.watch()
         group = core_group.new_group(parent._ranks)
@@ -158,7 +160,8 @@ class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
             raise ArgumentError(
                 "paddlempi.paddle.DataParallel: the model has no parameter to train"
             )
-        broadcast_all([tensor for _, tensor in (*shared, *shared_buffers)], group)
+        if equal:
+            broadcast_all([tensor for _, tensor in (*shared, *shared_buffers)], group)
         groups, overlap = [group], None
         if overlaps:
             overlap = Overlap(self._layers)
@@ -176,6 +179,27 @@ class DataParallel(_PaddleDataParallel):  # type: ignore[misc]
             groups,
             overlap,
         )
+
+    def regroup(self, group: Any) -> None:
+        """Average over other ranks from now on. Collective over them.
+
+        The old group may be lost, and a backward may have ended in its middle. The parameters stay
+        as they are.
+
+        Args:
+            group: of Paddle or of paddlempi; None: all ranks.
+        """
+        if self._reducer is not None:
+            self._reducer.detach()
+        self.group, self._reducer = group, None
+        core = _core_of(group)
+        if core.size() > 1:
+            self._share(core, *self._how, equal=False)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether it was made with ``overlap_next_forward``."""
+        return self._how[2]
 
     @property
     def seconds_waited(self) -> float:

@@ -15,6 +15,8 @@ from ..startup.paddle_variables import PADDLE
 
 __all__ = ["check_process", "clear", "fill_from_launcher", "fill_from_mpi"]
 
+_ENDPOINTS = ("PADDLE_TRAINER_ENDPOINTS", "PADDLE_CURRENT_ENDPOINT")
+
 _filled = False
 """Whether :func:`fill_from_mpi` has set the variables of the world that exists."""
 
@@ -52,21 +54,29 @@ def check_process() -> None:
         )
 
 
-def fill_from_mpi(rank: int, size: int) -> None:
+def fill_from_mpi(rank: int, size: int, compare: bool = True) -> None:
     """Set from MPI what ``paddle.distributed.launch`` would set, unless that was done.
 
     Collective over the world.
+
+    Args:
+        rank, size: of this world.
+        compare: False: the ranks are those of an elastic job, whatever a launcher has set.
 
     Raises:
         LauncherError: on all ranks. On some rank a variable that paddlempi did not set contradicts
             MPI.
     """
     global _filled
-    if _filled:
+    if _filled and compare:
         return
+    if not compare:
+        for name in (*PADDLE.table, *_ENDPOINTS):
+            os.environ.pop(name, None)
     endpoint = _endpoint(size)
     gathered: list[Any] = [None] * size
-    objects.all_gather_object(gathered, (endpoint, _contradiction(rank, size)))
+    problem = _contradiction(rank, size) if compare else None
+    objects.all_gather_object(gathered, (endpoint, problem))
     wrong = [problem for _, problem in gathered if problem]
     if wrong:
         more = f" (and on {len(wrong) - 1} other rank(s))" if len(wrong) > 1 else ""
@@ -78,10 +88,7 @@ def fill_from_mpi(rank: int, size: int) -> None:
             "local_rank": group.get_local_rank(),
             "local_size": group.get_local_size(),
         },
-        {
-            "PADDLE_TRAINER_ENDPOINTS": ",".join(found for found, _ in gathered),
-            "PADDLE_CURRENT_ENDPOINT": endpoint,
-        },
+        dict(zip(_ENDPOINTS, (",".join(found for found, _ in gathered), endpoint), strict=True)),
     )
     _filled = True
 

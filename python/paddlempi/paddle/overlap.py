@@ -24,12 +24,11 @@ from __future__ import annotations
 
 import functools
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
-from .. import group
+from .. import _log, group
 from . import autograd, late_steps, watched
 from .buckets import Bucket
 from .parameters import parameters_of
@@ -124,7 +123,7 @@ class Overlap:
         watched.watch_gradients()
         if not (self._warned or self._has_optimizer):
             self._warned = True
-            warnings.warn(
+            _log.warn(
                 f"{late_steps.OPTION}: no optimizer of this model is known, so nothing overlaps: "
                 "import paddlempi.paddle before making it",
                 stacklevel=2,

@@ -43,6 +43,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "paddle.distributed.parallel": ("DataParallel", "_global_parallel_env", "init_parallel_env"),
     "paddle.distributed.spawn": ("spawn",),
     "paddle.distributed.parallel_helper": ("__parallel_ctx__clz__", "_set_parallel_ctx"),
+    "paddle.distributed.fleet.base.topology": ("_HYBRID_PARALLEL_GROUP",),
     "paddle.distributed.fleet.base.role_maker": ("PaddleCloudRoleMaker",),
     "paddle.distributed.fleet.base.role_maker.PaddleCloudRoleMaker": ("_generate_role",),
     # When gradients come and where they lie (autograd, watched, selected_rows, replicas).
@@ -64,8 +65,12 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     ),
     "paddle.nn.clip": ("get_tensor_from_selected_rows", "merge_selected_rows"),
     "paddle.jit.dy2static.program_translator": ("StaticFunction",),
-    # Optimizers and layers (zero, overlap, batch_norm).
-    "paddle.optimizer.Optimizer": ("_global_learning_rate", "_set_auxiliary_var"),
+    # Optimizers and layers (zero, overlap, batch_norm, parts).
+    "paddle.optimizer.Optimizer": (
+        "_create_accumulators",
+        "_global_learning_rate",
+        "_set_auxiliary_var",
+    ),
     "paddle.nn.SyncBatchNorm": ("_check_data_format",),
 }
 """Modules and classes, and the attributes of each that are used."""

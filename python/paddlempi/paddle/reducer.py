@@ -129,7 +129,7 @@ class Reducer:
             overlap.begin(self, self._parameters)
         for other in _living:
             if not self._ids.isdisjoint(other._ids):
-                other._detach()
+                other.detach()
         _living.add(self)
         autograd.on_gradients(self._parameters, self)
 
@@ -280,7 +280,8 @@ class Reducer:
 
     # Inside
 
-    def _detach(self) -> None:
+    def detach(self) -> None:
+        """Average nothing any more: another reducer does, or will."""
         self.synchronize()
         self._mode = _Mode.DETACHED
 

@@ -20,7 +20,15 @@ from . import private
 from .buckets import bytes_of
 from .refusal import refuse
 
-__all__ = ["Buffers", "Sync", "broadcast_all", "check_same", "has_value"]
+__all__ = [
+    "Buffers",
+    "Sync",
+    "broadcast_all",
+    "check_same",
+    "find_buffers",
+    "has_value",
+    "tensor_at",
+]
 
 Sync = Literal["broadcast", "average", "local"]
 """How buffers are made equal at the end of a backward.
@@ -118,16 +126,16 @@ class Buffers:
 
     def __init__(self, model: Any, how: Sync, group: ProcessGroup) -> None:
         # Kept by name, because a layer may replace the tensor of a buffer.
-        buffers = [] if how == "local" else list(_find_buffers(model))
-        averaged = [b for b in buffers if how == "average" and _floating(_tensor_at(b))]
+        buffers = [] if how == "local" else list(find_buffers(model))
+        averaged = [b for b in buffers if how == "average" and _floating(tensor_at(b))]
         copied = [b for b in buffers if b not in averaged]
         self._group = group
         self._copied = copied
         self._averaged = [
-            [b for b in averaged if _tensor_at(b).dtype == dtype]
-            for dtype in sorted({_tensor_at(b).dtype for b in averaged}, key=str)
+            [b for b in averaged if tensor_at(b).dtype == dtype]
+            for dtype in sorted({tensor_at(b).dtype for b in averaged}, key=str)
         ]
-        self._bytes = np.zeros(sum(bytes_of(_tensor_at(b)) for b in copied), np.uint8)
+        self._bytes = np.zeros(sum(bytes_of(tensor_at(b)) for b in copied), np.uint8)
         self._works: list[Work | None] = []
 
     def start(self) -> None:
@@ -138,7 +146,7 @@ class Buffers:
                 self._move(out=True)
             self._works.append(broadcast(self._bytes, group=group, group_src=0, async_op=True))
         for buffers in self._averaged:
-            tensors = [_tensor_at(buffer).detach() for buffer in buffers]
+            tensors = [tensor_at(buffer).detach() for buffer in buffers]
             self._works.append(
                 all_reduce_coalesced(tensors, ReduceOp.AVG, group=group, async_op=True)
             )
@@ -163,7 +171,7 @@ class Buffers:
         """Copy the buffers to the bytes (``out``), or back."""
         at = self._bytes.ctypes.data
         for buffer in self._copied:
-            tensor = _tensor_at(buffer)
+            tensor = tensor_at(buffer)
             size = bytes_of(tensor)
             if out:
                 ctypes.memmove(at, tensor.data_ptr(), size)
@@ -180,7 +188,8 @@ _STATISTICS = ("_mean", "_variance")
 """The statistics of Paddle's BatchNorm. It keeps them as parameters that are not trained."""
 
 
-def _find_buffers(model: Any) -> list[_Location]:
+def find_buffers(model: Any) -> list[_Location]:
+    """Return where the buffers of a model are, and the statistics of its BatchNorms."""
     found: dict[int, _Location] = {}
     for layer in model.sublayers(include_self=True):
         if isinstance(layer, paddle.nn.BatchNorm1D.__base__):
@@ -198,7 +207,8 @@ def _find_buffers(model: Any) -> list[_Location]:
     return list(found.values())
 
 
-def _tensor_at(location: _Location) -> Any:
+def tensor_at(location: _Location) -> Any:
+    """Return the tensor that is there now."""
     store, name = location
     return store[name]
 

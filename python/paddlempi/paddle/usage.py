@@ -8,10 +8,10 @@ the next backward is expected not to reach the parameter either.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+from .. import _log
 from ..errors import MismatchError
 from ..group import ProcessGroup
 from ..objects import all_gather_object
@@ -91,7 +91,7 @@ class Usage:
         if lost:
             self._warned = True
             more = f" (nor {len(lost) - 1} others)" if len(lost) > 1 else ""
-            warnings.warn(
+            _log.warn(
                 f"{_WHERE}: no rank's backward reached parameter '{lost[0]}'{more}: "
                 "this step does not train it. Freeze it (stop_gradient) if it is not used; wrap "
                 "the model again if its layers have changed",

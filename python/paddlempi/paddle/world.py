@@ -13,8 +13,10 @@ from typing import Any
 
 from paddle.distributed import collective, parallel, parallel_helper
 from paddle.distributed.communication import group as groups
+from paddle.distributed.fleet.base import topology
 
 from .. import group as core_group
+from ..startup.rendezvous.stores import MemoryStore
 from . import environment
 
 __all__ = [
@@ -24,16 +26,20 @@ __all__ = [
     "enter",
     "export_environment",
     "forget",
+    "is_alone_for_now",
     "known_groups",
     "next_id",
+    "reformed",
     "remove",
     "start",
+    "start_alone",
 ]
 
 MPI = "mpi"
 """The backend's name."""
 
 _exports = False
+_alone = False
 
 
 def export_environment(on: bool) -> None:
@@ -95,9 +101,34 @@ def forget() -> None:
     ):
         table.clear()
     parallel_helper.__parallel_ctx__clz__ = None
+    topology._HYBRID_PARALLEL_GROUP = None  # fleet's groups
 
 
 core_group.at_destroy(forget)
+
+
+def start_alone(timeout: timedelta | float) -> None:
+    """Start a world of this process alone, for the set-up of an elastic job."""
+    global _alone
+    core_group.init_process_group(MPI, timeout=timeout, rank=0, world_size=1, store=MemoryStore())
+    _alone = True
+    environment.fill_from_mpi(0, 1, compare=False)
+    _reread()
+
+
+def reformed() -> None:
+    """Take note that the world has other ranks: those of an elastic job."""
+    global _alone
+    world, _alone = core_group.WORLD, False
+    assert world is not None
+    topology._HYBRID_PARALLEL_GROUP = None  # fleet's groups, of the world before
+    environment.fill_from_mpi(world.rank(), world.size(), compare=False)
+    _reread()
+
+
+def is_alone_for_now() -> bool:
+    """Whether this process is alone only until the steps of an elastic job begin."""
+    return _alone
 
 
 # The groups

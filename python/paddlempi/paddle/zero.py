@@ -108,6 +108,10 @@ class Zero:
         if level == 2:
             self._gradients = OwnedGradients(self._parameters, self._owners, group, bucket_size)
 
+    def owns(self, parameter: Any) -> bool:
+        """Whether this rank keeps the states of a parameter."""
+        return id(parameter) in self._owned
+
     def step(self, update: Any) -> None:
         """Run the optimizer's ``step`` on this rank's parameters; broadcast the new values.
 

@@ -17,7 +17,7 @@ A parameter server gives the ranks roles: trainers compute, servers have the row
         ...
     ps.shutdown()
 
-``docs/ps-guide.md`` has the roles and the modes, ``docs/ps-reference.md`` the formulas of the
+``docs/ps.md`` has the roles and the modes, ``docs/ps-reference.md`` the formulas of the
 optimizers and the memory of a row.
 """
 

@@ -12,13 +12,13 @@ import math
 import os
 import re
 import stat
-import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from .. import _log
 from ..errors import ArgumentError
 
 __all__ = ["Cut", "CutTable", "cuts_of", "newest", "open_cut", "warn_of_skipped"]
@@ -63,6 +63,10 @@ class CutTable(NamedTuple):
         begin = 8 * rows
         states = begin + (rows * self.dim * _ITEM[self.dtype][1] + 7) // 8 * 8
         return begin, states, self.uses(rows) + (8 * rows if self.stamps else 0)
+
+    def nbytes(self, states: bool) -> int:
+        """Return the bytes of all rows, and with ``states`` of the optimizer's states too."""
+        return self.rows * (self.dim * _ITEM[self.dtype][1] + states * 4 * self.state_len)
 
     def uses(self, rows: Any) -> Any:
         """Return where the last uses of the rows of a chunk begin, or would."""
@@ -414,7 +418,7 @@ def warn_of_skipped(what: str, step: int, reasons: Sequence[str], *, above: int)
     The warning is that of the line which is ``above`` this function by so many calls.
     """
     if reasons:
-        warnings.warn(
+        _log.warn(
             f"{what}: takes the cut of step {step}, because newer ones are damaged: "
             + "; ".join(reasons),
             stacklevel=above + 1,

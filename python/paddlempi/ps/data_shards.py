@@ -15,7 +15,7 @@ A shard is leased. If its trainer dies, or makes no progress for longer than the
 trainer gets it. So each record of an epoch is used at least once, and exactly once if no trainer
 dies, fails, or stops for longer than a lease.
 
-``gocore/ps/master`` has the rules of the queue; ``docs/ps-tasks.md`` is its page.
+``gocore/ps/master`` has the rules of the queue; ``docs/ps.md`` is its page.
 """
 
 from __future__ import annotations

@@ -24,11 +24,11 @@ from operator import index
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsIndex
 
+from .._progress import Bytes
 from ..errors import ArgumentError, DtypeError
 from ..io import layout
 from ..io.commit import Names, Save
 from ..io.dtypes import BY_NAME
-from ..io.progress import Bar
 from .cuts import Cut, cuts_of, open_cut
 from .export_files import NUMPY, Exported, canonical, chosen_of, shape_of, widened
 from .increment_writer import write_difference
@@ -73,7 +73,7 @@ def export(
             newer, and of another number of servers.
         tables: the names of the tables. None: all.
         states: whether to write the states of the optimizers. The base is one with the same.
-        progress: show a bar of the bytes; needs tqdm.
+        progress: show on stderr how many bytes are written.
 
     Returns:
         The step of the cut.
@@ -99,7 +99,7 @@ def export(
     try:
         total = _bytes(tensors)
         if base is None:
-            with Bar("export", total, progress) as bar:
+            with Bytes("export", total, progress) as bar:
                 _FORMATS[format](save.partial, cut, tensors, bar)
         else:
             of_base = None
@@ -107,7 +107,7 @@ def export(
                 named = {table.name for table in base.tables}
                 chosen = chosen_of("export", base, tables and [n for n in tables if n in named])
                 of_base = _tensors_of(base, chosen, states)
-            with Bar("export", 2 * total + _bytes(of_base or []), progress) as bar:
+            with Bytes("export", 2 * total + _bytes(of_base or []), progress) as bar:
                 _increment(save, cut, tensors, base, of_base, bar)
         save.commit()
     except FileNotFoundError as error:
@@ -158,7 +158,7 @@ def _increment(
     tensors: list[_Tensor],
     base: Cut | Path,
     of_base: list[_Tensor] | None,
-    bar: Bar,
+    bar: Bytes,
 ) -> None:
     from ..io.reader import OpenFile  # needs NumPy
 
@@ -173,7 +173,7 @@ def _increment(
 
 
 @contextmanager
-def _unnamed(folder: Path, cut: Cut, tensors: list[_Tensor], bar: Bar) -> Iterator[Exported]:
+def _unnamed(folder: Path, cut: Cut, tensors: list[_Tensor], bar: Bytes) -> Iterator[Exported]:
     """Export a cut into a file without a name, of which nothing stays when this process ends."""
     from ..io.reader import OpenFile  # needs NumPy
 
@@ -275,7 +275,7 @@ def _filled(tensor: _Tensor) -> Any:
     return array
 
 
-def _safetensors(path: Path, cut: Cut, tensors: list[_Tensor], bar: Bar) -> None:
+def _safetensors(path: Path, cut: Cut, tensors: list[_Tensor], bar: Bytes) -> None:
     numpy = import_module("numpy")
     metadata = _metadata(cut)
     wholes = {one.name: layout.Whole(BY_NAME[one.dtype], one.shape) for one in tensors}
@@ -313,7 +313,7 @@ def _metadata(cut: Cut) -> dict[str, str]:
     return metadata
 
 
-def _archive(path: Path, cut: Cut, tensors: list[_Tensor], bar: Bar) -> None:
+def _archive(path: Path, cut: Cut, tensors: list[_Tensor], bar: Bytes) -> None:
     lib = import_module("numpy.lib.format")
     with zipfile.ZipFile(path, "w") as archive:
         for tensor in tensors:
@@ -325,7 +325,7 @@ def _archive(path: Path, cut: Cut, tensors: list[_Tensor], bar: Bar) -> None:
                 lib.write_array(file, array, allow_pickle=False)
 
 
-def _paddle(path: Path, cut: Cut, tensors: list[_Tensor], bar: Bar) -> None:
+def _paddle(path: Path, cut: Cut, tensors: list[_Tensor], bar: Bytes) -> None:
     state: dict[str, Any] = {}
     for tensor in tensors:
         state[tensor.name] = _filled(tensor)

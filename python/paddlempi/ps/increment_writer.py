@@ -13,11 +13,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from .._progress import Bytes
 from ..errors import ArgumentError
 from ..io import layout
 from ..io.commit import Save
 from ..io.dtypes import BY_NAME
-from ..io.progress import Bar
 from .cuts import CutTable
 from .export_files import (
     INCREMENT,
@@ -36,7 +36,7 @@ from .export_files import (
 __all__ = ["write_difference"]
 
 
-def write_difference(base: Exported, new: Exported, save: Save, bar: Bar) -> None:
+def write_difference(base: Exported, new: Exported, save: Save, bar: Bytes) -> None:
     """Write what makes ``new`` of ``base`` into the partial file of a save.
 
     Raises:

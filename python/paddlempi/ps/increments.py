@@ -11,11 +11,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from .._progress import Bytes
 from ..errors import ArgumentError
 from ..io import layout
 from ..io.commit import Names, Save
 from ..io.dtypes import BY_NAME
-from ..io.progress import Bar
 from .export_files import (
     INCREMENT,
     INCREMENT_FORMAT,
@@ -166,7 +166,7 @@ def apply_increment(
         base: the older full export.
         increment: the increment since it.
         to: the file that is written; it may be ``base``.
-        progress: show a bar of the bytes; needs tqdm.
+        progress: show on stderr how many bytes are written.
 
     Returns:
         The step of the newer cut.
@@ -214,7 +214,7 @@ class _Result:
         file = layout.laid_out(self._wholes(), metadata)
         with (
             open(path, "r+b") as out,
-            Bar(change.what, file.size - len(file.head), progress) as bar,
+            Bytes(change.what, file.size - len(file.head), progress) as bar,
         ):
             out.write(file.head)
             for number, table in enumerate(change.tables):
@@ -275,7 +275,7 @@ class _Result:
             wholes[name] = layout.Whole(entry.dtype, entry.shape)
         return wholes
 
-    def _write_table(self, out: BinaryIO, begins: dict[str, int], number: int, bar: Bar) -> None:
+    def _write_table(self, out: BinaryIO, begins: dict[str, int], number: int, bar: Bytes) -> None:
         base, change = self._base, self._change
         table, gone = change.tables[number], change.removed(number)
         name, empty = table.name, empty_piece(table)

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from .. import _native
+from .._progress import Bytes
 from ..errors import ArgumentError
 from ..io.commit import Names
 from . import lifetime
@@ -229,6 +230,7 @@ def load(
     step: int | None = None,
     tables: Collection[str] | None = None,
     train: bool = False,
+    progress: bool = False,
 ) -> Tables:
     """Make tables in this process of those of a cut, or of a safetensors file of ``export``.
 
@@ -240,6 +242,7 @@ def load(
             that of SGD; ids do not come and go. True: they have the optimizers and states of the
             cut, and its ``admit_after``, ``expire_after`` and ``max_rows``. A file has neither last
             uses nor counts of ids: its rows count as used now.
+        progress: show on stderr how many bytes of rows and states were taken.
 
     Returns:
         The tables by name, a dictionary that also takes increments (:meth:`Tables.apply`). A pull
@@ -259,22 +262,29 @@ def load(
             source = Exported("load", file, Path(directory))
             if step is not None and source.label.step != step:
                 raise ArgumentError(f"load: {directory} is of step {source.label.step}, not {step}")
-            return _loaded(source, source.label, tables, train)
+            return _loaded(source, source.label, tables, train, progress)
     cut = open_cut(directory, step)
-    return _loaded(cut, Label(cut.step, cut.serial), tables, train)
+    return _loaded(cut, Label(cut.step, cut.serial), tables, train, progress)
 
 
 def _loaded(
-    source: Cut | Exported, label: Label, names: Collection[str] | None, train: bool
+    source: Cut | Exported,
+    label: Label,
+    names: Collection[str] | None,
+    train: bool,
+    progress: bool,
 ) -> Tables:
     chosen = chosen_of("load", source, names)
     if names is None:
         chosen = [number for number in chosen if shape_of(source.tables[number]) is None]
     loaded = Tables(label, train, follow=names is None)
     digests = Digests()
+    total = sum(source.tables[number].nbytes(train) for number in chosen)
     try:
-        for number in chosen:
-            loaded[source.tables[number].name] = _filled(source, number, train, digests)
+        with Bytes("load", total, progress) as line:
+            for number in chosen:
+                name = source.tables[number].name
+                loaded[name] = _filled(source, number, train, digests, line.add)
         if isinstance(source, Exported):
             found = digests.done()
             source.compare(found)
@@ -288,9 +298,18 @@ def _loaded(
 
 
 def _filled(
-    source: Cut | Exported, number: int, train: bool, digests: Digests | None = None
+    source: Cut | Exported,
+    number: int,
+    train: bool,
+    digests: Digests | None = None,
+    told: Callable[[int], object] = lambda done: None,
 ) -> Table:
-    """Make a table of a source; ``digests`` gets its bytes, if they are in order."""
+    """Make a table of a source.
+
+    Args:
+        digests: gets its bytes, if they are in order.
+        told: gets how many bytes of its rows and states more are there.
+    """
     info = source.tables[number]
     table = _empty(info, train)
     pieces: Iterator[tuple[Any, Any, Any]] = (
@@ -305,6 +324,7 @@ def _filled(
             if len(ids):
                 wide = widened(info.dtype, rows)
                 table._write(ids, wide, states if train else None)
+                told(rows.nbytes + (states.nbytes if train else 0))
         if len(table) != info.rows:
             raise ArgumentError(
                 f"load: {source.folder} has {info.rows} rows of table {info.name!r}, but only "

@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import Any
 
 from .. import memory
+from .._units import amount
 from ..errors import ArgumentError, DtypeError
 from ..group import DEFAULT_TIMEOUT
 from . import clipping, session
@@ -352,9 +353,9 @@ class Plan:
         dense = sum(one.traffic() for one in self.parameters)
         most = max(self._memory_of(server, count) for server in range(count))
         yield (
-            f"a trainer sends and receives {_size(dense)} each of dense parameters in "
+            f"a trainer sends and receives {amount(dense)} each of dense parameters in "
             f"{'a step' if found.geo_step is None else 'an exchange'}; "
-            f"a server has {_size(most)} at most, when all rows are there"
+            f"a server has {amount(most)} at most, when all rows are there"
         )
         yield "trainer: " + "; ".join(self.trainer_program())
         yield "server: " + " ".join(line.strip() for line in self.server_program())
@@ -378,18 +379,10 @@ def _row(one: Placed, count: int) -> tuple[str, ...]:
         kind, moved = "rows by id", "rows of a batch"
     else:
         kind = f"{one.blocks} block{'s' if one.blocks > 1 else ''}"
-        moved = f"2 x {_size(one.traffic())}"
+        moved = f"2 x {amount(one.traffic())}"
     shape = "x".join(map(str, one.shape)) or "1"
     does = "-" if one.optimizer is None else type(one.optimizer).__name__
-    return one.name, shape, kind, one.servers(count), does, _size(one.memory()), moved
-
-
-def _size(amount: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} TiB"
+    return one.name, shape, kind, one.servers(count), does, amount(one.memory()), moved
 
 
 def transpile(

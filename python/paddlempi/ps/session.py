@@ -197,7 +197,7 @@ def init(
             trainer as *b* at most, from 1. A gradient of a row without one is taken as it is.
         timeout: how long a request to a server may take, in sync mode with the wait for the other
             trainers: a timedelta or seconds.
-        tls: files in PEM that encrypt the administration (``docs/ps-admin.md``): ``cert`` and
+        tls: files in PEM that encrypt the administration (``docs/ps-reference.md``): ``cert`` and
             ``key`` of this rank, ``ca`` for those of the others. The files may have other names on
             other ranks. None: no TLS.
 

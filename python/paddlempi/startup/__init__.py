@@ -12,6 +12,7 @@ How are ranks started?
 
 * ``launch`` is ``paddlempi.launch``: a function in several processes.
 * ``cli.local_ranks`` is ``python -m paddlempi run -np``: a script in several processes.
+* ``cpu_binding`` says which CPUs these two bind a rank to, if they are told to.
 * ``testing.launch`` is ``python -m paddlempi.testing.launch``: a command under an MPI's ``mpirun``.
 
 How do ranks meet? See ``rendezvous``.

@@ -6,12 +6,13 @@ this process.
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,6 +20,7 @@ from paddlempi_bootstrap.starters import MEET
 
 from .. import _native, _processes, group
 from ..errors import ArgumentError, RankFailedError, UnsupportedError
+from . import cpu_binding
 
 __all__ = ["launch"]
 
@@ -32,6 +34,7 @@ def launch(
     args: Sequence[Any] = (),
     *,
     method: str | None = None,
+    bind: bool = False,
 ) -> list[Any]:
     """Call ``function(*args)`` in ``nprocs`` new processes, and return what it returned in each.
 
@@ -47,6 +50,8 @@ def launch(
         args: its arguments; with ``"spawn"`` they are pickled.
         method: ``"fork"``: the processes are copies of this one, as a notebook needs it.
             ``"spawn"``: they are new. None: ``"fork"`` in a notebook, else ``"spawn"``.
+        bind: bind each rank to its share of the CPUs that the calling thread may use: neighbours,
+            whole cores while there are as many. More ranks than CPUs take the CPUs in turn.
 
     Returns:
         What the function returned, by rank. It is pickled.
@@ -55,7 +60,7 @@ def launch(
         ArgumentError: a wrong ``nprocs`` or ``method``.
         UnsupportedError: ``"fork"`` where a copy of the process would not work: in this process
             the core was loaded, or CUDA was initialised. Start the notebook's kernel anew, and use
-            them in the function only.
+            them in the function only. Or the kernel refuses to bind a rank.
         RankFailedError: a rank ended by an exception, whose text is in the message, by a signal or
             with another status than 0; ``ranks`` is that rank.
 
@@ -74,7 +79,7 @@ def launch(
         _refuse_copies()
     meeting = os.memfd_create("paddlempi-launch")
     try:
-        return _Ranks(method, meeting).run(function, nprocs, args)
+        return _Ranks(method, meeting, bind).run(function, nprocs, args)
     finally:
         os.close(meeting)
 
@@ -109,9 +114,15 @@ def _refuse_copies() -> None:
 class _Ranks:
     """The processes of one call of :func:`launch`."""
 
-    def __init__(self, method: str, meeting: int) -> None:
+    def __init__(self, method: str, meeting: int, bind: bool) -> None:
         import multiprocessing  # which few programs need
 
+        self._bind = bind
+        if bind and method == "spawn":
+            from multiprocessing import resource_tracker
+
+            # Else the start of rank 0 starts this helper of all later processes, which is no rank.
+            resource_tracker.ensure_running()
         self._context: Any = multiprocessing.get_context(method)
         self._target = _copied_rank if method == "fork" else _rank
         self._variables = {
@@ -127,6 +138,9 @@ class _Ranks:
         started: list[Any] = []
         answers: list[Any] = []
         results: list[Any] = [None] * number
+        shares: Sequence[Collection[int] | None] = [None] * number
+        if self._bind:
+            shares = cpu_binding.shares(number, os.sched_getaffinity(0))
         try:
             for rank in range(number):
                 own, theirs = self._context.Pipe(duplex=False)
@@ -139,7 +153,8 @@ class _Ranks:
                 process = self._context.Process(
                     target=self._target, args=(function, tuple(args), variables, theirs)
                 )
-                process.start()
+                with cpu_binding.bound(shares[rank], rank):
+                    process.start()
                 theirs.close()
                 started.append(process)
                 answers.append(own)
@@ -195,8 +210,31 @@ def _end(started: Sequence[Any]) -> None:
             process.join()
 
 
+class _Lines(io.TextIOBase):
+    """A stream that hands whole lines on: pieces of lines of several ranks would mix."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._rest = ""
+
+    def write(self, text: str) -> int:
+        """Keep what is no whole line yet."""
+        lines, end, self._rest = (self._rest + text).rpartition("\n")
+        if end:
+            self._stream.write(lines + end)
+        return len(text)
+
+    def flush(self) -> None:
+        """Hand on what is kept, too."""
+        self._stream.write(self._rest)
+        self._rest = ""
+        self._stream.flush()
+
+
 def _copied_rank(*given: Any) -> None:
     """Be one rank in a copy of the parent."""
+    if _in_notebook():
+        sys.stdout, sys.stderr = _Lines(sys.stdout), _Lines(sys.stderr)
     torch = sys.modules.get("torch")
     if torch is not None:
         # The threads of OpenMP that the parent has computed on are not in a copy, which would wait

@@ -11,12 +11,11 @@ import functools
 import os
 import sys
 import threading
-import warnings
 from typing import Any
 
 from paddlempi_bootstrap.mpi_launcher import Place
 
-from .. import _exit, _processes, group
+from .. import _exit, _log, _processes, group
 
 __all__ = ["note_exit", "unwatch", "watch"]
 
@@ -92,7 +91,7 @@ def _at_exit() -> None:
     launcher = _watch.launcher
     if launcher is None or _watch.pid != os.getpid() or started or failed:
         return
-    warnings.warn(
+    _log.warn(
         f"paddlempi: rank {launcher.rank} of the {launcher.size} that "
         f"{launcher.path or launcher.name} started has ended "
         "without MPI: neither init_parallel_env() nor init_process_group() was called, so it has "

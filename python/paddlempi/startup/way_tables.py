@@ -7,7 +7,8 @@ The core does that, and gives it to all ranks.
 from __future__ import annotations
 
 import os
-import warnings
+
+from .. import _log
 
 __all__ = ["NONE", "VARIABLE", "cache", "folders", "warn"]
 
@@ -37,7 +38,7 @@ def warn(problem: str, *, stacklevel: int) -> None:
         problem: what the core says.
         stacklevel: the caller to name, as for ``warnings.warn`` in the function that calls this.
     """
-    warnings.warn(
+    _log.warn(
         f"init_process_group: no table of ways is taken: {problem}",
         RuntimeWarning,
         stacklevel=stacklevel + 1,

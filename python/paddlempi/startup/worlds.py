@@ -39,7 +39,8 @@ class World(NamedTuple):
     """How a process comes into a world."""
 
     way: str
-    """``mpi``: MPI knows the ranks. ``store``: they meet. ``alone``: there are no others."""
+    """``mpi``: MPI knows the ranks. ``store``: they meet. ``alone``: there are no others.
+    ``reform``: they meet, on one node."""
     why: str
     """What was found, in words."""
     rank: int = 0

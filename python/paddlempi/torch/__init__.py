@@ -12,14 +12,47 @@ package is installed, ``import torch`` does the same, but it sets no variables w
 mislead a program (docs/torch.md).
 """
 
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
+
 from paddlempi_bootstrap import torch_stubs
 
 from .activation import activate, init
 from .process_group import ProcessGroupMPI
 from .work import Work
 
-__all__ = ["ProcessGroupMPI", "Work", "activate", "init"]
+if _TYPE_CHECKING:
+    from .parts.batches import Batches, Sampler
+    from .parts.front import elastic
+    from .parts.shards import Sharded
+
+__all__ = [
+    "Batches",
+    "ProcessGroupMPI",
+    "Sampler",
+    "Sharded",
+    "Work",
+    "activate",
+    "elastic",
+    "init",
+]
 
 # A user who imports this module wants our "mpi" also in a torch that was built with an MPI.
 torch_stubs.register(replace_native=not torch_stubs.lazily)
 activate()
+
+
+# Of elastic jobs. Imported when one is first used.
+_LATER = {
+    "Batches": ".parts.batches",
+    "Sampler": ".parts.batches",
+    "Sharded": ".parts.shards",
+    "elastic": ".parts.front",
+}
+
+
+def __getattr__(name: str) -> _Any:
+    if name in _LATER:
+        return getattr(_import_module(_LATER[name], __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,10 +8,10 @@ torch 2.8 to 2.15.
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
 import os
 import sys
+import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -24,12 +24,14 @@ import torch.distributed.distributed_c10d as c10d
 from paddlempi_bootstrap import starters, torch_stubs
 
 from .. import group
-from ..errors import ArgumentError
+from .._pages import PAGES
+from ..errors import AlreadyInitializedError, ArgumentError
 from ..group_arguments import to_seconds
-from . import dynamo, environment, errors, reducers, world
+from . import dynamo, environment, errors, group_names, reducers, registered, stateless, world
 from .issue import Issuer
 from .mixed import MixedProcessGroup
 from .process_group import ProcessGroupMPI
+from .reconfigure import ReconfigurableMPI, shrink_members
 from .store import new_store
 from .work import OperationWork, Work
 
@@ -42,13 +44,15 @@ __all__ = [
     "monitored_barrier",
     "new_group_with_tag",
     "new_process_group_helper",
+    "shrink_group",
     "split_group",
 ]
 
 
 def activate() -> None:
-    """Install our exceptions and, if the user has imported ``paddlempi.torch``, set variables."""
+    """Install our exceptions and operators, and set variables if the user has imported us."""
     errors.install()
+    registered.install()
     if not torch_stubs.lazily:
         environment.fill()
 
@@ -167,7 +171,10 @@ def new_process_group_helper(*arguments: Any, **named: Any) -> Any:
     if mixed:
         order = sorted(devices, key=lambda device: device in ours)
         values["backend"] = ",".join(f"{device}:{devices[device]}" for device in order)
-    if not values["global_ranks_in_group"]:
+    if values.get("enable_reconfigure") and not values["global_ranks_in_group"]:
+        _check_reconfigurable(asked)
+        values["store"] = _asked[-1].store or c10d.HashStore()
+    elif not values["global_ranks_in_group"]:
         rank, size = values["group_rank"], values["group_size"]
         if rank == -1:  # for plain "mpi" torch gives neither ranks nor a store
             given = _asked[-1] if _asked else world.Asked()
@@ -184,6 +191,8 @@ def new_process_group_helper(*arguments: Any, **named: Any) -> Any:
     finally:
         torch_stubs.naming -= 1
         _making.pop()
+    if torch_stubs.gloo_was_asked:
+        _tell_of_gloo()
     if mixed and isinstance(made, ProcessGroupMPI):  # register the order that the caller gave
         state = c10d._world
         state.pg_map[made] = (c10d.Backend(asked), state.pg_map[made][1])
@@ -191,17 +200,34 @@ def new_process_group_helper(*arguments: Any, **named: Any) -> Any:
     return made, store
 
 
-def create(ranks: Sequence[int]) -> Any:
+@functools.cache
+def _tell_of_gloo() -> None:
+    if group.get_rank() == 0:
+        warnings.warn(
+            f"{torch_stubs.GLOO}=mpi: this program asks for gloo, and gets mpi for the CPU: "
+            f"{PAGES}/torch.md",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def create(ranks: Sequence[int], options: Any = None) -> Any:
     """Make the group of a call of torch's helper. Only members call it.
 
-    This is the creator that is registered for both names of the backend.
+    This is the creator that is registered for both names of the backend. A program that calls it
+    itself makes a group that torch does not know of.
 
     Args:
         ranks: the global ranks of the members; empty for the default group.
+        options: what a registered creator gets of torch; None in torch up to 2.13.
     """
-    making = _making[-1]
     reducers.watch(ProcessGroupMPI)
     _hide_from_dynamo()
+    if not _making:
+        return stateless.create(options)
+    making = _making[-1]
+    if getattr(options, "enable_reconfigure", False) and not ranks:
+        return _reconfigurable(making.timeout)
     if ranks:
         core, is_world = group.new_group(list(ranks), making.timeout), False
     else:
@@ -212,9 +238,41 @@ def create(ranks: Sequence[int]) -> Any:
     return MixedProcessGroup(core, making.timeout, is_world, others, making.ours)
 
 
+def _check_reconfigurable(backend: str) -> None:
+    if backend not in torch_stubs.NAMES:
+        raise ArgumentError(
+            f"init_process_group: enable_reconfigure=True with backend={backend!r}: it takes "
+            '"mpi" for all devices'
+        )
+    if group.is_initialized():
+        raise AlreadyInitializedError(
+            "init_process_group: enable_reconfigure=True, but this process has a world: call "
+            "paddlempi.destroy_process_group() first"
+        )
+
+
+def _reconfigurable(timeout: timedelta) -> ReconfigurableMPI:
+    """Make the default group whose members come later. It meets nobody."""
+    rank, size = _asked[-1][:2] if _asked else (-1, -1)
+    given = (rank, size) if rank >= 0 else environment.place()
+    if not 0 <= given[0] < given[1]:
+        raise ArgumentError(
+            f"init_process_group: enable_reconfigure=True, rank={rank}, world_size={size}: give "
+            "both, or set RANK and WORLD_SIZE"
+        )
+    return ReconfigurableMPI(*given, timeout)
+
+
 @functools.cache
 def _hide_from_dynamo() -> None:
-    for kind in (ProcessGroupMPI, MixedProcessGroup, Issuer, Work, OperationWork):
+    for kind in (
+        ProcessGroupMPI,
+        ReconfigurableMPI,
+        MixedProcessGroup,
+        Issuer,
+        Work,
+        OperationWork,
+    ):
         dynamo.hide(vars(kind).values())
 
 
@@ -303,16 +361,8 @@ def _join(default: Any, timeout: timedelta, members_only: bool) -> None:
     _joined[:] = [default]
 
 
-_made_locally: dict[tuple[int, ...], int] = {}  # the number of groups that only members made
-
-
 def _new_local_group(values: Mapping[str, Any], backend: Any, timeout: timedelta) -> Any:
-    """Make the group of ``new_group(use_local_synchronization=True)``, which only members call.
-
-    The group needs the same name on all members. torch puts the number of groups that this rank has
-    made into the name, which may differ between members. We use the number of groups that exactly
-    these members have made so.
-    """
+    """Make the group of ``new_group(use_local_synchronization=True)``, which only members call."""
     default = c10d._get_default_group()
     ranks = _checked_ranks(values["ranks"], default.size())
     if values.get("sort_ranks", True):
@@ -321,12 +371,11 @@ def _new_local_group(values: Mapping[str, Any], backend: Any, timeout: timedelta
         # torch returns at once, for backends that it does not refuse: None in older versions, in
         # newer ones NON_GROUP_MEMBER.
         return _original("_new_group_with_tag")(**{**values, "backend": c10d.Backend.GLOO})
-    count = _made_locally[tuple(ranks)] = _made_locally.get(tuple(ranks), 0) + 1
     made = _register(
         ranks,
         backend,
         timeout,
-        name=_hashed("local", ranks, count),
+        name=group_names.new("local", ranks),
         pg_tag=values["pg_tag"],
         device_id=values["device_id"] or default.bound_device_id,
         group_desc=values["group_desc"],
@@ -347,11 +396,6 @@ def _checked_ranks(ranks: Any, size: int) -> list[int]:
     if len(set(chosen)) != len(chosen):
         raise ArgumentError(f"new_group: ranks={chosen}: a rank is given twice")
     return chosen
-
-
-def _hashed(*parts: Any) -> str:
-    text = "|".join(map(str, parts))
-    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
 def _register(ranks: list[int], backend: Any, timeout: timedelta, name: str, **more: Any) -> Any:
@@ -407,7 +451,7 @@ def split_group(*arguments: Any, **named: Any) -> Any:
         ranks,
         backend,
         timeout,
-        name=_hashed("split", parent.group_name, count, ranks),
+        name=group_names.hashed("split", parent.group_name, count, ranks),
         group_desc=desc,
         device_id=parent.bound_device_id,
         backend_options=values["pg_options"],
@@ -443,7 +487,7 @@ def _retained(parent: Any, wanted: Any) -> Any:
     whole = c10d._world.pg_map[parent][0]
     if wanted is None:
         return c10d.Backend(whole)
-    has, text = _devices(whole), str(wanted).lower()
+    has, text = _devices(whole), torch_stubs.without_gloo(wanted)
     chosen = {device: name for device, name in has.items() if name == text}
     if ":" in text:
         chosen = _devices(text)
@@ -468,3 +512,15 @@ def monitored_barrier(*arguments: Any, **named: Any) -> Any:
         timeout = timedelta(seconds=timeout)
     c10d._check_valid_timeout(timeout)
     return asked.monitored_barrier(timeout, wait_all_ranks=values["wait_all_ranks"])
+
+
+def shrink_group(*arguments: Any, **named: Any) -> Any:
+    """Replace ``shrink_group``, which registers what a backend returns as a part of another group.
+
+    Here a default group that was made with ``enable_reconfigure=True`` goes on with fewer members.
+    """
+    values = _bound("shrink_group", arguments, named).arguments
+    asked = values["group"] or c10d._get_default_group()
+    if not isinstance(asked, ReconfigurableMPI):
+        return _original("shrink_group")(*arguments, **named)
+    return shrink_members(asked, values["ranks_to_exclude"])

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as calls
+from paddlempi_bootstrap import torch_stubs
 from torch._C._distributed_c10d import ProcessGroup
 from torch._C._distributed_c10d import Work as TorchWork
 
@@ -63,6 +64,8 @@ def gloo() -> Any:
     global _gloo
     if not calls.is_gloo_available():
         return "this torch has no gloo"
+    if torch_stubs.gloo_is_ours:
+        return f"{torch_stubs.GLOO} makes mpi of it"
     if _gloo is None:
         _gloo = calls.new_group(backend="gloo")
     return _gloo
@@ -193,7 +196,7 @@ def _by_node() -> list[list[int]]:
     rows = [[r for r, of in enumerate(node) if of == number] for number in sorted(set(node))]
     if len({len(row) for row in rows}) > 1:
         raise ArgumentError(
-            "bench: --step hsdp: the nodes have different numbers of ranks, and its mesh has a row "
+            "bench: step hsdp: the nodes have different numbers of ranks, and its mesh has a row "
             "for each node"
         )
     return rows

@@ -20,22 +20,20 @@ from __future__ import annotations
 import dataclasses
 import io as _io
 import json
+import math
 import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.distributed.checkpoint import metadata as kinds
 from torch.distributed.checkpoint import storage
 from torch.distributed.checkpoint.planner import (
-    LoadItemType,
-    LoadPlan,
-    LoadPlanner,
     SavePlan,
     SavePlanner,
     WriteItem,
@@ -44,7 +42,8 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.futures import Future
 
-from ..errors import ArgumentError, DtypeError
+from .._progress import Bytes
+from ..errors import ArgumentError
 from ..group_arguments import to_seconds
 from ..io import layout, tiles
 from ..io.commit import STATE, Names, Save
@@ -53,20 +52,15 @@ from ..io.elements import Elements
 from ..io.layout import Whole
 from ..io.opened import opened
 from ..io.posix import PosixFile
-from ..io.reader import OpenFile
-from ..io.shards import Part
 from ..io.tiles import Box, Piece
-from ..io.values import decoded, encoded
+from ..io.values import encoded
 from ..io.writer import Swap, Target, exchange, exchanged, write_piece
+from .checkpoint_reader import PREFIX, VALUES, StorageReader
 from .snapshots import Snapshots
 
 __all__ = ["StorageReader", "StorageWriter"]
 
 _MODEL = "model"
-_PREFIX = "paddlempi.prefix"
-"""In the metadata: what the names of the state dict have before those of the model's file."""
-_VALUES = "paddlempi.values"
-"""In the metadata of the second file: what is no tensor, and where in the state dict all is."""
 _ROOM = 1 << 20
 
 
@@ -125,6 +119,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):  # type: ignore[misc]
         timeout: how long a wait may see no progress; a timedelta or seconds.
         process_group: that of ``dcp.save`` or ``dcp.async_save``, over MPI or gloo:
             ``torch.distributed.group.WORLD`` if they are given none. The same on all ranks.
+        progress: the first rank shows on stderr how many bytes it has written.
 
     Raises:
         ArgumentError: ``max_shard_size``, ``room`` or ``timeout`` is out of range.
@@ -142,6 +137,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):  # type: ignore[misc]
         room: int = _ROOM,
         timeout: timedelta | float = 300.0,
         process_group: Any = None,
+        progress: bool = False,
     ) -> None:
         self._what = "StorageWriter"
         self._most = layout.bytes_of(self._what, max_shard_size)
@@ -150,6 +146,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):  # type: ignore[misc]
         self._path: Any = path
         self._snapshots = Snapshots(to_seconds(timeout, self._what))
         self._group = process_group
+        self._progress = progress
         self._save: Save | None = None
         self._abandon: Any = None
         self._second: _Second | None = None
@@ -295,7 +292,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):  # type: ignore[misc]
         names = Names(self._path, folder=True)
         total = sum(one.nbytes for one in model.values())
         is_set = self._most is not None and total > self._most
-        metadata = dict(self._metadata) | ({_PREFIX: prefix} if prefix else {})
+        metadata = dict(self._metadata) | ({PREFIX: prefix} if prefix else {})
         names.one.parent.mkdir(parents=True, exist_ok=True)
         save = self._save = Save(self._what, names, is_set)
         self._abandon = weakref.finalize(self, save.abandon)
@@ -331,7 +328,19 @@ class StorageWriter(storage.StorageWriter, AsyncStager):  # type: ignore[misc]
     def _write(self, plan: SavePlan, planner: SavePlanner) -> list[Any]:
         planned: _Planned = plan.storage_data
         results = []
+        mine = sum(
+            math.prod(item.tensor_data.chunk.sizes) * planned.targets[item.index.fqn].itemsize
+            for item in plan.items
+            if item.tensor_data is not None
+        )
         with ExitStack() as stack:
+            shown = self._progress and planned.rank == 0
+            line = stack.enter_context(Bytes(self._what, mine, shown))
+
+            def told(done: int) -> None:
+                self._snapshots.progress(done)
+                line.add(done)
+
             files: dict[int, PosixFile] = {}
 
             def opens(target: Target) -> None:
@@ -340,7 +349,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):  # type: ignore[misc]
                     files[target.file] = opened(path, os.O_RDWR, stack, made=True, ahead=True)
 
             if planned.shared:
-                self._exchange(plan, planner, files, opens)
+                self._exchange(plan, planner, files, opens, told)
             for item in plan.items:
                 name = item.index.fqn
                 if item.type is WriteItemType.BYTE_IO:
@@ -351,7 +360,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):  # type: ignore[misc]
                 if name not in planned.shared:
                     target = planned.targets[name]
                     opens(target)
-                    write_piece((elements, box), box, target, files, self._snapshots.progress)
+                    write_piece((elements, box), box, target, files, told)
                 results.append(storage.WriteResult(item.index, elements.nbytes, None))
             for file in files.values():
                 file.flush()
@@ -363,6 +372,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):  # type: ignore[misc]
         planner: SavePlanner,
         files: dict[int, PosixFile],
         opens: Callable[[Target], None],
+        told: Callable[[int], None],
     ) -> None:
         """Write the tensors with many short runs. No error keeps this rank from the exchange."""
         planned: _Planned = plan.storage_data
@@ -383,13 +393,13 @@ class StorageWriter(storage.StorageWriter, AsyncStager):  # type: ignore[misc]
         except Exception as error:
             failed = error
         targets = [planned.shared[name][0] for name in names]
-        swap, told = _swap(planned.rank, self._group), self._snapshots.progress
+        swap = _swap(planned.rank, self._group)
         exchange(parts, pieces, targets, files, swap, told, failed=failed)
 
     def _write_values(self, texts: dict[str, str]) -> None:
         assert self._save is not None and self._second is not None
         second = self._second
-        metadata = {_VALUES: _joined(texts, second.paths)}
+        metadata = {VALUES: _joined(texts, second.paths)}
         head = layout.laid_out(second.tensors, metadata).head
         if len(head) > second.size:
             name = max(texts, key=lambda one: len(texts[one]))
@@ -449,123 +459,6 @@ def _swap(rank: int, group: Any) -> Swap:
     return Swap(rank, dist.get_world_size(group), move)
 
 
-class StorageReader(storage.StorageReader):  # type: ignore[misc]
-    """Reads what :class:`StorageWriter` has written, for ``dcp.load``; and any safetensors.
-
-    Args:
-        path: as for :func:`paddlempi.io.open_file`. None: ``checkpoint_id`` gives it.
-        prefix: what the names of the state dict have before those of the model's file: ``"model."``
-            for a state dict ``{"model": ...}`` from a file that another program has written. None:
-            as the file says, else nothing.
-
-    Source: :class:`torch.distributed.checkpoint.FileSystemReader`.
-    """
-
-    def __init__(
-        self, path: str | os.PathLike[str] | None = None, *, prefix: str | None = None
-    ) -> None:
-        self._path: Any = path
-        self._prefix = prefix
-        self._stack = ExitStack()
-        self._found: dict[str, tuple[OpenFile, str]] = {}
-        self._values: dict[str, Any] = {}
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Load ``checkpoint_id`` from now on."""
-        if checkpoint_id is not None:
-            self._path = checkpoint_id
-
-    def read_metadata(self) -> kinds.Metadata:
-        """Return which tensors and values there are.
-
-        Raises:
-            ArgumentError: a file is damaged.
-            OSError: it cannot be read.
-        """
-        if self._path is None:
-            raise ArgumentError("StorageReader: give a path, or a checkpoint_id")
-        self._stack.close()
-        self._found, self._values = {}, {}
-        names = Names(self._path)
-        model = self._stack.enter_context(OpenFile(names, "torch"))
-        said = model.metadata() or {}
-        prefix = said.get(_PREFIX, "") if self._prefix is None else self._prefix
-        self._found = {prefix + name: (model, name) for name in model}
-        root = prefix.removesuffix(".")
-        paths: dict[str, Any] = {prefix + n: (root, n) if root else (n,) for n in model}
-        if STATE in said:
-            path = names.one.parent / names.checked(said[STATE])
-            rest = self._stack.enter_context(OpenFile(Names(path), "torch"))
-            self._values, further = _parsed((rest.metadata() or {}).get(_VALUES, "{}"))
-            self._found |= {name: (rest, name) for name in rest}
-            paths |= further
-        stored: dict[str, Any] = {name: kinds.BytesStorageMetadata() for name in self._values}
-        for name, (file, inner) in self._found.items():
-            stored[name] = _stored(file, inner)
-        return kinds.Metadata(stored, planner_data=paths)
-
-    def set_up_storage_reader(
-        self, metadata: kinds.Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
-    ) -> None:
-        """Do nothing: ``read_metadata`` has opened the files."""
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return the plan."""
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans."""
-        return plans
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read this rank's parts."""
-        for item in plan.items:
-            name = item.storage_index.fqn
-            if item.type is LoadItemType.BYTE_IO:
-                data = _io.BytesIO()
-                torch.save(self._values[name], data)
-                data.seek(0)
-                planner.load_bytes(item, data)
-                continue
-            tensor = planner.resolve_tensor(item).detach()
-            file, inner = self._found[name]
-            _fill(file, inner, tensor, tuple(item.storage_offsets))
-            planner.commit_tensor(item, tensor)
-        self._stack.close()
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether it is a path."""
-        return isinstance(checkpoint_id, (str, os.PathLike))
-
-
-def _fill(file: OpenFile, name: str, tensor: Any, offsets: tuple[int, ...]) -> None:
-    """Read a box into a tensor, which may be of another dtype."""
-    entry = file.entry(name)
-    target = tensor
-    if str(tensor.dtype).removeprefix("torch.") != entry.dtype.name:
-        target = file.new(name, tensor.shape)
-    elements = Elements(target)
-    file.fill(name, Part(elements, entry.shape, Box(offsets, elements.shape)))
-    if target is not tensor:
-        tensor.copy_(target)
-
-
-def _stored(file: OpenFile, name: str) -> Any:
-    entry = file.entry(name)
-    if not entry.dtype.name:
-        _unknown(name, entry.dtype.code)
-    size = torch.Size(entry.shape)
-    chunk = kinds.ChunkStorageMetadata(offsets=torch.Size([0] * len(size)), sizes=size)
-    dtype = getattr(torch, entry.dtype.name, None)
-    if dtype is None:
-        _unknown(name, entry.dtype.code)
-    return kinds.TensorStorageMetadata(kinds.TensorProperties(dtype=dtype), size, [chunk])
-
-
 def _json(name: str, data: Any) -> str:
     """Return the JSON of what torch's planner gives: a value, or torch's pickle of one."""
     if isinstance(data, _io.BytesIO):
@@ -579,18 +472,3 @@ def _joined(texts: Mapping[str, str], paths: Mapping[str, Any]) -> str:
     inner = ",".join(f"{json.dumps(name)}:{text}" for name, text in sorted(texts.items()))
     where = json.dumps({name: list(path) for name, path in sorted(paths.items())})
     return f'{{"values":{{{inner}}},"paths":{where}}}'
-
-
-def _parsed(text: str) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:
-    """Return the values, and the paths in the state dict, that ``_joined`` has written."""
-    said = decoded(text)
-    values, paths = (
-        said.get(key, {}) if isinstance(said, dict) else None for key in ("values", "paths")
-    )
-    if not isinstance(values, dict) or not isinstance(paths, dict):
-        raise ArgumentError("StorageReader: the values in the metadata cannot be read")
-    return values, {name: tuple(path) for name, path in paths.items()}
-
-
-def _unknown(name: str, code: str) -> NoReturn:
-    raise DtypeError(f"StorageReader: {name!r} is of {code}, which torch {torch.__version__} lacks")

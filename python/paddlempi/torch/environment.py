@@ -13,7 +13,7 @@ from paddlempi_bootstrap import starters, torchrun_variables
 from paddlempi_bootstrap.mpi_launcher import Place
 from paddlempi_bootstrap.torchrun_variables import FILLED, is_ours, set_ours
 
-__all__ = ["contradiction", "fill", "is_ours", "is_set", "publish", "told_size"]
+__all__ = ["contradiction", "fill", "is_ours", "is_set", "place", "publish", "told_size"]
 
 
 def fill() -> None:
@@ -66,6 +66,12 @@ def told_size() -> int:
     """Return the ``WORLD_SIZE`` that the user or a tool has set; 0: none."""
     text = os.environ.get("WORLD_SIZE", "")
     return int(text) if text.isdecimal() and not is_ours("WORLD_SIZE") else 0
+
+
+def place() -> tuple[int, int]:
+    """Return ``RANK`` and ``WORLD_SIZE``; -1 for what is not set."""
+    rank, size = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
+    return (int(rank) if rank.isdecimal() else -1, int(size) if size.isdecimal() else -1)
 
 
 def _address(started: Place) -> str:

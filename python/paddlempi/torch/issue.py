@@ -13,13 +13,16 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
+import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import ProcessGroup
 
 from .. import _native, group
 from .. import future as core_future
 from .._ops import ASYNC, Op
+from ..errors import UnsupportedError
 from ..group_arguments import to_seconds
-from . import profile
+from . import group_names, profile
 from .work import DONE, OperationWork, Work
 
 __all__ = ["Issuer", "tell_autograd"]
@@ -49,12 +52,42 @@ class Issuer(ProcessGroup):  # type: ignore[misc]
 
     def __init__(self, core: group.ProcessGroup, timeout: timedelta) -> None:
         super().__init__(core.rank(), core.size())
+        self._timeout = timeout
+        self._become(core)
+
+    def _become(self, core: group.ProcessGroup) -> None:
         self._core = core
         self._gid = core._id
-        self._timeout = timeout
         self._extension = _Extension()
         self._batch: list[Work] | None = None  # between start and end of coalescing
         self._steps: Work | None = None  # the asynchronous sparse collective under way
+
+    def renew(self, core: group.ProcessGroup) -> None:
+        """Become the group of other members: all ranks of a new world.
+
+        Raises:
+            UnsupportedError: this torch does not ask a group of Python for its size.
+        """
+        group_names.forget(self.group_name)
+        self._become(core)
+        if ProcessGroup.size(self) != core.size():
+            raise UnsupportedError(
+                f"torch {torch.__version__} keeps the number of ranks that a group began with: "
+                "use a newer one"
+            )
+        c10d._world.pg_group_ranks[self] = {rank: rank for rank in core._ranks}
+
+    # C++ asks these: what it keeps itself is of the first members.
+
+    def getRank(self) -> int:
+        """Return this process's rank in the group."""
+        return self._core._rank
+
+    def getSize(self) -> int:
+        """Return the number of members."""
+        return len(self._core._ranks)
+
+    rank, size = getRank, getSize
 
     # Deadlines
 
@@ -82,6 +115,7 @@ class Issuer(ProcessGroup):  # type: ignore[misc]
         still compile. Operations under way keep their deadlines.
         """
         self._extension.add(timeout.total_seconds())
+        group_names.forget(self.group_name)  # kernels in C know only the group's own deadline
 
     def _deadline(self, asked: timedelta) -> float:
         """Return the deadline of an operation in seconds; below 0: the group's deadline.

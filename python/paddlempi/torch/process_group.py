@@ -13,6 +13,7 @@ Thread-safety: all methods may be called from any thread.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -34,9 +35,18 @@ from torch.utils import _python_dispatch
 
 from .. import _native, group, memory
 from .._ops import ASYNC, Op
-from ..errors import TimeoutError
+from ..errors import GroupDestroyedError, TimeoutError
 from ..group_arguments import to_seconds
-from . import ddp_buckets, dispatch, fsdp_buffers, operators, sparse, window, world
+from . import (
+    ddp_buckets,
+    dispatch,
+    fsdp_buffers,
+    group_names,
+    operators,
+    sparse,
+    window,
+    world,
+)
 from .arguments import by_dtype, has_cuda, resolved, writable
 from .messages import TENSORS, VERSIONS, Messages
 from .profile import state
@@ -97,6 +107,7 @@ class ProcessGroupMPI(Messages):
         return self._name
 
     def _set_group_name(self, name: str) -> None:
+        group_names.forget(name)  # a group of an earlier world may have had it
         self._name = name
 
     setGroupName = _set_group_name
@@ -163,10 +174,12 @@ class ProcessGroupMPI(Messages):
 
     def shutdown(self) -> None:
         """Free the group. If it is the default group, end the world that was started for it."""
+        group_names.forget(self._name)
         if self._is_world:
             world.end()
-        elif group.is_initialized():
-            group.destroy_process_group(self._core)
+        elif group.WORLD is not None and self._core._id >= group.WORLD._id:  # of this world
+            with suppress(GroupDestroyedError):  # which may be revoked
+                group.destroy_process_group(self._core)
 
     def abort(self) -> None:
         """Do the same as ``shutdown()``, which does not wait for other ranks."""

@@ -19,13 +19,21 @@ from torch._C import _distributed_c10d as c10d
 from . import ddp_buckets
 from .callback_order import in_order
 
-__all__ = ["watch"]
+__all__ = ["builtin_hook_of", "watch"]
 
 _groups: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 """The groups of the reducers over MPI."""
 
 _works: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 """The last Work that every reducer was given."""
+
+_builtin_hooks: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+"""Which of torch's own hooks a reducer has. DistributedDataParallel does not note it."""
+
+
+def builtin_hook_of(reducer: Any) -> Any:
+    """Return what ``_register_builtin_comm_hook`` was last called with; None: it was not."""
+    return _builtin_hooks.get(reducer)
 
 
 @functools.cache
@@ -61,6 +69,7 @@ def watch(group_type: type) -> None:
 
     @functools.wraps(register_builtin)
     def register_builtin_hook(reducer: Any, comm_hook_type: Any) -> None:
+        _builtin_hooks[reducer] = comm_hook_type
         if reducer in _groups and comm_hook_type == c10d.BuiltinCommHookType.FP16_COMPRESS:
             from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 

@@ -32,6 +32,7 @@ from .. import _native
 from .._ops import ASYNC, Op
 from ..errors import ArgumentError, DtypeError, Error
 from ..errors import NotReadyError as CoreNotReadyError
+from . import group_names
 from .errors import MismatchError, NotReadyError
 from .issue import Issuer
 from .work import OperationWork, Work
@@ -328,6 +329,7 @@ def _run(group: Issuer, plan: Callable[[], _Plan], opts: Any, output: Sequence[A
         group._steps = None  # it is this work: another one begins only after this one has ended
 
     group._steps = work = Steps(plan(), output, submit, forget, gid)
+    group_names.forget(group.group_name)  # kernels in C do not wait for it
     work.begin()
     if group._batch is not None:
         group._batch.append(work)

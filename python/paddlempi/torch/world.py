@@ -18,7 +18,17 @@ from ..startup import worlds
 from . import environment
 from .errors import LauncherError
 
-__all__ = ["Asked", "agree", "default_group", "end", "expect", "joined", "start"]
+__all__ = [
+    "Asked",
+    "agree",
+    "default_group",
+    "end",
+    "expect",
+    "joined",
+    "reformed",
+    "start",
+    "trust",
+]
 
 _ours = False  # the world was started here
 _checked: group.ProcessGroup | None = None  # the world that RANK and WORLD_SIZE were compared with
@@ -27,6 +37,12 @@ _checked: group.ProcessGroup | None = None  # the world that RANK and WORLD_SIZE
 def joined() -> bool:
     """Whether there is a world in this process."""
     return group.is_initialized()
+
+
+def trust() -> None:
+    """Compare this world with no variables: an elastic job has other ranks than its launcher."""
+    global _checked
+    _checked = group.WORLD
 
 
 class Asked(NamedTuple):
@@ -92,6 +108,21 @@ def default_group(timeout: timedelta) -> tuple[group.ProcessGroup, bool]:
     seconds = to_seconds(timeout, "init_process_group")
     _native.control("set_timeout", group=all_ranks._id, timeout=seconds)
     return all_ranks, True
+
+
+def reformed(timeout: timedelta) -> group.ProcessGroup:
+    """Return the core's group of all ranks for torch's default group, after a reform.
+
+    Args:
+        timeout: the deadline of its operations.
+    """
+    global _ours, _checked
+    all_ranks = group.WORLD
+    assert all_ranks is not None
+    _ours, _checked = True, all_ranks
+    seconds = to_seconds(timeout, "reconfigure")
+    _native.control("set_timeout", group=all_ranks._id, timeout=seconds)
+    return all_ranks
 
 
 def end() -> None:

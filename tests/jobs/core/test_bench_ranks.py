@@ -67,7 +67,8 @@ def test_plain_mpi_is_not_what_the_user_forces() -> None:
 
 
 @pytest.mark.launcher("a command that also measures MPI", only=["openmpi"])
-def test_an_error_is_told_once(tmp_path: Path) -> None:
-    result = bench("all_reduce", "--json", str(tmp_path / "absent" / "x.json"), status=1)
+@pytest.mark.parametrize("tool", ["all_reduce", "io"])
+def test_an_error_is_told_once(tool: str, tmp_path: Path) -> None:
+    result = bench(tool, "--json", str(tmp_path / "absent" / "x.json"), status=1)
     assert result.output.count("bench: ") == 1
     assert f"there is no folder {tmp_path / 'absent'}" in result.stderr

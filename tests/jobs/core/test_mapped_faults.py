@@ -81,6 +81,33 @@ def killed_before_it_works() -> None:
     leave_together(rank)
 
 
+def killed_with_helpers() -> None:
+    """Rank 1 is killed while several of its threads work on a collective."""
+    import os
+    import signal
+    import threading
+    from pathlib import Path
+
+    import numpy as np
+    from ranks_tools import dist, errors, leave_together, raises, start
+
+    rank = start()
+    groups = [dist.new_group() for _ in range(2)]
+    tensors = [dist.zeros(16 << 20), np.zeros(16 << 20, np.float32)]
+    for group, tensor in zip(groups, tensors, strict=True):
+        dist.all_reduce(tensor, group=group)
+    names = [(task / "comm").read_text() for task in Path("/proc/self/task").iterdir()]
+    assert names.count("paddlempi-sum\n") == 2
+    dist.barrier()
+    if rank == 1:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    with raises(errors.PeerDiedError, "[1]", ranks=[1], most=10.0):
+        while True:
+            for group, tensor in zip(groups, tensors, strict=True):
+                dist.all_reduce(tensor, group=group)
+    leave_together(rank)
+
+
 def stopped() -> None:
     """Rank 1 is stopped in the middle of an all_reduce. The others give up and go on."""
     import os
@@ -199,6 +226,12 @@ def test_killed_before_it_comes() -> None:
 @pytest.mark.launcher("its launcher leaves the others alone when a rank dies", only=["openmpi"])
 def test_killed_before_it_works() -> None:
     survivors(job.run(3, killed_before_it_works, options=SURVIVE))
+
+
+@pytest.mark.launcher("its launcher leaves the others alone when a rank dies", only=["openmpi"])
+def test_killed_with_helpers() -> None:
+    env = {"PADDLEMPI_THREADS": "3"}
+    job.run(2, killed_with_helpers, options=SURVIVE, env=env).stamp("raised-0")
 
 
 def test_stopped() -> None:

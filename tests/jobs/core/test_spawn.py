@@ -13,6 +13,7 @@ from paddlempi.testing import launch
 SPAWNS = {"I_MPI_SPAWN": "1"} if MPI == "impi" else {}
 
 CHILD = """
+import resource
 import numpy as np
 import paddlempi as dist
 
@@ -36,12 +37,17 @@ with dist.get_parent() as parents:
     pairs = dist.split_group(rank, group=both)
     dist.all_reduce(y, group=pairs)
     assert (y == 20).all() and pairs.size() == 2, (y, pairs)
+    before = resource.getrusage(resource.RUSAGE_THREAD)
+    dist.all_reduce(y, group=both)  # the parents come late
+    after = resource.getrusage(resource.RUSAGE_THREAD)
+    assert after.ru_nvcsw - before.ru_nvcsw < 300, "a timer has ended the sleeps, and no doorbell"
 """
 
 
 def parents() -> None:
     import os
     import sys
+    import time
 
     import numpy as np
     from ranks_tools import dist, done, errors, raises, start
@@ -73,6 +79,8 @@ def parents() -> None:
         pairs = dist.split_group(rank, group=both)
         dist.all_reduce(y, group=pairs)
         assert (y == 20).all() and pairs.size() == 2, (y, pairs)
+        time.sleep(1)
+        dist.all_reduce(y, group=both)
     with raises(errors.GroupDestroyedError):
         children.send(x, 0)
     with raises(errors.GroupDestroyedError):

@@ -63,7 +63,15 @@ def forced_algorithms() -> None:
     with raises(kind, "init", *words):
         start()
     os.environ["PADDLEMPI_TUNE"] = "once"
+    os.environ["PADDLEMPI_THREADS"] = "2" if rank else "none"
+    kind, words = errors.RefusedError, ["their own error"]
+    if rank == 0:
+        kind, words = errors.ArgumentError, ["PADDLEMPI_THREADS=none", "from 1 to 64"]
+    with raises(kind, "init", *words):
+        start()
+    os.environ["PADDLEMPI_THREADS"] = f"{1 + rank}"  # ranks may differ
     start()
+    assert _native.control("info")["threads"] == 1 + rank
     os.environ["PADDLEMPI_ALGO"] = "all_reduce:fast" if rank == 1 else "all_reduce:mpi"
     kind, words = errors.RefusedError, ["its own error"]
     if rank == 1:
@@ -98,6 +106,27 @@ def one_that_never_comes() -> None:
     leave_together(0)
 
 
+def a_log() -> None:
+    """In the program's own log: which MPI was taken, and why."""
+    import logging
+    import sys
+
+    from paddlempi import _native
+    from ranks_tools import done, start
+
+    told: list[str] = []
+    ours, handler = logging.getLogger("paddlempi"), logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    ours.setLevel(logging.DEBUG)
+    ours.addHandler(handler)
+    start()
+    mpi = _native.control("info", sys_prefix=sys.prefix, mpi=None)["mpi"]
+    line = f"MPI {mpi['version']} of {mpi['path']}: " if mpi else "no MPI: "
+    assert any(text.startswith(line) for text in told), told
+    assert any(text.endswith(" of the ranks range(0, 2)") for text in told), told
+    done()
+
+
 @pytest.mark.parametrize(
     "setting",
     [
@@ -110,6 +139,10 @@ def one_that_never_comes() -> None:
 )
 def test_a_wrong_setting(setting: str) -> None:
     job.succeed(3, a_wrong_setting, env={"FAULTS_SETTING": setting})
+
+
+def test_a_log() -> None:
+    job.succeed(2, a_log)
 
 
 @pytest.mark.launcher("algorithms of MPI are forced", only=["openmpi"])

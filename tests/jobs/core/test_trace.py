@@ -1,4 +1,4 @@
-"""What a job's flight recorders say, while it hangs and after errors (docs/trace.md)."""
+"""What a job's flight recorders say, while it hangs and after errors (docs/my-job-hangs.md)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 import job
 import pytest
-from paddlempi.cli.trace import judge, report, rings
+from paddlempi.cli.trace import judge, report
+from paddlempi.trace import rings
 from ranks_tools import dump
 
 

@@ -214,6 +214,7 @@ def test_launch(tmp_path: Path) -> None:
     script.write_text("""
 import os
 from array import array
+from multiprocessing import resource_tracker as tracker
 import paddlempi as dist
 from paddlempi.errors import RankFailedError, UnsupportedError
 
@@ -227,6 +228,12 @@ def train(what):
         os.kill(os.getpid(), 9)
     return x[0]
 
+def bound():
+    dist.init_process_group(timeout=20)
+    cpus = [None] * dist.get_world_size()
+    dist.all_gather_object(cpus, os.sched_getaffinity(0))
+    return cpus
+
 if __name__ == "__main__":
     for method in ("fork", "spawn"):
         assert dist.launch(train, 3, ("",), method=method) == [3.0] * 3
@@ -237,6 +244,12 @@ if __name__ == "__main__":
                 assert error.ranks == (1,) and text in str(error), error
             else:
                 raise AssertionError("no error")
+        cpus = os.sched_getaffinity(0)
+        first, second = dist.launch(bound, 2, method=method, bind=True)
+        assert first == second and first[0] | first[1] == cpus, first
+        assert len(cpus) == 1 or not first[0] & first[1], first
+        assert os.sched_getaffinity(0) == cpus
+        assert method == "fork" or os.sched_getaffinity(tracker._resource_tracker._pid) == cpus
     dist.is_available()
     try:
         dist.launch(train, 2, ("",), method="fork")
@@ -252,7 +265,7 @@ if __name__ == "__main__":
 def test_bench() -> None:
     """The benchmark runs, and says that there is no MPI to compare with."""
     command = [sys.executable, "-m", "paddlempi", "run", "-np", "2", "-m", "paddlempi", "bench"]
-    more = ["all_reduce", "sendrecv", "--max", "4K", "--rounds", "2", "--against", "mpi,mpi4py"]
+    more = ["all_reduce", "sendrecv", "--max", "4K", "--iterations", "9", "--against", "mpi,mpi4py"]
     with started([[*command, *more]]) as processes:
         status, told = ended(processes)[0]
     assert status == 0, told

@@ -21,8 +21,18 @@ STRICT = {"PYTHONWARNINGS": "error:Conversion of an array with ndim > 0:Deprecat
 
 def alone(name: str, *options: str) -> str:
     """Run an example as one process without a launcher. Return what it printed."""
+    return _without_mpi(str(FOLDER / name), *options)
+
+
+def elastic(ranks: int, name: str, *options: str) -> str:
+    """Run an example on ranks, without MPI, of which dead ones are not replaced."""
+    run = ("-m", "paddlempi", "run", "-np", str(ranks), "--elastic", "1", "--no-replace")
+    return _without_mpi(*run, str(FOLDER / name), *options)
+
+
+def _without_mpi(*words: str) -> str:
     env = {key: value for key, value in os.environ.items() if "MPI" not in key} | STRICT
-    command = [sys.executable, str(FOLDER / name), *options]
+    command = [sys.executable, *words]
     began = time.time()
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, env=env)
     launch.sweep(began)  # without a launcher Open MPI leaves its segment, under mpi4py too

@@ -1,4 +1,4 @@
-"""The examples of docs/halos.md give what one process gives, on any number of ranks."""
+"""The examples of docs/numpy.md give what one process gives, on any number of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example of docs/prepared.md gives what one process gives, on any number of ranks."""
+"""The example of docs/numpy.md gives what one process gives, on any number of ranks."""
 
 from __future__ import annotations
 

@@ -80,6 +80,23 @@ def train(stage: int, out: Path) -> dict[str, Any]:
     }
 
 
+def sums() -> list[list[float]]:
+    """Return what DeepSpeed's sum for inference makes of tensors of some dtypes, and of a group.
+
+    Its own operator, which is not compiled here, would sum over all ranks, whatever the group.
+    """
+    rank = torch.distributed.get_rank()
+    alone = [torch.distributed.new_group([other]) for other in range(2)][rank]
+    found = []
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int64):
+        x = torch.arange(3).to(dtype) + rank
+        deepspeed.comm.inference_all_reduce(x)
+        y = torch.full((2,), rank + 1).to(dtype)
+        deepspeed.comm.inference_all_reduce(y, group=alone)
+        found.append([*x.tolist(), *y.tolist()])
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--backend", default="mpi")
@@ -91,6 +108,7 @@ def main() -> None:
         torch.distributed.get_rank(),
         backend=torch.distributed.get_backend(),
         ranks=torch.distributed.get_world_size(),
+        sums=sums(),
         zero2=train(2, args.out),
         zero3=train(3, args.out),
     )

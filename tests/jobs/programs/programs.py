@@ -169,6 +169,11 @@ def _together(
     return _read(out, text, ranks)
 
 
+def plain_environment() -> dict[str, str]:
+    """Return the environment of a program that no launcher starts."""
+    return {**_plain(os.environ), **_ALWAYS}
+
+
 def _plain(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without the variables of launchers."""
     ours = ("RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "PADDLE", "OMPI_", "PMIX_", "PMI_")

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO of stages 2 and 3, on the CPU."""
+"""DeepSpeed's ZeRO of stages 2 and 3, and its sum for inference, on the CPU."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ def test_zero_2_and_3(tmp_path: Path) -> None:
     ours = programs.over_mpi(program, tmp_path / "mpi", mpi4py=False)
     gloo = programs.over_gloo(program, tmp_path / "gloo", "--backend=gloo")
     programs.same(ours, gloo)
-    for numbers in ours:
+    for rank, numbers in enumerate(ours):
         assert numbers["backend"] == "mpi" and numbers["ranks"] == 2
+        assert numbers["sums"] == [[1, 3, 5, rank + 1, rank + 1]] * 4
         for stage in ("zero2", "zero3"):
             found = numbers[stage]
             assert sum(found["losses"][-6:]) < sum(found["losses"][:6])

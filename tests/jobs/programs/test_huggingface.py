@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import programs
 import pytest
+from paddlempi.testing import launch
+from ports import unused
 
 needs_accelerate = programs.needs("torch", "accelerate")
 
@@ -77,3 +83,76 @@ def test_llama_is_saved_by_four_ranks(tmp_path: Path) -> None:
         assert numbers["losses"] == pytest.approx(trained[0]["losses"], abs=1e-5)
     losses = trained[0]["losses"]
     assert losses[-1] < losses[0]
+
+
+@programs.needs("torch", "transformers")
+def test_tensor_parallel_generation(tmp_path: Path) -> None:
+    """transformers names gloo itself: PADDLEMPI_TORCH_GLOO makes mpi of it."""
+    gloo = programs.over_torchrun("llama_generate", tmp_path / "gloo")
+    ours = programs.over_torchrun("llama_generate", tmp_path / "mpi", PADDLEMPI_TORCH_GLOO="mpi")
+    programs.same(ours, gloo)
+    assert [numbers["backend"] for numbers in ours + gloo] == ["mpi"] * 2 + ["gloo"] * 2
+    for numbers in ours:
+        assert numbers["ranks"] == 2 and len({*numbers["tokens"]}) > 20
+        assert numbers["tokens"] == numbers["alone"]
+
+
+@programs.needs("torch", "transformers")
+def test_the_example_of_tensor_parallel_generation() -> None:
+    example = str(programs.FOLDER.parents[2] / "examples" / "generate_tp.py")
+    result = launch.run(2, [sys.executable, example, "--check", "--tokens=8"], mpi="node")
+    assert result.returncode == 0 and not result.timed_out, result.output
+    assert "2 ranks over mpi" in result.output
+    assert "the same tokens as on one rank" in result.output
+
+
+@programs.needs("torch", "transformers")
+def test_bench_of_inference(tmp_path: Path) -> None:
+    file = tmp_path / "record.json"
+    words = ["bench", "inference", "--rounds=2", f"--json={file}"]
+    result = launch.run(2, [sys.executable, "-m", "paddlempi", *words], mpi="node")
+    assert result.returncode == 0 and not result.timed_out, result.output
+    found = json.loads(file.read_text())["inference"]
+    assert found["sums"] == [256 * 512 * 4] * 16 + [512 * 4] * 16
+    assert found["same_tokens"] == {"paddlempi": True, "gloo": True}
+    assert found["not_measured"].keys() == {"vllm"}
+    for name in ("paddlempi", "gloo", "no communication"):
+        for times in found["ms"][name].values():
+            assert len(times) == 2 and min(times) > 0
+    assert "16 all_reduces of 2048 bytes a token" in result.stdout
+
+
+@programs.needs("torch", "transformers")
+def test_a_rank_that_dies_while_it_generates_is_named(tmp_path: Path) -> None:
+    program = str(programs.FOLDER / "llama_generate.py")
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unused())}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, program, f"--out={tmp_path}", "--dies"],
+            env={
+                **programs.plain_environment(),
+                **shared,
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "PADDLEMPI_TORCH_GLOO": "mpi",
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        killed = ranks[1].wait(programs.DEADLINE)
+        ended = time.time()
+        output, _ = ranks[0].communicate(timeout=programs.DEADLINE)
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate()
+    assert (killed, ranks[0].returncode) == (-9, 0), output
+    found = json.loads((tmp_path / "rank0.json").read_text())
+    assert found["error"] == "PeerDiedError" and found["ranks_of_error"] == [1]
+    assert "all_reduce(" in found["words"]
+    # Below 1 s on a machine that is idle.
+    assert found["told"] - ended < 10, found

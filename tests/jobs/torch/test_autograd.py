@@ -21,6 +21,8 @@ def checked() -> None:
     assert written._version == 2
     dist.all_reduce_coalesced([written])
     assert written._version == 3
+    torch.ops.paddlempi.all_reduce_(written, dist.group.WORLD.group_name)
+    assert written._version == 4
     dist.all_gather_into_tensor(torch.empty(2 * size), read)
     assert read._version == 0
     for root in range(size):

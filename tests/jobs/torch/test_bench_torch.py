@@ -5,10 +5,20 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import job
 import pytest
 from paddlempi.testing import launch
+
+
+def reported(file: Path, *words: str) -> dict[str, Any]:
+    """Return the record of a run that is compared with plain MPI and gloo."""
+    argv = [sys.executable, "-m", "paddlempi", "bench", *words, "--json", str(file)]
+    result = launch.run(2, [*argv, "--against", "mpi,gloo"], timeout=300)
+    assert result.returncode == 0 and not result.timed_out, result.output
+    record: dict[str, Any] = json.loads(file.read_text())
+    return record
 
 
 @pytest.mark.launcher("also the bare MPI is measured")
@@ -17,20 +27,16 @@ def test_it_reports(tmp_path: Path) -> None:
 
     if not torch.distributed.is_gloo_available():
         pytest.skip("this torch has no gloo")
-    file = tmp_path / "record.json"
     words = ["all", "--framework", "torch", "--dtype", "bfloat16", "--min", "64", "--max", "64"]
-    words += ["--iterations", "4", "--against", "mpi,gloo", "--json", str(file)]
-    words += ["--step", "ddp,fsdp2,hsdp", "--model", "mlp-1M", "--rounds", "2"]
-    argv = [sys.executable, "-m", "paddlempi", "bench", *words]
-    result = launch.run(2, argv, timeout=300)
-    assert result.returncode == 0 and not result.timed_out, result.output
-    record = json.loads(file.read_text())
+    record = reported(tmp_path / "calls.json", *words, "--iterations", "4")
     measured = {(row["operation"], row["contender"]): row for row in record["rows"]}
     for name in ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "sendrecv", "barrier"):
         assert measured[name, "paddlempi"]["p50_us"] > 0
         assert (name, "gloo") in measured or f"{name}, gloo" in record["not_measured"]
     assert measured["all_reduce", "paddlempi"]["path"] == "inline"
     kinds = ("ddp", "fsdp2", "hsdp")
+    words = ["step", *kinds, "--model", "mlp-1M", "--rounds", "2"]
+    record = reported(tmp_path / "steps.json", *words)
     for step, kind, collectives in zip(record["steps"], kinds, (1, 12, 16), strict=True):
         assert (step["kind"], step["model"], step["rounds"]) == (kind, "mlp-1M", 2)
         assert step["what"] == f"1.0 MiB of gradients, {collectives} collectives a step"
@@ -44,7 +50,7 @@ def test_it_reports(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_not_there() -> None:
-    words = ["--step", "ddp,fsdp2", "--model", "mlp-1M,mlp-9M"]
+    words = ["step", "ddp", "fsdp2", "--model", "mlp-1M,mlp-9M"]
     result = job.run(2, [*job.PADDLEMPI, "bench", *words], timeout=200).result
     assert result.returncode == 1, result.output
     assert result.stderr.count("bench: --model 'mlp-9M' is none of mlp-1M, mlp-16M, trans") == 1

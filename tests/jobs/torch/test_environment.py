@@ -139,3 +139,42 @@ def unnamed() -> None:
 
 def test_mpi_as_the_default() -> None:
     job.succeed(2, unnamed, env={"PADDLEMPI_TORCH_DEFAULT": "cpu"})
+
+
+def asks_for_gloo() -> None:
+    import warnings
+
+    import paddlempi.torch
+    import torch
+    import torch.distributed as dist
+    from ranks_tools import done
+    from torch.distributed.device_mesh import init_device_mesh
+
+    ours = paddlempi.torch.ProcessGroupMPI
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        dist.init_process_group("gloo")
+        rank, size = dist.get_rank(), dist.get_world_size()
+        by_name = dist.new_group(backend=dist.Backend.GLOO)
+        by_place = dist.new_group(None, None, "gloo")
+        mixed = dist.new_group(backend="cuda:gloo,cpu:gloo")
+    assert [str(w.message)[:24] for w in told] == ["PADDLEMPI_TORCH_GLOO=mpi"] * (rank == 0), told
+    assert dist.get_default_backend_for_device("cpu") == dist.get_backend() == "mpi"
+    assert dist.get_backend_config(mixed) == "cuda:gloo,cpu:mpi"
+    for group in (dist.group.WORLD, by_name, by_place, init_device_mesh("cpu", (2,)).get_group()):
+        assert type(group) is ours, group
+    for group in (None, by_name, by_place, mixed):
+        x = torch.ones(2)
+        dist.all_reduce(x, group=group)
+        assert x.tolist() == [size, size]
+        assert isinstance(group or dist.group.WORLD, ours)
+    dist.monitored_barrier()
+    dist.destroy_process_group()
+    dist.init_process_group()
+    assert type(dist.group.WORLD) is ours
+    dist.destroy_process_group()
+    done()
+
+
+def test_gloo_is_taken_as_mpi() -> None:
+    job.succeed(2, asks_for_gloo, env={"PADDLEMPI_TORCH_GLOO": "mpi"})

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections import Counter
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+from outside import environment
 from paddlempi.testing import launch
 
 _WORDS = "expects gloo's or NCCL's words of a timeout; ours are 'timed out after 1s'"
@@ -80,3 +84,30 @@ def test_pytorchs_own(np: int, mpi: str | None, kinds: str, least: int, tmp_path
     assert job.returncode == 0 and not job.timed_out, job.output[-20000:]
     came_to = Counter(outcomes[0][0] for outcomes in last.values())
     assert came_to["ok"] >= least, came_to
+
+
+OF_NCCL = {"test_reconfigure_after_timeout": "skipped"}
+"""What PyTorch's file asks of nccl2 alone: that the deadline of an operation revokes the group."""
+
+
+@pytest.mark.skipif(OLD, reason="this torch has no reconfiguration")
+def test_pytorchs_fault_tolerance() -> None:
+    """``test_c10d_fault_tolerance.py``, as of commit 032af12a of PyTorch's main.
+
+    ``tests/unit/torch/test_reconfigure.py`` has its cases, and runs wherever PyTorch's file is not.
+    """
+    folder = os.environ.get("PYTORCH_TESTS")
+    if folder is None:
+        pytest.skip("PYTORCH_TESTS is not set: PyTorch's test/distributed, which no wheel has")
+    program = Path(__file__).with_name("pytorch_fault_tolerance.py")
+    ran = subprocess.run(
+        [sys.executable, program, Path(folder) / "test_c10d_fault_tolerance.py"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=environment(),
+    )
+    assert ran.stdout, ran.stderr
+    outcomes = json.loads(ran.stdout.splitlines()[-1])
+    assert {name: came for name, came in outcomes.items() if came != "ok"} == OF_NCCL, ran.stderr
+    assert len(outcomes) >= 13, sorted(outcomes)

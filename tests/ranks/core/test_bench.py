@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import pytest
-from paddlempi.cli.bench import collectives, contenders
+from paddlempi import _native
+from paddlempi.cli.bench import collectives, contenders, report, threads
 from paddlempi.cli.bench.operations import OPERATIONS
 from ranks_tools import raises
 
@@ -75,3 +77,24 @@ def test_absent_contenders(rank: int) -> None:
     )
     assert absent == {"fake": "NotImplementedError: not for this dtype"}
     assert rows == ["paddlempi"] * 2
+
+
+@pytest.mark.usefixtures("dist")
+def test_several_numbers_of_threads(rank: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """A time and that of a copy for each number; afterwards it is as before."""
+    before = _native.control("info")["threads"]
+    chosen = argparse.Namespace(operations=["all_reduce", "barrier"], threads=[1, 3])
+    plan = collectives.Plan([8, 1 << 19], 20, 1)
+    tensors = contenders.Framework("numpy", "float32", "mapped")
+    rows, absent = threads.measure(chosen, plan, tensors, report.Bar(2))
+    assert not absent
+    assert [(row.bytes, row.threads) for row in rows] == [
+        *((size, count) for size in (8, 1 << 19, 0) for count in (1, 3)),
+    ]
+    assert all((row.copy_us or 0) > 0 for row in rows[:4])
+    assert rows[4].copy_us is None
+    assert _native.control("info")["threads"] == before
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert (["524288", "3"] in [line[:2] for line in lines]) == (rank == 0)
+    if rank == 0:
+        assert lines[-1][:2] == ["0", "3"] and lines[-1][3:5] == ["-", "-"]

@@ -122,4 +122,4 @@ def test_many_lives(dist: ModuleType, rank: int) -> None:
         dist.barrier(group)
         dist.destroy_process_group(group)
     works()
-    assert held()[1] <= before[1] + 2, (before, held())
+    assert held()[1] <= before[1] + 3, (before, held())  # slots, and the doorbells behind

@@ -98,6 +98,18 @@ def test_a_state_dict_without_a_model_in_it(
     same(nested["model"]["head"], whole["head"])
 
 
+def test_the_first_rank_says_how_far_it_is(
+    dist: ModuleType, here: Path, line: Any, rank: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = {"w": distribute_tensor(real(0, 8, 6), line, [Shard(0)])}
+    dcp.save(state, storage_writer=StorageWriter(here / "out", progress=True))
+    dcp.load(state, storage_reader=StorageReader(here / "out", progress=True))
+    mine = state["w"].to_local().nbytes
+    said = [line.split(" in ")[0] for line in capsys.readouterr().err.splitlines()]
+    expected = [f"StorageWriter: {mine} B", f"StorageReader: {mine} B"]
+    assert [one for one in said if one.startswith("Storage")] == (expected if rank == 0 else [])
+
+
 def test_what_cannot_be_saved(
     dist: ModuleType, here: Path, line: Any, rank: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

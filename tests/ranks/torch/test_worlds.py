@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import warnings
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from paddlempi import is_initialized
+from paddlempi import destroy_process_group, get_rank, is_initialized
 from paddlempi.errors import ArgumentError
 from paddlempi.torch import ProcessGroupMPI
+from paddlempi.torch.errors import GroupDestroyedError, TimeoutError
 from ranks_tools import needs_mpi, raises
-from torch.distributed.distributed_c10d import _get_default_store
+from torch._C._distributed_c10d import _register_process_group
+from torch.distributed.distributed_c10d import _DistributedBackendOptions, _get_default_store
 
 pytestmark = pytest.mark.mpi(ranks=2)
 
@@ -156,3 +159,87 @@ def test_a_rank_and_world_size_that_mpi_contradicts(tmp_path: Path) -> None:
                 dist.init_process_group(backend, **more)
                 assert (dist.get_rank(), dist.get_world_size()) == (rank, 2)
                 dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("no_world")
+def test_groups_that_torch_does_not_know_of(tmp_path: Path) -> None:
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("mpi")
+    path: list[object] = [str(tmp_path)]
+    dist.broadcast_object_list(path, 0)
+    dist.destroy_process_group()
+
+    def make(name: str, **more: object) -> ProcessGroupMPI:
+        options = _DistributedBackendOptions()
+        options.store = dist.FileStore(f"{path[0]}/{name}", 2)
+        options.group_rank, options.group_size = 1 - rank, 2
+        options.timeout = timedelta(seconds=60)
+        for key, value in more.items():
+            setattr(options, key, value)
+        group = dist.Backend._plugins["MPI"].creator_fn(options, None)
+        assert isinstance(group, ProcessGroupMPI)
+        return group
+
+    def check(group: ProcessGroupMPI) -> None:
+        assert (group.rank(), group.size()) == (group.rank(), 2)
+        x = torch.tensor([rank + 1.0])
+        group.allreduce([x]).wait()
+        dist.all_reduce(x, group=group)
+        assert x.item() == 6
+        y = torch.tensor([group.rank()])
+        group.broadcast([y], 1).wait()
+        assert y.item() == 1
+        names: list[object] = [None, None]
+        dist.all_gather_object(names, group.rank(), group=group)
+        assert names == [0, 1]
+        group.barrier().wait()
+        for _ in range(2):  # torch's registry has the name, and then the table of the kernels in C
+            torch.ops.paddlempi.all_reduce_(x, group.group_name)
+        gathered = torch.ops._c10d_functional.all_gather_into_tensor(x, 2, group.group_name)
+        assert torch.ops._c10d_functional.wait_tensor(gathered).tolist() == [24, 24]
+        dist.all_gather_object(names, group.group_name, group=group)
+        assert names[0] == names[1]
+
+    with raises(ArgumentError, "creator_fn", "group_rank=2, group_size=2"):
+        make("wrong", group_rank=2)
+    with raises(ArgumentError, "store=None"):
+        make("none", store=None)
+    # Without a world the members become one, unless MPI knows their ranks.
+    if "PADDLEMPI_MEET" in os.environ:
+        first = make("alone")
+        assert first.rank() == get_rank() == 1 - rank
+        check(first)
+        destroy_process_group()
+
+    dist.init_process_group("mpi")
+    group = make("reversed")
+    assert group.rank() == 1 - rank
+    check(group)
+    by_ranks = make("ranks", global_ranks_in_group=[0, 1])
+    assert by_ranks.rank() == rank
+    check(by_ranks)
+    # vLLM gives a group its own name, and registers it.
+    first_name, name = group.group_name, "of a program"
+    group._set_group_name(name)
+    with raises(ArgumentError, f"group='{first_name}' is no group of this process"):
+        torch.ops.paddlempi.all_reduce_(torch.ones(1), first_name)
+    _register_process_group(name, group)
+    assert group.group_name == name
+    check(group)
+    group.shutdown()
+    with raises(GroupDestroyedError):
+        group.allreduce([torch.ones(1)]).wait()
+    with raises(ArgumentError, f"group='{name}' is no group of this process"):
+        torch.ops.paddlempi.all_reduce_(torch.ones(1), name)
+    by_ranks._set_group_name(dist.group.WORLD.group_name)  # another group's, which keeps it
+    by_ranks._set_group_name("by ranks")
+    torch.ops.paddlempi.all_reduce_(torch.ones(1), dist.group.WORLD.group_name)
+    _register_process_group("by ranks", by_ranks)
+    check(by_ranks)
+    if rank == 0:
+        with raises(TimeoutError, "ranks [0] of the group had not come", ranks=[0]):
+            make("late", timeout=timedelta(seconds=0.3))
+    dist.barrier()
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    assert x.item() == 2

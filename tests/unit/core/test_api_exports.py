@@ -40,6 +40,7 @@ NAMES = [
     "checkpoint",
     "connect",
     "destroy_process_group",
+    "elastic",
     "empty",
     "empty_like",
     "errors",
@@ -99,6 +100,8 @@ def test_tree_of_errors_is_the_documented_one() -> None:
     assert errors.__doc__ is not None
     for name in errors.__all__:
         kind = getattr(errors, name)
+        if kind is errors.LOST:
+            continue
         assert issubclass(kind, errors.Error)
         assert kind.__doc__
         assert name in errors.__doc__

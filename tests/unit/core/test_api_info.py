@@ -186,15 +186,18 @@ def test_cpus(
     plain = fresh_core.control
     for helper, says in (
         (None, "2 allowed\n"),
-        ({"cpus": 2, "ranks": 2, "quota": None, "may": False}, "2 allowed for 2 ranks: no helper"),
-        ({"cpus": 8, "ranks": 2, "quota": 2.5, "may": False}, "2 ranks, a quota of 2.5: no helper"),
+        (
+            {"cpus": 2, "ranks": 2, "quota": None, "may": False},
+            "2 allowed for 2 ranks: 1 thread of",
+        ),
+        ({"cpus": 8, "ranks": 2, "quota": 2.5, "may": False}, "a quota of 2.5: 1 thread of this"),
         (
             {"cpus": 2, "ranks": 1, "quota": None, "may": True},
-            "1 rank: a helper thread works while",
+            "in a long collective, a helper thread works while",
         ),
     ):
         monkeypatch.setattr(fresh_core, "control", plain)
-        answer(fresh_core, monkeypatch, helper=helper)
+        answer(fresh_core, monkeypatch, helper=helper, threads=1)
         assert main(["info"]) == 0
         assert says in capsys.readouterr().out
 

@@ -1,11 +1,9 @@
-"""python -m paddlempi bench: arguments, values, figures, tables and pictures, in one process."""
+"""python -m paddlempi bench: values, figures, tables and pictures, in one process."""
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import io
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -13,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 from api_fake import FakeCore
-from paddlempi.cli import bench, main
 from paddlempi.cli.bench import (
+    calls,
     collectives,
     contenders,
     figures,
+    inference,
     picture,
     report,
     sampling,
@@ -39,129 +38,15 @@ from paddlempi.cli.bench.ps import measured, rival_grpcio
 from paddlempi.errors import ArgumentError
 
 
-def parse(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    bench.add_to(parser.add_subparsers(dest="command"))
-    return parser.parse_args(["bench", *words])
-
-
-# Arguments
-
-
-def test_arguments() -> None:
-    chosen = parse("broadcast", "reduce", "--min", "1K", "--max=4MiB", "--against", "gloo,mpi,gloo")
-    assert chosen.operations == ["broadcast", "reduce"]
-    assert (chosen.min, chosen.max) == (1024, 4 << 20)
-    assert chosen.against == ["gloo", "mpi"]
-    assert (chosen.rounds, chosen.framework, chosen.dtype) == (200, "numpy", "float32")
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["--max", "4X"], "no number of bytes"),
-        (["--min", "0"], "no number of bytes"),
-        (["--iterations", "0"], "not above 0"),
-        (["--timeout", "soon"], "'soon': it must be a number of seconds"),
-        (["--timeout", "0"], "'0': it must be a number of seconds"),
-        (["--warmup", "-1"], "is no number"),
-        (["--against", "nccl"], "'nccl' is none of mpi, mpi4py, gloo"),
-        (["--step", "ddp,fsdp"], "'fsdp' is none of ddp, fsdp2, hsdp, paddle"),
-        (["--plot", "picture.png"], ".svg"),
-        (["ps", "--dims", "16,x"], "'x' is no number"),
-        (["ps", "--level", "both"], "invalid choice: 'both'"),
-        (["ps", "--level", "dense", "--sizes", "4K,"], "no number of bytes"),
-        (["--sizes", "8;1K"], "no number of bytes"),
-        (["--seconds", "0"], "'0': it must be a number of seconds"),
-    ],
-)
-def test_wrong_arguments(
-    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        parse(*words)
-    assert expected in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["allreduce"], "op 'allreduce' is none of all_reduce"),
-        (["nosuch"], "barrier, all, ps, io\n"),
-        (["--json", "nowhere/r.json"], "nowhere/r.json: there is no folder nowhere"),
-        (["all_reduce", "--plot", "nowhere/p.svg"], "there is no folder nowhere"),
-        (["--min", "8K", "--max", "4K"], "--max 4096 is below --min 8192"),
-        (["all", "--plot", "p.svg"], "a picture shows one operation"),
-        (["barrier", "--plot", "p.svg"], "a picture shows one operation"),
-        (["--against", "gloo,none"], "--against gloo,none: none stands alone"),
-        (["--step", "ddp", "--against", "mpi4py"], "compared with gloo and mpi only"),
-        (["--model", "mlp-1M"], "models are of --step"),
-        (["ps", "--against", "gloo"], "--against is not for ps"),
-        (["ps", "--level", "dense", "--plot", "p.svg"], "--plot is not for ps"),
-        (["io", "--table"], "--table is not for io"),
-        (["ps", "--seconds", "1"], "--seconds is not for ps"),
-        (["ps", "reduce"], "op 'ps' is none of all_reduce"),
-        (["ps", "--json", "nowhere/r.json"], "there is no folder"),
-        (["ps", "--level", "dense", "--against", "gloo"], "--against is not for ps"),
-        (["reduce", "--level", "transport"], "--level transport: levels are of ps"),
-    ],
-)
-def test_arguments_that_do_not_go_together(
-    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The error comes before MPI starts."""
-    assert main(["bench", *words]) == 2
-    assert expected in capsys.readouterr().err
-
-
-def test_which_operations() -> None:
-    for words, expected in (
-        ([], ["all_reduce"]),
-        (["all"], list(OPERATIONS)),
-        (["reduce", "gather", "reduce"], ["reduce", "gather"]),
-        (["--step", "ddp"], []),
-    ):
-        chosen = parse(*words)
-        bench._check(chosen)
-        assert chosen.operations == expected
-
-
-def test_which_contenders() -> None:
-    for words, expected in (
-        ([], None),  # the nodes of the job decide
-        (["--against", "mpi"], ["mpi"]),
-        (["--against", "none"], []),
-    ):
-        chosen = parse(*words)
-        bench._check(chosen)
-        assert chosen.against == expected
-
-
 def test_which_contenders_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """On all ranks: here this one and another, which lacks mpi4py."""
     asked: list[str] = []
-    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: asked.append(name) or True)
+    monkeypatch.setattr(calls.importlib.util, "find_spec", lambda name: asked.append(name) or True)
     monkeypatch.setattr(collectives, "of_all_ranks", lambda text: [text, text])
-    assert bench._installed("numpy") == ["mpi4py", "gloo"]
+    assert calls._installed("numpy") == ["mpi4py", "gloo"]
     monkeypatch.setattr(collectives, "of_all_ranks", lambda text: [text, "gloo"])
-    assert bench._installed("paddle") == ["gloo"]
+    assert calls._installed("paddle") == ["gloo"]
     assert asked == ["mpi4py", "torch", "mpi4py", "paddle"]
-
-
-def test_levels_of_ps() -> None:
-    assert parse("ps").level == "table"
-    chosen = parse("ps", "--level", "dense", "--sizes", "4K,1M")
-    assert (chosen.level, chosen.sizes) == ("dense", [4096, 1 << 20])
-    chosen = parse("ps", "--level", "dense")
-    bench._check(chosen)
-    assert chosen.sizes == [4096, 1 << 20, 64 << 20]
-
-
-def test_sizes() -> None:
-    assert collectives.sizes(8, 64) == [8, 16, 32, 64]
-    assert collectives.sizes(24, 100) == [24, 48, 96]
-    assert collectives.sizes(7, 7) == [7]
-    assert parse("--sizes", "8,1K,16MiB").sizes == [8, 1024, 16 << 20]
 
 
 def test_a_size_ends_after_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -520,8 +405,23 @@ def test_the_table_of_steps() -> None:
     text = "\n".join(report.step_lines(steps.summary("ddp", "m", "x", ms, {"mpi": "why"})))
     assert "ddp m: x; 20 rounds" in text
     assert "3.00 times paddlempi's" in text
-    assert "(paddlempi - barrier) : this = 0.50" in text
+    assert "of it a step shows 50 % beyond a barrier: the backward hides the rest" in text
+    assert "3.00 times paddlempi's (3.00 to 3.00): more than paddlempi" in text
     assert "not measured: mpi: why" in text
+
+
+def test_where_a_ratio_would_mean_nothing() -> None:
+    ms = samples(silent=10, barrier=11, ours=13, gloo=19, alone=1, again=13)
+    text = "\n".join(report.step_lines(steps.summary("ddp", "m", "x", ms, {})))
+    assert "a step shows 67 % of" not in text and "67 % beyond a barrier" in text
+    slow = ms | {steps.ALONE: [1.0] * 20}
+    text = "\n".join(report.step_lines(steps.summary("ddp", "m", "x", slow, {})))
+    assert "a step shows 200 % of it beyond a barrier: the backward hides nothing" in text
+    # In half of the rounds a step over paddlempi takes no longer than one without communication.
+    ms["paddlempi"][::2] = [x - 6 for x in ms["paddlempi"][::2]]
+    text = "\n".join(report.step_lines(steps.summary("ddp", "m", "x", ms, {})))
+    assert "no ratio: paddlempi adds too little to tell" in text and "times" not in text
+    assert "a step over paddlempi shows no more of it than a barrier takes" in text
 
 
 def test_the_picture_of_steps_has_a_bar_for_each_contender() -> None:
@@ -536,26 +436,19 @@ def test_the_picture_of_steps_has_a_bar_for_each_contender() -> None:
     assert "width='0.0' height='18'" in quiet and "10.0 + -1.0 ms" in quiet
 
 
-def test_the_picture_of_a_step_needs_all_contenders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """benchmarks/step_picture.py draws records of the command."""
+def test_the_picture_of_a_step_needs_all_contenders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """benchmarks/step_picture.py draws what docs/figures has."""
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[3] / "benchmarks"))
-    step_picture = importlib.import_module("step_picture")
+    step_picture, rows = map(importlib.import_module, ("step_picture", "figures_rows"))
     ms = samples(silent=10, barrier=11, ours=13, mpi=15, gloo=19, alone=2, again=13)
-    row = steps.summary("ddp", "mlp-16M", "x", ms, {}).record()
-    record = {"steps": [row], "nodes": 1, "ranks": 2, "shape": "1 x 2", "mpi": {"name": "X"}}
-    hosts = record | {"nodes": 2, "shape": "2 x 1"}
-    files = [tmp_path / name for name in ("one.json", "two.json")]
-    for file, content in zip(files, (record, hosts), strict=True):
-        file.write_text(json.dumps(content))
-    step_picture.main(str(tmp_path / "step.svg"), *map(str, files))
-    text = (tmp_path / "step.svg").read_text()
-    assert "one node, 2 ranks, X: ddp mlp-16M, 20 rounds" in text and "2 nodes (2 x 1), X" in text
+    row = rows.step(steps.summary("ddp", "mlp-16M", "x", ms, {}).record())
+    places = [{"where": where, "rows": [row]} for where in ("2 ranks, one node", "2 nodes (2 x 1)")]
+    found = {"parts": {"step": {"tables": places[:1]}, "nodes": {"tables": places[1:]}}}
+    text = step_picture.drawn(found)
+    assert "2 ranks, one node: ddp mlp-16M" in text and "2 nodes (2 x 1): ddp" in text
     assert text.count("12.0 + 9.0 ms") == 2  # gloo, on each
-    del row["tanc_ms"]["mpi"]
-    with pytest.raises(SystemExit, match="mpi is not measured"):
-        step_picture.group(record)
+    del row["bars"]["mpi"]
+    assert step_picture.drawn(found) == ""
 
 
 class Terminal(io.StringIO):
@@ -664,3 +557,33 @@ def test_figures_of_turns() -> None:
 
     (one, two) = measured.summary({}, "pull", {"1 server": [1.0] * 12, "2": [2.0] * 12}, "1 server")
     assert one.ratio is None and two.ratio == Quartiles(2, 2, 2) and two.differs is None
+
+
+# Inference
+
+
+def test_the_table_of_inference() -> None:
+    ms = {
+        "no communication": {"token": [10.0] * 3, "prefill": [50.0] * 3},
+        "paddlempi": {"token": [12.5] * 3, "prefill": [100.0] * 3},
+        "gloo": {"token": [25.0] * 3, "prefill": [90.0] * 3},
+    }
+    lines = inference.lines(
+        {
+            "what": "a model",
+            "prompt": 256,
+            "tokens": 32,
+            "rounds": 3,
+            "sums": [4096, 4096, 16, 16],
+            "ms": ms,
+            "same_tokens": {"paddlempi": True, "gloo": False},
+            "not_measured": {"vllm": "it is not installed"},
+        }
+    )
+    assert "2 all_reduces of 16 bytes a token, of 4096 bytes for a prompt of 256" in lines[0]
+    rows = {line[:16].strip(): line[16:].split() for line in lines[3:]}
+    assert rows["paddlempi"] == ["80.0", "20%", "100.0", "50%"]
+    ratio = ["2.00", "(2.00", "to", "2.00)"], ["0.90", "(0.90", "to", "0.90)"]
+    assert rows["gloo"] == ["40.0", *ratio[0], "60%", "90.0", *ratio[1], "44%", "other", "tokens"]
+    assert rows["no communication"][0] == "100.0" and "%" not in " ".join(rows["no communication"])
+    assert lines[-1] == "not measured: vllm: it is not installed"

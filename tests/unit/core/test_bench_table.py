@@ -1,14 +1,19 @@
-"""The table of python -m paddlempi bench --table, and the page that is made of its records."""
+"""The table of python -m paddlempi bench call --table, and the page of benchmarks/figures.py."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from paddlempi import cli
 from paddlempi.cli.bench import report, steps, table
 from paddlempi.cli.bench.collectives import AGAIN, OURS, Row
 from paddlempi.cli.bench.figures import Quartiles
@@ -114,45 +119,254 @@ def test_the_record_says_what_figures_depend_on() -> None:
     assert isinstance(report._processor(), str)
 
 
-# The page
+# The figures
 
 
 @pytest.fixture
-def hosts_page(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    """Return benchmarks/figures.py, which writes into a folder of the test."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("hosts_page")
+    module = importlib.import_module("figures")
+    monkeypatch.setattr(module, "FOLDER", tmp_path / "figures")
+    monkeypatch.setattr(module, "PICTURE", tmp_path / "step.svg")
+    monkeypatch.setattr(module.figures_page, "PAGE", tmp_path / "page.md")
+    return module
 
 
-def test_the_page_has_a_table_for_each_run(
-    hosts_page: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def measured(figures: ModuleType, monkeypatch: pytest.MonkeyPatch, busy: float) -> None:
+    """Let every command give RECORD with a step, while others use a part of the CPUs."""
+    record = RECORD | {"steps": [step(6)], "ranks": 2}
+    monkeypatch.setattr(figures, "measure", lambda *_: [record])
+    monkeypatch.setattr(figures.Meter, "others", lambda _: busy)
+    monkeypatch.setattr(figures.time, "sleep", lambda _: None)
+    for name in ("message", "nodes"):
+        part = figures.PARTS[name]
+        runs = tuple(dataclasses.replace(run, lacks=str) for run in part.runs)
+        monkeypatch.setitem(figures.PARTS, name, dataclasses.replace(part, runs=runs))
+
+
+def test_the_parts_are_kept_and_shown(
+    figures: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(f"before\n{hosts_page.BEGIN}\nold\n{hosts_page.END}\nafter\n")
-    files = [tmp_path / "a.json", tmp_path / "b.json"]
-    for file, shape in zip(files, ("2 x 1", "2 x 2"), strict=True):
-        file.write_text(json.dumps({"runs": [RECORD | {"shape": shape}]}))
-    monkeypatch.setattr(hosts_page, "PAGE", page)
-    hosts_page.main(*map(str, files))
-    written = page.read_text()
-    hosts_page.main(*map(str, files))
-    assert page.read_text() == written
-    lines = written.splitlines()
-    assert lines[:2] == ["before", hosts_page.BEGIN] and lines[-2:] == [hosts_page.END, "after"]
-    assert "old" not in written
-    assert [line for line in lines if line.startswith("#")] == [
-        "### Open MPI, 2 x 1",
-        "### Open MPI, 2 x 2",
+    measured(figures, monkeypatch, busy=0.02)
+    assert figures.main(["--only", "message"]) == 0
+    assert figures.main(["--only", "nodes"]) == 0
+    (file,) = (tmp_path / "figures").iterdir()
+    kept = json.loads(file.read_text())
+    assert list(kept["parts"]) == ["message", "nodes"] and max(map(len, file.open())) < 200
+    (first, barrier, training) = kept["parts"]["message"]["tables"][0]["rows"]
+    assert first["ratio"] == {"mpi4py": [90, 100, 110], "gloo": "equal"}
+    assert barrier["case"] == "" and training["ratio"] == {"gloo": [3, 3, 3]}
+    text = (tmp_path / "page.md").read_text()
+    assert "| all_reduce 64 KiB | 12.5 | 100 | equal |" in text
+    assert "| ddp mlp-1M | 3,000 | - | 3.00 |" in text
+    assert "nowhere slower." in text
+    assert "Not measured: ddp mlp-1M, mpi." in text  # gloo has a column, where barrier has a -
+    assert (
+        f"| nodes | {kept['parts']['nodes']['date']} |" in text and "numpy 2, Open MPI v5." in text
+    )
+
+
+def test_quartiles_are_shown_where_they_are_far_apart(figures: ModuleType) -> None:
+    ratio = figures.figures_page.ratio
+    shown = [ratio(found) for found in ([1.1, 1.5, 2.2], [1.1, 1.5, 2.3], [4, 9.5, 12], [3], None)]
+    assert shown == ["1.50", "1.50 (1.10-2.30)", "9.50 (4.00-12)", "3.00", "-"]
+
+
+def test_figures_beside_others_are_refused(
+    figures: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    measured(figures, monkeypatch, busy=0.02)
+    assert figures.main(["--only", "message"]) == 0
+    before = (tmp_path / "page.md").read_text()
+    measured(figures, monkeypatch, busy=0.11)
+    assert figures.main(["--only", "message"]) == 1
+    assert "message: others used 11% of the CPUs before it; at most 10%" in capsys.readouterr().err
+    assert (tmp_path / "page.md").read_text() == before
+    with pytest.raises(SystemExit):
+        figures.main(["--only", "gone"])
+    assert "--only gone is none of call, message" in capsys.readouterr().err
+
+
+def test_what_is_left_out_has_its_reason(
+    figures: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(figures.ctypes, "CDLL", lambda _: (_ for _ in ()).throw(OSError))
+    monkeypatch.setattr(figures.Meter, "others", lambda _: 0.0)
+    monkeypatch.setattr(figures.time, "sleep", lambda _: None)
+    lacking = dataclasses.replace(figures.PARTS["gpu"].runs[0], lacks=figures._gpu)
+    monkeypatch.setitem(figures.PARTS, "gpu", figures.Part("On a GPU", 1, (lacking,)))
+    assert figures.main(["--only", "gpu"]) == 0
+    text = (tmp_path / "page.md").read_text()
+    assert "## On a GPU\n\nNot measured: `all_reduce` of" in text and ": no CUDA driver." in text
+
+
+def test_own_time_is_no_time_of_others(
+    figures: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me = os.getpid()
+    processes = {1: (0, 0), 2: (0, 0), 5: (2, 0), 9: (1, 0), me: (9, 0), -7: (me, 0), -8: (-7, 0)}
+    ours = [pid for pid in processes if figures._ours(pid, processes)]
+    assert ours == [2, 5, me, -7, -8]  # the kernel's, and what we have started
+    read = iter([(30.0, 1000.0), (40.0, 1100.0), (29.0, 1100.0)])
+    monkeypatch.setattr(figures.Meter, "_read", staticmethod(lambda: next(read)))
+    meter = figures.Meter()
+    assert meter.others() == pytest.approx(0.1)
+    assert meter.others() == 0  # of what has ended nobody has waited for
+
+
+def test_the_time_of_others_is_found(figures: ModuleType) -> None:
+    """A process that is not below this one: its parent has ended."""
+    before = figures.Meter._read()[0]
+    loop = "import os, time\nif os.fork(): os._exit(0)\nos.setsid()\n"
+    loop += "while time.process_time() < 0.3: pass\nprint('done', flush=True)"
+    subprocess.run([sys.executable, "-c", loop], stdout=subprocess.PIPE, check=True)
+    assert figures.Meter._read()[0] - before >= 0.2
+
+
+def test_where_a_peer_is_faster_is_said(figures: ModuleType) -> None:
+    def line(what: str, case: str, **ratio: Any) -> dict[str, Any]:
+        return figures.rows.row(what, case, 1.0, ratio)
+
+    rows = [
+        line("a", "8 B", x=[0.5, 0.6, 0.9], memcpy=[0.1, 0.1, 0.1]),
+        line("a", "1 MiB", x=[0.5, 0.6, 1.1], y=figures.rows.EQUAL),
+        line("b", "", x=[0.4], y=[2, 3, 4]),
     ]
-    assert "2030-01-02, X, 2 CPUs, a load of 0.1 0.2 0.3 before" in written
-    assert "paddlempi 1, Open MPI v5, Python 3.12, numpy 2." in written
-    columns = {line.count("|") for line in lines if line.startswith("|")}
-    assert columns == {11}
-    assert "| all_reduce | 64 KiB | 12.5 |" in written
-    assert "* not measured: barrier, gloo: reason" in written
+    said = figures.figures_page.behind(rows, ["x", "y", "memcpy"])
+    assert said == "slower than x in a 8 B; b"
+    assert figures.figures_page.behind(rows[:1], ["memcpy"]) == "nowhere slower"
+    assert figures.rows.compared([0.9, 0.95, 0.99], differ=False) == figures.rows.EQUAL
 
 
-def test_the_markers_are_in_the_document(hosts_page: ModuleType) -> None:
-    text = hosts_page.PAGE.read_text()
-    assert text.count(hosts_page.BEGIN) == text.count(hosts_page.END) == 1
-    with pytest.raises(SystemExit, match="the markers are not there"):
-        hosts_page.page("a page", [])
+OF_PROGRAMS: list[tuple[str, dict[str, Any], list[tuple[str, str, float, dict[str, Any], str]]]] = [
+    (
+        "files",
+        {
+            "bytes": 1 << 20,
+            "save_s": {OURS: [2, 4], "DCP, FileSystemWriter": [4, 8]},
+            "load_s": {OURS: [1, 1]},
+        },
+        [("save", "1 MiB", 3, {"DCP": [2, 2, 2]}, ""), ("load", "1 MiB", 1, {}, "")],
+    ),
+    (
+        "windows",
+        {
+            "rows": [
+                {
+                    "bytes": 8,
+                    OURS: {"p50_us": 2},
+                    "C, allocated": {"ratio": [0.9, 1, 1.1]},
+                    "computing_ms": {OURS: 1.25, "C": 10},
+                }
+            ]
+        },
+        [("put", "8 B", 2, {"C (allocated)": "equal"}, "1.2, 10.0")],
+    ),
+    (
+        "servers",
+        {
+            "rows": [
+                {"dim": 64, "ids": 10, "unique": 5, "what": what, "contender": name, "p50_us": 3.0}
+                | {"ratio": ratio, "differs": None}
+                for what in ("pull", "pull + push")
+                for name, ratio in ((OURS, None), ("gRPC", [2, 3, 4]), (AGAIN, [1, 1, 1]))
+            ]
+        },
+        [("pull", "dim 64, ids 10", 3, {"gRPC": [2, 3, 4]}, "")],
+    ),
+    (
+        "jax",
+        {
+            "rows": [
+                {"bytes": 8, "what": "loop of 100"}
+                | {name: {"p50_us": 300, "ratio": [2, 3, 4]} for name in ("ordered", "unordered")}
+            ]
+        },
+        [
+            (f"loop of 100, {name}", "8 B", 3, {"gloo": [2, 3, 4]}, "")
+            for name in ("ordered", "unordered")
+        ],
+    ),
+    (
+        "gpu",
+        {
+            "rows": [
+                {"bytes": 8, "us": {"ours": 5, "gloo": 9}, "ratios": {"gloo : ours": [1, 2, 3]}}
+            ]
+        },
+        [("gloo : ours", "8 B", 5, {"ratio": "equal"}, "")],
+    ),
+    (
+        "inference",
+        {
+            "inference": {
+                "prompt": 256,
+                "ms": {
+                    OURS: {"token": [10.0], "prefill": [20.0]},
+                    "gloo": {"token": [20.0], "prefill": [10.0]},
+                    steps.SILENT: {"token": [8.0], "prefill": [20.0]},
+                },
+            }
+        },
+        [
+            ("token", "", 10, {"gloo": [2, 2, 2], steps.SILENT: [0.8, 0.8, 0.8]}, "20 %"),
+            ("prefill", "256 tokens", 20, {"gloo": [0.5, 0.5, 0.5], steps.SILENT: "equal"}, "0 %"),
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(("program", "record", "wanted"), OF_PROGRAMS)
+def test_the_rows_of_each_program(
+    figures: ModuleType, program: str, record: Any, wanted: list[tuple[Any, ...]]
+) -> None:
+    names = ("what", "case", "ours", "ratio", "note")
+    found = list(figures.PARTS[program].runs[0].rows(record))
+    assert found == [dict(zip(names, line, strict=True)) for line in wanted]
+
+
+def test_what_is_measured_can_be_typed(
+    figures: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commands of figures.py, and those that on_hosts.py runs by default."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools" / "cluster"))
+    on_hosts = importlib.import_module("on_hosts")
+    tools = []
+    for words in (on_hosts.OPERATIONS, on_hosts.STEPS, on_hosts.SLOWLY):
+        tools.append(cli.parser().parse_args(["bench", *words]).tool)
+    for run in (run for part in figures.PARTS.values() for run in part.runs):
+        words = run.command(Path("out"), quick=True)
+        if words[1].endswith("on_hosts.py") and "--program" not in words:
+            words = ["bench", *words[words.index("--") + 1 :]]
+        elif "paddlempi" in words:
+            words = words[words.index("paddlempi") + 1 :]
+        else:
+            continue
+        tools.append(cli.parser().parse_args(words).tool)
+    assert {"all_reduce", "pingpong", "step", "inference", "ps", "io"} <= {*tools}
+
+
+def test_the_record_goes_to_a_file_of_ours(figures: ModuleType) -> None:
+    parts = figures.PARTS
+    of_ranks = parts["files"].runs[0].command(Path("out"), quick=False)
+    assert of_ranks[1:6] == ["-m", "paddlempi.testing.launch", "-np", "4", "--"]
+    assert of_ranks[-2:] == ["--json", "out"]
+    hosts = parts["nodes"].runs[1].command(Path("out"), quick=True)
+    assert hosts[1:4] == ["benchmarks/on_hosts.py", "--json", "out"]
+    assert hosts.index("--") > 3 and hosts[-2:] == ["--rounds", "12"]
+
+
+def test_the_page_is_made_of_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run ``benchmarks/figures.py --page`` after a change by hand."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    pages = importlib.import_module("figures_page")
+    files = sorted((ROOT / "docs" / "figures").glob("*.json"))
+    assert files
+    found = [json.loads(file.read_text()) for file in files]
+    assert (ROOT / "docs" / "benchmarks.md").read_text() == pages.page(found)
+    two = pages.page([found[0], found[0] | {"machine": "another"}])
+    assert two.count("### another\n") == len(found[0]["parts"])

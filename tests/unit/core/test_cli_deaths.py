@@ -27,20 +27,18 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_signal_has_its_name(counts: list[int]) -> None:
     counts[:] = [3, 3, 3]
     told = deaths.Deaths()
-    assert told.line(2, 4711, signal.SIGSEGV) == (
-        "paddlempi run: rank 2 (process 4711) was ended by SIGSEGV (Segmentation fault)\n"
+    assert told.said(2, 4711, signal.SIGSEGV) == (
+        "rank 2 (process 4711) was ended by SIGSEGV (Segmentation fault)"
     )
-    assert told.line(0, 12, signal.SIGKILL) == (
-        "paddlempi run: rank 0 (process 12) was ended by SIGKILL (Killed)\n"
-    )
-    assert "ended by signal 40\n" in told.line(0, 12, 40)
+    assert told.said(0, 12, signal.SIGKILL) == "rank 0 (process 12) was ended by SIGKILL (Killed)"
+    assert told.said(0, 12, 40) == "rank 0 (process 12) was ended by signal 40"
 
 
 def test_the_cgroup_has_killed_it(counts: list[int]) -> None:
     counts[:] = [3, 4, 4, 6]
     told = deaths.Deaths()
-    lines = [told.line(0, 12, signal.SIGKILL) for _ in range(3)]
-    assert ["out of memory" in line for line in lines] == [True, False, True]
+    said = [told.said(0, 12, signal.SIGKILL) for _ in range(3)]
+    assert ["out of memory" in line for line in said] == [True, False, True]
 
 
 @pytest.mark.parametrize(("pid", "found"), [(41, True), (4711, True), (471, False), (47, False)])

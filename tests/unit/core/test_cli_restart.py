@@ -19,7 +19,7 @@ from fresh_signals import take_signals
 from paddlempi import _marks
 from paddlempi._processes import MARK
 from paddlempi.cli import marks
-from paddlempi.cli.restart import judge
+from paddlempi.cli.restart import judge, judge_elastic
 from paddlempi.cli.survivors import keeping
 from paddlempi.errors import (
     ArgumentError,
@@ -127,6 +127,26 @@ def test_a_rank_may_be_lost(tmp_path: Path) -> None:
     read = marks.read(tmp_path)
     assert (judge(0, read).kind, judge(0, read, lose=True).kind) == ("died", "done")
     assert judge(9, read, lose=True).kind == "died"
+
+
+@pytest.mark.parametrize(
+    ("status", "names", "asked", "kind"),
+    [
+        (0, ["whole", "lost", "raised"], False, "done"),  # what it has survived
+        (137, ["lost", "raised"], False, "died"),
+        (1, ["lost", "raised"], False, "failed"),
+        (1, ["lost", "told"], False, "died"),
+        (75, ["preempted", "lost"], True, "preempted"),
+        (3, [], False, "failed"),
+    ],
+)
+def test_a_job_that_survives_is_judged_by_its_status(
+    status: int, names: list[str], asked: bool, kind: str, tmp_path: Path
+) -> None:
+    for place, name in enumerate(names):
+        (tmp_path / str(place)).write_text(MARKS[name])
+    ending = judge_elastic(status, marks.read(tmp_path), asked=asked)
+    assert (ending.kind, ending.status) == (kind, status)
 
 
 @pytest.mark.parametrize(

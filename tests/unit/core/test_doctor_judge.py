@@ -117,6 +117,17 @@ def test_nothing_is_wrong(n: int, nodes: int) -> None:
     assert "cuda" in found and "devices" in found
 
 
+def test_threads_on_cpus_of_their_own() -> None:
+    """Whole cores do not always go round evenly: a rank may have more CPUs than an equal share."""
+    facts = ranks(2)
+    facts[1]["cpus"] = [2, 3, 4, 5]
+    for fact in facts:
+        fact["variables"]["OMP_NUM_THREADS"] = str(len(fact["cpus"]))
+    assert "omp" not in findings(facts)
+    facts[0]["variables"]["OMP_NUM_THREADS"] = "3"
+    assert findings(facts)["omp"].found.startswith("rank 0: ")
+
+
 def test_paddle_does_not_load_paddlempi() -> None:
     """Every rank of a script without the import would be a job of its own."""
     facts = ranks(2)

@@ -116,7 +116,7 @@ def test_a_request_that_is_too_long() -> None:
 
 def test_a_file_serves_one_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hosts = iter(["one", "other"])
-    monkeypatch.setattr(joining, "_host", lambda: next(hosts))
+    monkeypatch.setattr(joining, "host", lambda: next(hosts))
     errors: list[LauncherError] = []
 
     def join(rank: int) -> None:

@@ -381,12 +381,11 @@ def test_an_index_that_cannot_be_read(written: Path) -> None:
     assert set(written.parent.iterdir()) == before
 
 
-def test_a_bar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("tqdm")
+def test_how_far_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     io.save_file({"a": np.arange(100)}, tmp_path / "m", progress=True)
     io.load_file(tmp_path / "m", progress=True)
-    shown = capsys.readouterr().err
-    assert "save_file: 100%" in shown and "load_file: 100%" in shown and "800/800" in shown
+    shown = capsys.readouterr().err.splitlines()
+    assert [line.split(" in ")[0] for line in shown] == ["save_file: 800 B", "load_file: 800 B"]
 
 
 def test_the_disk_begins_while_a_save_writes(

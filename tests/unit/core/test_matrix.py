@@ -74,6 +74,7 @@ def test_the_makefile_is_a_door() -> None:
     assert len(MAKEFILE.splitlines()) <= 150
     assert max(map(len, MAKEFILE.splitlines())) <= 150
     shown = matrix("help").stdout
+    assert max(map(len, shown.splitlines())) <= 80
     for verb in VERBS:
         assert f"make {verb} " in shown or verb == "help", verb
     for group in groups.GROUPS.values():
@@ -141,14 +142,16 @@ def test_one_test_again() -> None:
     assert groups.GROUPS["mpi-node-2"].again == "make try MPI=node NP=2 T={test}"
 
 
-def test_what_has_changed_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_changed_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(environments, "ROOT", tmp_path)
     monkeypatch.setattr(environments, "STAMPS", tmp_path / ".made")
     source, made = tmp_path / "source", []
     source.write_text("1")
     things = {
         "a": environments.Thing(lambda: made.append("a"), of=lambda: [source]),
-        "b": environments.Thing(lambda: made.append("b"), after=("a",)),
+        "b": environments.Thing(lambda: made.append("b"), after=("a",), minutes=2),
         "c": environments.Thing(lambda: made.append("c"), after=("a",), when=("a",)),
     }
     monkeypatch.setattr(environments, "THINGS", things)
@@ -160,6 +163,7 @@ def test_what_has_changed_is_made_again(tmp_path: Path, monkeypatch: pytest.Monk
         return list(made)
 
     assert ask() == ["a", "b", "c"]
+    assert "making b (2 of 3), about 2 minutes\nmade b in 0 s\n" in capsys.readouterr().out
     assert ask() == []
     source.write_text("2")
     assert ask() == ["a", "c"]  # b only has to come after a

@@ -192,6 +192,15 @@ def test_load_to_train_has_optimizers_and_states(cut: Path) -> None:
 
 
 @pytest.mark.parametrize("train", [False, True])
+def test_load_says_how_many_bytes_it_takes(
+    cut: Path, train: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ps.load(cut, tables=["user/emb", "item"], train=train, progress=True)
+    nbytes = 33 * 3 * 4 + 7 * 5 * 2 + train * (33 * 3 + 7) * 4
+    assert capsys.readouterr().err.startswith(f"load: {nbytes} B in 0.")
+
+
+@pytest.mark.parametrize("train", [False, True])
 def test_an_exported_file_is_loaded(cut: Path, tmp_path: Path, train: bool) -> None:
     to = tmp_path / "model.safetensors"
     ps.export(cut, to, states=True)

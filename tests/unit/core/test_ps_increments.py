@@ -214,11 +214,13 @@ def test_the_base_may_be_named_by_versions_or_be_gone(model: Model, tmp_path: Pa
             ps.export(saved, to, format, since=0)
 
 
-def test_an_increment_with_a_bar(model: Model, tmp_path: Path) -> None:
-    pytest.importorskip("tqdm")
+def test_an_increment_says_how_far_it_is(
+    model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     ps.export(model.directory, tmp_path / "one", since=0)
     ps.export(model.directory, tmp_path / "bar", since=0, progress=True)
     assert (tmp_path / "bar").read_bytes() == (tmp_path / "one").read_bytes()
+    assert re.fullmatch(r"export: [\d.]+ K?i?B in 0.\d s, .*/s\n", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(

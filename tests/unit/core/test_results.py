@@ -235,6 +235,16 @@ def test_flakes(tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int) 
     assert lines[-1] == f"{count + 1} passed, {int(count == 4)} failed, 0 skipped"
 
 
+def test_a_crash_is_told_with_its_stack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    group(tmp_path, "unit")
+    dump = ["AssertionError: SIGSEGV: segmentation violation", "PC=0x7f m=3", *map(str, range(90))]
+    junit(tmp_path / "unit.xml", ("test_a", first("&#10;".join(dump))), "test_a")
+    _, lines = said_of(tmp_path, capsys)
+    at = lines.index(f"  unit: {HERE}::test_a: {dump[0]}")
+    assert [line.strip() for line in lines[at + 1 : at + 40]] == dump[1:40]
+    assert lines[at + 40].strip() != dump[40]
+
+
 def test_a_second_attempt_of_a_group(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cases = [("test_a", failure("[rank 1] late")), ("test_b", failure("wrong")), "test_c"]
     junit(tmp_path / "first" / "mpi.xml", *cases)

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paddlempi._rank_names import name_ranks
 from paddlempi.cli import main
-from paddlempi.cli.trace import judge, rings
+from paddlempi.cli.trace import judge
+from paddlempi.trace import rings
 from rings_made import message, operation, ring, write
 
 
@@ -428,4 +430,4 @@ def test_dump_needs_processes(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_names_of_ranks(ranks: tuple[int, ...], name: str) -> None:
-    assert judge.name_ranks(ranks) == name
+    assert name_ranks(ranks) == name

@@ -16,7 +16,13 @@ from paddlempi_bootstrap.known_launchers import BY_PROCESS, SIGNS
 from paddlempi_bootstrap.mpi_launcher import Place
 from torch_environment import NAMES
 
-ALONE: tuple[str, ...] = (*NAMES, "PADDLEMPI_FILLED", "PADDLEMPI_TORCH", "TORCHELASTIC_RUN_ID")
+ALONE: tuple[str, ...] = (
+    *NAMES,
+    "PADDLEMPI_FILLED",
+    "PADDLEMPI_TORCH",
+    "TORCHELASTIC_RUN_ID",
+    "PADDLEMPI_TORCH_GLOO",
+)
 JOB = Place("Open MPI", size=4, rank=2, local_rank=2, local_size=4, job="prterun-n-1@1")
 
 
@@ -25,6 +31,8 @@ class FakeBackend:
 
     def __init__(self, newer: bool) -> None:
         self.registered: list[str] = []
+        self._plugins: dict[str, Any] = {}
+        self.default_device_backend_map = {"cpu": "gloo", "cuda": "nccl"}
         if newer:
             self._ensure_backend_registered = lambda name: None
 
@@ -32,6 +40,7 @@ class FakeBackend:
         assert name not in self.registered
         assert more == {"extended_api": True, "devices": ["cpu", "cuda"]}
         self.registered.append(name)
+        self._plugins[name.upper()] = creator
 
 
 def functions() -> dict[str, FunctionType]:
@@ -78,6 +87,9 @@ def clear(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_autoload, "entered", entered)
     monkeypatch.setattr(torch_stubs, "originals", {})
     monkeypatch.setattr(torch_autoload, "error", None)
+    monkeypatch.setattr(torch_stubs, "defaults", ())
+    monkeypatch.setattr(torch_stubs, "gloo_is_ours", False)
+    monkeypatch.setattr(torch_stubs, "gloo_was_asked", False)
 
 
 @pytest.fixture
@@ -136,6 +148,7 @@ def test_both_names_are_entered_once(fake: Any, newer: bool) -> None:
     # An older torch serves "mpi" by ProcessGroupMPI and refuses to register that name.
     assert c10d.Backend.registered == (["paddlempi", "mpi"] if newer else ["paddlempi"])
     assert callable(c10d.ProcessGroupMPI.create)
+    assert {"MPI", "PADDLEMPI"} == c10d.Backend._plugins.keys()  # for those who call it themselves
 
 
 def test_a_native_mpi_is_left_alone_until_it_is_asked_for(fake: Any) -> None:
@@ -233,6 +246,37 @@ def test_our_backends_come_here_also_from_functions_imported_before(
     assert split_group()[0] == "split"
     monkeypatch.setitem(sys.modules, "paddlempi.torch.activation", Front("activation"))
     assert split_group()[0] == "our split_group"
+
+
+def test_gloo_is_ours_where_the_user_wants_it(
+    fake: Any, variables: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c10d = fake()
+    variables["PADDLEMPI_TORCH_GLOO"] = "yes"
+    torch_autoload.autoload()
+    assert "PADDLEMPI_TORCH_GLOO='yes'" in str(torch_autoload.error)
+    clear(monkeypatch)
+    c10d = fake()
+    variables["PADDLEMPI_TORCH_GLOO"] = "mpi"
+    torch_autoload.autoload()
+    assert torch_autoload.error is None and torch_stubs.defaults == ("cpu",)
+    assert c10d.Backend.default_device_backend_map == {"cpu": "mpi", "cuda": "nccl"}
+
+    class Front:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *arguments, **named: (arguments, named)
+
+    monkeypatch.setattr(torch_stubs, "front", Front)
+    init = c10d.init_process_group
+    assert init("nccl", rank=1) == ("init", "nccl", {"rank": 1})
+    assert init("cuda:gloo") == ("init", "cuda:gloo", {})
+    assert not torch_stubs.gloo_was_asked
+    assert init("GLOO", rank=1) == (("mpi",), {"rank": 1})
+    assert torch_stubs.gloo_was_asked
+    assert init(backend="cuda:nccl,cpu:gloo") == ((), {"backend": "cuda:nccl,cpu:mpi"})
+    assert c10d._new_process_group_helper(1, 2, [], "gloo") == ((1, 2, [], "mpi"), {})
+    assert c10d._new_group_with_tag([0], 5, "gloo", 1) == (([0], 5, "mpi", 1), {})
+    assert c10d._new_group_with_tag([0], backend="gloo") == (([0],), {"backend": "mpi"})
 
 
 TORCHRUN = {

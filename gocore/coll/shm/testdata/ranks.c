@@ -2,7 +2,8 @@
  * the chunks (chunks.c), and now and then refuse or give up. argv: ranks, collectives, a seed,
  * whether ranks may give up (0, 1, or 2 for in the work and more often), how many collectives a
  * rank may have announced, and RANK:POINT:N for each rank that is killed (primitives/kill.h).
- * Prints how the collectives ended.
+ * Prints how the collectives ended. Ranks have different numbers of threads, which work at once if
+ * a rank may do all chunks.
  *
  * The ranks are threads of one process, for ThreadSanitizer: every tensor, payload and result is
  * plain memory, so it reports whoever touches one too early. If some rank is killed, they are
@@ -24,7 +25,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { MOST = 8, COUNT = 3000 };
+enum { MOST = 8, COUNT = 3000, CHUNKS = 24, THREADS = 3 };
 
 /* Why a rank gives up: pa_closer and pa_why tell the others. */
 enum { TIMEOUT = 7, DIED = 8 };
@@ -111,7 +112,7 @@ static void add(const pmpi_fold *f, void *const *dst, int ndst, const void *cons
 
 static int over(sm_op *op, unsigned *random) {
 	for (;;) {
-		sm_work(op, 1 + rand_r(random) % 4);
+		sm_work(op, rand_r(random) % 2 ? CHUNKS : 1 + rand_r(random) % 4);
 		int state = sm_state(op, 10, 2);
 		const int worker = sm_worker(op);
 		if (worker >= 0 && is_dead(worker))
@@ -188,8 +189,8 @@ static void *failed(int me, uint64_t seq, uint64_t announced, int dead) {
 static void *rank(void *arg) {
 	const int me = (int)(intptr_t)arg;
 	unsigned random = seed * 16 + (unsigned)me;
-	const void *src[MOST];
-	void *dst[MOST];
+	const void *src[MOST * THREADS];
+	void *dst[MOST * THREADS];
 	/* Every tensor has two parts, which end at different places. */
 	const int64_t begin[] = {0, COUNT};
 	sm_part parts[MOST][2];
@@ -247,7 +248,9 @@ static void *rank(void *arg) {
 					.me = me,
 					.kind = SM_ALL_REDUCE,
 					.pieces = 1,
-					.chunks = 24,
+					.chunks = CHUNKS,
+					.threads = 1 + (me + n) % THREADS,
+					.spread = pt_spread,
 					.begin = begin,
 					.elem = 4,
 					.out_elem = 4,

@@ -1,4 +1,4 @@
-// The administration of a parameter server (package admin, docs/ps-admin.md). Rows and gradients do
+// The administration of a parameter server (package admin, docs/ps-reference.md). Rows and gradients do
 // not travel here.
 //
 // A field is never renumbered, and a number of a field that has gone is never used again.

@@ -79,6 +79,8 @@ class Row:
         differs: whether the ratio is more than what equal contenders show; None without a control.
         counted: whether the bytes that leave a node were counted.
         traffic: they : the fewest possible; None if they were not counted, or nothing is known.
+        threads, copy_us: how many threads of each rank there were, and the time of a copy of as
+            many bytes by as many; None but with --threads.
     """
 
     operation: str
@@ -95,6 +97,8 @@ class Row:
     counted: bool = False
     traffic: float | None = None
     way: str = ""
+    threads: int | None = None
+    copy_us: float | None = None
 
     def record(self) -> dict[str, Any]:
         """Return the row as plain data."""

@@ -1,4 +1,4 @@
-"""Who is measured: paddlempi, the same over plain MPI, mpi4py, gloo."""
+"""Who is measured: paddlempi, the same in the usual way or over plain MPI, mpi4py, gloo."""
 
 from __future__ import annotations
 
@@ -127,7 +127,8 @@ def front(name: str) -> Any:
         except ModuleNotFoundError as error:
             if error.name != name:
                 raise
-            raise ArgumentError(f"bench: {name} is not installed") from error
+            wheel = "paddlepaddle" if name == "paddle" else name
+            raise ArgumentError(f"bench needs {name}: pip install {wheel}") from error
         found.start()
         _started[name] = found
     return _started[name]
@@ -201,7 +202,7 @@ def plain_group(of: Any, *operations: str) -> tuple[Any, int] | str:
     """
     if _without_mpi():
         return _NO_MPI
-    with _forced(",".join(f"{operation}:mpi" for operation in operations)):
+    with _set("PADDLEMPI_ALGO", ",".join(f"{operation}:mpi" for operation in operations)):
         made: tuple[Any, int] = of.new_group()
         return made
 
@@ -215,17 +216,26 @@ def _plain_mpi(operation: str, tensors: Framework) -> Contender | str:
     return replace(_by(tensors, "mpi", operation, *made), algorithm="mpi")
 
 
+def _usual(operation: str, tensors: Framework) -> Contender | str:
+    """The way that a group takes which does not measure its ways."""
+    if operation in _MESSAGES:
+        return "messages have one way"
+    with _set("PADDLEMPI_TUNE", "off"):
+        made = tensors.new_group()
+    return _by(tensors, "usual", operation, *made)
+
+
 @contextmanager
-def _forced(algorithms: str) -> Iterator[None]:
-    before = os.environ.get("PADDLEMPI_ALGO")
-    os.environ["PADDLEMPI_ALGO"] = algorithms
+def _set(variable: str, value: str) -> Iterator[None]:
+    before = os.environ.get(variable)
+    os.environ[variable] = value
     try:
         yield
     finally:
         if before is None:
-            del os.environ["PADDLEMPI_ALGO"]
+            del os.environ[variable]
         else:
-            os.environ["PADDLEMPI_ALGO"] = before
+            os.environ[variable] = before
 
 
 def _by(tensors: Framework, name: str, operation: str, of: Any, number: int) -> Contender:
@@ -325,6 +335,7 @@ def _memcpy(operation: str, tensors: Framework) -> Contender | str:
 
 _MAKERS: dict[str, Callable[[str, Framework], Contender | str]] = {
     "paddlempi": _ours,
+    "usual": _usual,
     "mpi": _plain_mpi,
     "mpi4py": _mpi4py,
     "gloo": _gloo,

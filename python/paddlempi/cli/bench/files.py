@@ -6,7 +6,6 @@ they have written to the disk. After each save the file is compared with the mod
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import statistics
@@ -24,10 +23,12 @@ from typing import Any
 from ... import collectives, group, objects
 from ...errors import ArgumentError, Error
 from ...together import flush, together
+from .. import options
+from . import tool
 from .collectives import OURS, WrongResultError, of_all_ranks
-from .report import environment, headline
+from .report import Bar, environment, headline
 
-__all__ = ["run"]
+__all__ = ["add_to"]
 
 _COLUMNS, _ROWS = 1024, 4096  # of a tensor of float32: 16 MiB
 _BYTES = 4 * _COLUMNS * _ROWS
@@ -94,15 +95,40 @@ class _Model:
             array[:] = 0
 
 
-def run(chosen: Namespace) -> int:
+def add_to(tools: Any) -> None:
+    """Add the tool to the parser of ``bench``."""
+    parser = tools.add_parser(
+        "io",
+        help="files of all ranks",
+        description="Measures how long it takes to save and load a model that is cut by rows, "
+        "beside safetensors and torch's distributed checkpoints.",
+    )
+    parser.add_argument(
+        "--bytes", type=options.nbytes, default=512 << 20, metavar="BYTES", help="the model; 512M"
+    )
+    parser.add_argument(
+        "--folder", metavar="FOLDER", help="which all ranks see; that of temporary files"
+    )
+    parser.add_argument(
+        "--iterations", type=tool.positive, default=5, metavar="N", help="of each kind; 5"
+    )
+    tool.complete(parser, _run)
+
+
+def _run(chosen: Namespace) -> int:
     """Measure; rank 0 prints the figures. Return 0, or 1 after an error."""
     rank = 0
     try:
         torch = _torch()
         group.init_process_group(timeout=chosen.timeout, framework="torch" if torch else None)
         rank = group.get_rank()
+        tool.check_folders(chosen)
         _measure(chosen, bool(torch))
-    except (ArgumentError, WrongResultError) as error:
+    except ArgumentError as error:  # all ranks raise it alike
+        if rank == 0:
+            print(error, file=sys.stderr, flush=True)
+        return 1
+    except WrongResultError as error:
         print(error, file=sys.stderr, flush=True)
         return 1
     except Error as error:
@@ -133,9 +159,10 @@ def _measure(chosen: Namespace, torch: bool) -> None:
             print(f"# {model.bytes >> 20} MiB in {len(model.names)} tensors, cut by rows")
             for name, why in absent.items():
                 print(f"not measured: {name}: {why}", flush=True)
-        record["save_s"] = _turns(chosen, model, "save", savers, folder)
+        bar = Bar(2)
+        record["save_s"] = _turns(chosen, model, "save", savers, folder, bar)
         loaders = _loaders(model, folder, torch)
-        record["load_s"] = _turns(chosen, model, "load", loaders, folder)
+        record["load_s"] = _turns(chosen, model, "load", loaders, folder, bar)
     finally:
         with suppress(Error):
             collectives.barrier()
@@ -144,8 +171,7 @@ def _measure(chosen: Namespace, torch: bool) -> None:
     record["load"].append(os.getloadavg()[0])
     if first:
         print("# load of the machine: {:.1f} before, {:.1f} after".format(*record["load"]))
-        if chosen.json:
-            Path(chosen.json).write_text(json.dumps(record, indent=1))
+    tool.write(chosen, record)
 
 
 _Contender = Callable[[], object]
@@ -157,18 +183,22 @@ def _turns(
     what: str,
     contenders: dict[str, _Contender],
     folder: Path,
+    bar: Bar,
 ) -> dict[str, list[float]]:
     """Let the contenders take turns, and print what they have taken. Return seconds.
 
     All write into ``folder``. Files of safetensors are compared with the model.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for number in range((chosen.iterations or 5) + 1):  # the first one is not counted
-        for name, call in _rotated(contenders, number):
+    rounds = chosen.iterations + 1  # the first one is not counted
+    for number in range(rounds):
+        for turn, (name, call) in enumerate(_rotated(contenders, number)):
+            bar.show(f"{what} by {name}", (number + turn / len(contenders)) / rounds)
             if what == "save":
                 model.fill(number)
             else:
                 model.clear()
+            collectives.barrier()  # all have read what rank 0 removes now
             if model.rank == 0:
                 # All write new files. What the one before has left would count as time of this one.
                 if what == "save":
@@ -188,6 +218,8 @@ def _turns(
                 model.check(number, f"save by {name}")
             if number:
                 seconds[name].append(slowest)
+    bar.next()
+    bar.clear()
     if model.rank == 0:
         print(f"\n{what:<36} {'GB/s':>8} {'median, s':>10} {'least':>8} {'most':>8} {': ours':>8}")
         ours = statistics.median(seconds[OURS])

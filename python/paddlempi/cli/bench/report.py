@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import sys
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from importlib import metadata
@@ -13,11 +12,21 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ... import __version__, _native, group
+from ..._progress import Line
 from . import traffic
 from .collectives import AGAIN, OURS, Row
 from .steps import ALONE, BARRIER, SILENT, StepRow
 
-__all__ = ["Bar", "counted", "environment", "headline", "heads", "operation_lines", "step_lines"]
+__all__ = [
+    "Bar",
+    "by",
+    "counted",
+    "environment",
+    "headline",
+    "heads",
+    "operation_lines",
+    "step_lines",
+]
 
 _COLUMNS = (
     f"{'bytes':>11}  {'contender':<15} {'p50 us':>11} {'p99 us':>11} {'algbw GB/s':>10} "
@@ -63,13 +72,17 @@ def _versions(*packages: str) -> dict[str, str]:
     return found
 
 
+def by(found: dict[str, Any]) -> str:
+    """Return the name of the MPI."""
+    return str(found["mpi"]["name"]) if found["mpi"] else "without MPI"
+
+
 def headline(found: dict[str, Any]) -> str:
     """Return the first lines of the output."""
     ranks, nodes, cpus = counted(found["ranks"], "rank"), found["nodes"], found["cpus"]
     by_node = f" ({found['shape']})" if nodes > 1 else ""
-    by = found["mpi"]["name"] if found["mpi"] else "without MPI"
     line = (
-        f"# paddlempi {found['paddlempi']}, {by}, {ranks} on "
+        f"# paddlempi {found['paddlempi']}, {by(found)}, {ranks} on "
         f"{counted(nodes, 'node')}{by_node}, {counted(cpus, 'CPU')} for rank 0"
     )
     if found["ranks"] == 1:
@@ -138,44 +151,53 @@ def step_lines(row: StepRow) -> list[str]:
         if tanc is not None:
             text += f"  {tanc.show(3)}"
         if name in row.others:
-            ratio = row.others[name]
-            text += "  no difference" if ratio is None else f"  {ratio:.2f} times paddlempi's"
-            if name in row.spread:
-                low, high = row.spread[name]
-                text += f" ({low:.2f} to {high:.2f})"
+            text += f"  {_other(row, name)}"
         lines.append(text)
-    control, bare = row.control_ms.show(3), f"{row.above_barrier:.2f}"
-    lines += [
-        f"{AGAIN:<19} {row.ms[AGAIN]:>9.3f}  the control, above paddlempi: {control}",
-        f"{ALONE:<19} {row.ms[ALONE]:>9.3f}  (paddlempi - {BARRIER}) : this = {bare}",
-    ]
+    apart = f"{row.control_ms.show(3)} from paddlempi: what is no further apart does not differ"
+    lines.append(f"{AGAIN:<19} {row.ms[AGAIN]:>9.3f}  {apart}")
+    lines.append(f"{ALONE:<19} {row.ms[ALONE]:>9.3f}  {_shown(row)}")
     lines += [f"not measured: {name}: {reason}" for name, reason in row.absent.items()]
     return lines
 
 
-class Bar:
-    """A progress bar on one line of a terminal; nothing on other streams and on other ranks.
+def _other(row: StepRow, name: str) -> str:
+    """Say how another contender's time above no communication compares with paddlempi's."""
+    ratio = row.others[name]
+    if ratio is None:
+        near_zero = [n for n in (OURS, name) if row.tanc_ms[n].low <= 0]
+        return f"no ratio: {near_zero[0]} adds too little to tell" if near_zero else "no difference"
+    text = f"{ratio:.2f} times paddlempi's"
+    if name in row.spread:
+        low, high = row.spread[name]
+        text += f" ({low:.2f} to {high:.2f})"
+    return f"{text}: {'more' if ratio > 1 else 'less'} than paddlempi"
 
-    Attributes:
-        part: which part of all work is done before the present task, from 0 to 1.
-    """
+
+def _shown(row: StepRow) -> str:
+    """Say how much of the time of the collectives a step shows, and what that means."""
+    if row.tanc_ms[OURS].low <= row.tanc_ms[BARRIER].high:
+        return "a step over paddlempi shows no more of it than a barrier takes"
+    share = f"{100 * row.above_barrier:.0f} %"
+    if row.above_barrier < 1:
+        return f"of it a step shows {share} beyond a barrier: the backward hides the rest"
+    return f"a step shows {share} of it beyond a barrier: the backward hides nothing"
+
+
+class Bar:
+    """A progress bar on one line of rank 0's terminal, nothing on other ranks."""
 
     _WIDTH = 30
 
-    def __init__(self, tasks: int, stream: TextIO = sys.stderr) -> None:
+    def __init__(self, tasks: int, stream: TextIO | None = None) -> None:
         self._tasks, self._done = tasks, 0
-        self._stream = stream if group.get_rank() == 0 and stream.isatty() else None
-        self._shown = ""
+        # Every benchmark runs under a launcher, where stderr is a pipe and minutes are silent.
+        self._line = Line(group.get_rank() == 0, piped=True, stream=stream)
 
     def show(self, what: str, part: float) -> None:
         """Show what is measured, and which part of the present task is done, from 0 to 1."""
-        if self._stream is None:
-            return
-        filled = int(self._WIDTH * (self._done + part) / self._tasks)
-        text = f"[{'#' * filled:<{self._WIDTH}}] {what}"
-        if text != self._shown:
-            self._write(f"\r{text}\x1b[K")
-            self._shown = text
+        done = (self._done + part) / self._tasks
+        bar = "#" * int(self._WIDTH * done)
+        self._line.show(f"[{bar:<{self._WIDTH}}] {what}", done, at_once=part in (0, 1))
 
     def next(self) -> None:
         """Go on to the next task."""
@@ -183,11 +205,10 @@ class Bar:
 
     def clear(self) -> None:
         """Erase the bar, so that a line can be printed in its place."""
-        if self._stream is not None and self._shown:
-            self._write("\r\x1b[K")
-            self._shown = ""
+        self._line.clear()
 
-    def _write(self, text: str) -> None:
-        assert self._stream is not None
-        self._stream.write(text)
-        self._stream.flush()
+    def say(self, *lines: str) -> None:
+        """Print lines on rank 0, in the place of the bar."""
+        self.clear()
+        if group.get_rank() == 0:
+            print(*lines, sep="\n", flush=True)

@@ -43,7 +43,8 @@ class StepRow:
         tanc_ms: the time above no communication, by contender.
         control_ms: paddlempi's step minus paddlempi's step.
         above_barrier: (TANC - TANC of a barrier) : the collectives alone.
-        others: for other contenders, their TANC : paddlempi's, or None if it does not differ.
+        others: for other contenders, their TANC : paddlempi's, or None if it does not differ, or
+            if communication adds nothing in a quarter of the rounds of one of them.
         spread: for these, the least and the greatest of this ratio in PARTS parts of the rounds.
             It is missing where there are too few rounds, or some TANC is not above 0.
         absent: for contenders that were not measured, the reason.
@@ -145,7 +146,8 @@ def summary(
         if name not in (OURS, BARRIER):
             theirs = tanc[name].middle
             far = len(ms[OURS]) >= LEAST_ROUNDS and differs(theirs - ours, control)
-            others[name] = theirs / ours if far and min(theirs, ours) > 0 else None
+            clear = min(tanc[name].low, tanc[OURS].low) > 0  # else it divides by what may be 0
+            others[name] = theirs / ours if far and clear else None
             of_parts = _of_parts(ms, name) if others[name] else []
             if of_parts:
                 spread[name] = min(of_parts), max(of_parts)

@@ -23,7 +23,7 @@ def cells(record: Record) -> list[list[str]]:
     An operation has a line for each size, with the medians of calls. A step has its median time
     above no communication, and the control is a ratio of such times too.
     """
-    others = [name for name in ("mpi", "mpi4py", "gloo") if name in _measured(record)]
+    others = [name for name in ("usual", "mpi", "mpi4py", "gloo") if name in _measured(record)]
     head = ["operation", "bytes", "ours, us", *(f"{name}, us" for name in others)]
     head += [*(f"{name} / ours" for name in others), "way", "traffic", "control"]
     of_size: dict[tuple[str, int], dict[str, Record]] = {}

@@ -1,21 +1,24 @@
-"""``python -m paddlempi trace``: what the ranks of a job were doing (docs/trace.md).
+"""``python -m paddlempi trace``: what the ranks of a job were doing (docs/my-job-hangs.md).
 
 ``trace dump`` writes the flight recorders of processes of this host into files, without their help.
-``trace show`` merges the files of all ranks, and says which rank is behind.
+``trace show`` merges the files of all ranks, and says which rank is behind. ``trace record`` writes
+down all operations of the ranks of this host while they run, and ``trace draw`` draws that.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ... import _native
-from . import for_torch, judge, report, rings, stacks
+from ...trace import rings
+from ...trace.replacing import replacing
+from .. import options
+from . import draw, for_torch, judge, record, report, stacks, timelines
 
 __all__ = ["add_to"]
 
@@ -26,7 +29,8 @@ def add_to(commands: Any) -> None:
         "trace",
         help="what the ranks of a job were doing, and which one is behind",
         description="Every rank records its last operations. dump writes what the processes of "
-        "this host have recorded; show merges the files of all ranks.",
+        "this host have recorded; show merges the files of all ranks. record writes down what they "
+        "do from now on; draw shows it on one clock.",
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     dump = actions.add_parser(
@@ -35,7 +39,9 @@ def add_to(commands: Any) -> None:
         description="Writes a file rank-N.json for every process. The processes go on, or stay "
         "stopped: they take no part. The exit status is 1 if one has no trace that can be read.",
     )
-    dump.add_argument("pid", nargs="*", type=_pid, metavar="PID", help="the process of a rank")
+    dump.add_argument(
+        "pid", nargs="*", type=options.pid, metavar="PID", help="the process of a rank"
+    )
     dump.add_argument(
         "--all", action="store_true", help="all processes of this host that have a trace"
     )
@@ -62,12 +68,9 @@ def add_to(commands: Any) -> None:
         "torch.distributed.flight_recorder.fr_trace reads",
     )
     show.set_defaults(run=_show, parser=show)
-
-
-def _pid(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) < 1 << 31:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of a process")
-    return int(text)
+    record.add_to(actions)
+    draw.add_to(actions)
+    timelines.add_to(actions)
 
 
 def _dump(chosen: argparse.Namespace) -> int:
@@ -100,10 +103,9 @@ def _add_stacks(processes: Sequence[dict[str, Any]]) -> None:
             print(told, file=sys.stderr)
             continue
         path = Path(process["file"])
-        staged = path.with_name(f".{path.name}.{os.getpid()}")
         data = json.loads(path.read_bytes())
-        staged.write_text(json.dumps({**data, "python": python}) + "\n", encoding="utf-8")
-        staged.replace(path)
+        with replacing(path) as staged:
+            staged.write_text(json.dumps({**data, "python": python}) + "\n", encoding="utf-8")
 
 
 def _show(chosen: argparse.Namespace) -> int:

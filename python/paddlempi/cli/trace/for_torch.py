@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ...trace.elements import elements
+from ...trace.rings import Operation, Ring
 from .judge import Groups
-from .rings import Operation, Ring
 
 __all__ = ["write_pickles"]
 
@@ -84,7 +85,7 @@ def _desc(name: str) -> str:
 
 
 def _entry(operation: Operation, seq: int, group: str, size: int) -> dict[str, Any]:
-    sent, received = _sizes(operation, size)
+    sent, received = elements(operation.operation, operation.count, size)
     dtypes = [operation.dtype or "float32"]
     if operation.outcome == "ok":
         state = "completed"
@@ -110,18 +111,3 @@ def _entry(operation: Operation, seq: int, group: str, size: int) -> dict[str, A
         "timeout_ms": 0,
         "frames": [],
     }
-
-
-def _sizes(operation: Operation, size: int) -> tuple[int, int]:
-    """The elements that one rank sends and receives, 0 where the ranks' shares may differ."""
-    count = operation.count
-    match operation.operation:
-        case "all_to_all":
-            return 0, 0
-        case "all_gather" | "gather":
-            return count, count * size
-        case "reduce_scatter" | "scatter":
-            return count * size, count
-        case "barrier":
-            return 1, 1
-    return count, count

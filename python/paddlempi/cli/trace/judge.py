@@ -6,9 +6,10 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from .rings import Group, Operation, Ring
+from ..._rank_names import name_group
+from ...trace.rings import Group, Operation, Ring
 
-__all__ = ["Finding", "Groups", "Judgement", "Part", "Waits", "describe", "judge", "name_ranks"]
+__all__ = ["Finding", "Groups", "Judgement", "Part", "Waits", "describe", "judge"]
 
 # A collective that ended like this on some rank is told of, though the ring has later ones.
 _TOLD = {"timeout", "mismatch", "peer_left", "peer_died", "proc_failed"}
@@ -137,10 +138,7 @@ class Groups:
         """Name a group for people."""
         size = next(iter(self.rings.values())).size
         ranks = key[1]
-        if ranks == tuple(range(size)) and len(ranks) > 1:
-            name = f"the group of all {size} ranks"
-        else:
-            name = f"the group of {name_ranks(ranks)}"
+        name = name_group(ranks, size)
         same = [other for other in self.collectives if other[1] == ranks]
         return name if len(same) < 2 else f"{name} (number {same.index(key) + 1} of {len(same)})"
 
@@ -403,20 +401,3 @@ def describe(operation: Operation) -> str:
             who = f"rank {peer} of the group" if peer >= 0 else "any rank"
             text += f" {word} {who}" + (f" ({label} {tag})" if tag >= 0 else "")
     return text
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """Name ranks: "rank 2", "ranks 0 to 3 and 7"."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    words = []
-    for run in runs:
-        words += [f"{run[0]} to {run[-1]}"] if len(run) > 2 else [str(rank) for rank in run]
-    if len(words) > 16:
-        words = [*words[:16], f"{len(words) - 16} more"]
-    text = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-    return f"rank{'s' if len(ranks) > 1 else ''} {text}"

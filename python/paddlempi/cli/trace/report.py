@@ -8,8 +8,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .judge import Finding, Judgement, Part, Waits, name_ranks
-from .rings import Ring
+from ..._rank_names import name_ranks
+from ...trace.rings import Ring
+from .judge import Finding, Judgement, Part, Waits
 
 __all__ = ["as_json", "as_text"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from collections.abc import Callable
 from typing import Any
 
 from ...errors import Error, LauncherError
@@ -15,7 +16,7 @@ from .init_method import open_store
 from .meeting import meet
 from .stores import MemoryStore, Store, adapt
 
-__all__ = ["Joining"]
+__all__ = ["Joining", "host"]
 
 
 class Joining:
@@ -27,6 +28,7 @@ class Joining:
         seconds: the deadline of the init.
         version: of this package; it must be the same on all ranks.
         by_mpi: the init names an MPI, which carries the messages then.
+        generation, look: as for ``meet``.
 
     Raises:
         TimeoutError: some ranks did not come; ``ranks`` are those.
@@ -37,25 +39,35 @@ class Joining:
     """
 
     def __init__(
-        self, world: World, store: Any, seconds: float, version: str, by_mpi: bool = False
+        self,
+        world: World,
+        store: Any,
+        seconds: float,
+        version: str,
+        by_mpi: bool = False,
+        generation: int = -1,
+        look: Callable[[], None] = lambda: None,
     ) -> None:
         deadline = time.monotonic() + seconds
-        transport = "node" if world.way == "alone" else worlds.transport()
-        if by_mpi:
+        transport = "node" if world.way in ("alone", "reform") else worlds.transport()
+        if by_mpi and world.way != "reform":
             transport = "mpi"
         same = {worlds.TRANSPORT: transport, "the version of paddlempi": version}
         if world.method.startswith("file://"):
-            same["the host, of which file:// serves one only,"] = _host()
+            same["the host, of which file:// serves one only,"] = host()
         rank, size = world.rank, world.size
         opened: Store | None = None
         try:
             if world.way == "alone":
                 opened, number = MemoryStore(), secrets.token_hex(16)
+                generation = 0
             else:
                 opened = (
                     adapt(store) if store is not None else open_store(world.method, rank, deadline)
                 )
-                number = meet(opened, rank, size, deadline, same)
+                number, generation = meet(
+                    opened, rank, size, deadline, same, generation=generation, look=look
+                )
         except BaseException as error:
             if opened is not None:
                 opened.close()
@@ -73,6 +85,7 @@ class Joining:
             "id": number,
             "exchange": self._server.descriptor,
             "transport": transport,
+            "generation": generation,
         }
         """The argument ``world`` of the core's method ``init``, which closes the descriptor."""
 
@@ -87,7 +100,7 @@ class Joining:
         return self._server.failure
 
 
-def _host() -> str:
+def host() -> str:
     """Return what tells this host from others: containers of one host have several names."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:

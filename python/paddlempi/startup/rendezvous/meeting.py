@@ -31,14 +31,14 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...errors import ArgumentError, Error, LauncherError, TimeoutError
 from .stores import Store
 
-__all__ = ["PREFIX", "Pause", "meet", "replaced", "still_leads", "sweep", "timeout_error"]
+__all__ = ["PREFIX", "Met", "Pause", "meet", "replaced", "still_leads", "sweep", "timeout_error"]
 
 PREFIX = "paddlempi/"
 _LEAD = f"{PREFIX}lead"
@@ -66,26 +66,42 @@ class Pause:
         self._next = min(self._next * 1.5, self._longest)
 
 
+class Met(NamedTuple):
+    """What a meeting has agreed on. It is the same on all ranks."""
+
+    world: str
+    """32 hexadecimal digits, as in no other world."""
+    generation: int
+    """How often the world was reformed before this one."""
+
+
 def meet(
-    store: Store, rank: int, size: int, deadline: float, same: Mapping[str, str] | None = None
-) -> str:
-    """Return the id of a world that has every rank once, when all ranks have come.
+    store: Store,
+    rank: int,
+    size: int,
+    deadline: float,
+    same: Mapping[str, str] | None = None,
+    *,
+    generation: int = -1,
+    look: Callable[[], None] = lambda: None,
+) -> Met:
+    """Return what the ranks of a world agree on that has every rank once, when all have come.
 
     Args:
         store: the job's.
         rank, size: this process's rank, and the number of ranks.
         deadline: until when it waits, as :func:`time.monotonic`.
         same: what must be the same on all ranks: names, as in error messages, and values.
-
-    Returns:
-        32 hexadecimal digits, the same on all ranks and in no other world.
+        generation: of the world that this process had before; -1: it had none. That of the new
+            world is greater by 1 than the greatest of all ranks.
+        look: called now and then; what it raises ends the meeting on this rank.
 
     Raises:
         TimeoutError: some ranks did not come; ``ranks`` are those.
         ArgumentError: another process has the same rank, or the ranks have different sizes.
         LauncherError: something in ``same`` differs.
     """
-    meeting = _Meeting(store, rank, size, deadline, same or {})
+    meeting = _Meeting(store, rank, size, deadline, same or {}, generation, look)
     return meeting.lead() if rank == 0 else meeting.attend()
 
 
@@ -93,17 +109,25 @@ class _Meeting:
     """One process's part in a meeting."""
 
     def __init__(
-        self, store: Store, rank: int, size: int, deadline: float, same: Mapping[str, str]
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        deadline: float,
+        same: Mapping[str, str],
+        generation: int,
+        look: Callable[[], None],
     ) -> None:
         self.store, self.rank, self.size = store, rank, size
         self.deadline, self.began = deadline, time.monotonic()
         self.nonce = secrets.token_hex(16)
         self.who = f"process {os.getpid()} on {os.uname().nodename}"
         self.same = same
+        self.generation, self.look = generation, look
 
     # Rank 0
 
-    def lead(self) -> str:
+    def lead(self) -> Met:
         store, pause = self.store, Pause(self.size)
         state: dict[str, Any] = {"nonce": self.nonce, "who": self.who, "size": self.size}
         before, written = _decoded(store.get([_LEAD])[0]), _encoded(state)
@@ -114,6 +138,7 @@ class _Meeting:
         wanted: list[str] = []
         came: set[int] = set()  # also in a store that has moved since
         while True:
+            self.look()
             moved = store.moved()
             there, *hellos = store.get([_LEAD, *(_hello(rank) for rank in others)])
             if there and there != written:
@@ -143,8 +168,10 @@ class _Meeting:
                 missing = [r for r, a in zip(others, answers, strict=True) if a != right]
             if not missing:
                 state["world"] = secrets.token_hex(16)
+                had = [int(card.get("generation", -1)) for card in cards]
+                state["generation"] = 1 + max([self.generation, *had])
                 self._write(written, state)
-                return str(state["world"])
+                return Met(state["world"], state["generation"])
             if time.monotonic() >= self.deadline:
                 never = [rank for rank in missing if rank not in came]
                 seconds = time.monotonic() - self.began
@@ -196,15 +223,22 @@ class _Meeting:
 
     # The other ranks
 
-    def attend(self) -> str:
+    def attend(self) -> Met:
         store, rank, pause = self.store, self.rank, Pause(self.size)
-        card = {"nonce": self.nonce, "who": self.who, "size": self.size, "same": dict(self.same)}
+        card = {
+            "nonce": self.nonce,
+            "who": self.who,
+            "size": self.size,
+            "same": dict(self.same),
+            "generation": self.generation,
+        }
         hello = _encoded(card)
         store.set(_hello(rank), hello)
         over = _encoded({**card, "over": True})
         answered = ""  # the nonce of the rank 0 whose question was answered
         try:
             while True:
+                self.look()
                 moved = store.moved()
                 led, there = store.get([_LEAD, _hello(rank)])
                 if there and there != hello:
@@ -216,7 +250,7 @@ class _Meeting:
                 if "error" in state and self._in(state.get("told")):
                     raise _told(state)
                 if listed and "world" in state:
-                    return str(state["world"])
+                    return Met(str(state["world"]), int(state["generation"]))
                 late = time.monotonic() - self.deadline
                 if listed and late < 0:
                     answer = _answer(state["nonce"], state["ask"])

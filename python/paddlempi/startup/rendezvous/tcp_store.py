@@ -27,7 +27,7 @@ from typing import Any
 from ...errors import ArgumentError, LauncherError, TimeoutError
 from .stores import Store
 
-__all__ = ["TCPStore"]
+__all__ = ["TCPStore", "serve_here"]
 
 _REQUEST = struct.Struct("<BHII")
 _LENGTH = struct.Struct("<I")
@@ -131,6 +131,14 @@ class TCPStore(Store):
             ) from error
 
 
+def serve_here() -> int:
+    """Serve a store to processes of this host, at a port that is free; return the port.
+
+    It is served as by rank 0. Who wants it to last keeps a client.
+    """
+    return _serve("127.0.0.1", 0, time.monotonic(), True)
+
+
 _FREED = 3.0
 """For how many seconds rank 0 waits for a port that a job before may still have."""
 
@@ -153,17 +161,18 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _serve(host: str, port: int, until: float, one_host: bool) -> None:
-    """Serve a store until all clients are gone that come from now on."""
+def _serve(host: str, port: int, until: float, one_host: bool) -> int:
+    """Serve a store until all clients are gone that come from now on. Return its port."""
     with _lock:
         server = _servers.get((host, port))
         if server is not None:
             server.came = False
-            return
+            return port
     server = _Server(host, port, until, one_host)
     with _lock:
-        _servers[host, port] = server
+        _servers[server.address] = server
     threading.Thread(target=server.run, name="paddlempi-store", daemon=True).start()
+    return server.address[1]
 
 
 def _listen(host: str, port: int, one_host: bool) -> socket.socket:
@@ -192,10 +201,11 @@ class _Server:
 
     Attributes:
         came: whether a client has come; until then the server waits for one.
+        address: the host and the port.
     """
 
     def __init__(self, host: str, port: int, until: float, one_host: bool) -> None:
-        self._address, self._one_host, self.came = (host, port), one_host, False
+        self._one_host, self.came = one_host, False
         while True:
             try:
                 self._listener = _listen(host, port, one_host)
@@ -208,6 +218,7 @@ class _Server:
                         "two ports"
                     ) from error
                 time.sleep(0.02)
+        self.address = host, port or int(self._listener.getsockname()[1])
         self._values: dict[bytes, bytes] = {}
         self._selector = selectors.DefaultSelector()
         self._listener.setblocking(False)
@@ -243,7 +254,7 @@ class _Server:
         with _lock:
             if received or not self.came:
                 return False
-            del _servers[self._address]
+            del _servers[self.address]
             return True
 
     def _accept(self, received: dict[socket.socket, bytearray]) -> None:

@@ -11,17 +11,18 @@ import gc
 import sys
 from argparse import Namespace
 from collections.abc import Callable
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .... import group
 from ....errors import ArgumentError, Error
-from .. import contenders
-from ..collectives import WrongResultError, of_all_ranks
+from .. import contenders, tool
+from ..collectives import WrongResultError
 from . import dense, model, modes, rpc, servers, table, transport
 from .findings import Findings
 
-__all__ = ["LEVELS", "run"]
+__all__ = ["LEVELS", "add_to"]
+
+_DENSE_SIZES = (4 << 10, 1 << 20, 64 << 20)
 
 
 class Level(NamedTuple):
@@ -48,7 +49,67 @@ LEVELS = {
 }
 
 
-def run(chosen: Namespace) -> int:
+def add_to(tools: Any) -> None:
+    """Add the tool to the parser of ``bench``."""
+    parser = tools.add_parser(
+        "ps",
+        help="tables of embeddings and parameter servers",
+        description="Measures tables of embeddings in one process, without a launcher, or "
+        "parameter servers on several ranks.",
+    )
+    parser.add_argument(
+        "--level",
+        choices=tuple(LEVELS),
+        default="table",
+        metavar="LEVEL",
+        help="table (the default): in one process; on two ranks, a trainer and a server: "
+        "transport: pull and push of rows, against gRPC, Redis and torch's RPC; dense: of a whole "
+        "vector, against gRPC; rpc: a gRPC call while threads wait in MPI; model: training steps, "
+        "against TorchRec; on more ranks: servers: 1 server and more; modes: the loss over time "
+        "with a slow trainer, in every mode",
+    )
+    parser.add_argument(
+        "--dims",
+        type=tool.numbers,
+        default=[16, 64, 128],
+        metavar="N,...",
+        help="numbers of a row; 16,64,128",
+    )
+    parser.add_argument(
+        "--batches",
+        type=tool.numbers,
+        default=[4096, 65536],
+        metavar="N,...",
+        help="ids of a call; 4096,65536",
+    )
+    parser.add_argument(
+        "--rows", type=tool.positive, default=1_000_000, metavar="N", help="of a table; 1000000"
+    )
+    tool.add_sizes(parser, "of dense; 4K,1M,64M")
+    tool.add_rounds(parser, "calls of each kind")
+    parser.add_argument(
+        "--trainers",
+        type=tool.positive,
+        default=1,
+        metavar="N",
+        help="of servers: the first N ranks; 1",
+    )
+    parser.add_argument(
+        "--grpc-program",
+        metavar="FILE",
+        help="of transport and dense: build/psgrpc, which make bench-ps builds",
+    )
+    tool.add_plot(parser, "the losses over time; of modes")
+    tool.complete(parser, _run, _check)
+
+
+def _check(chosen: Namespace) -> None:
+    if chosen.plot and chosen.level != "modes":
+        raise ArgumentError(f"bench: ps --level {chosen.level}: --plot is of modes")
+    chosen.sizes = chosen.sizes or list(_DENSE_SIZES)
+
+
+def _run(chosen: Namespace) -> int:
     """Measure a level; rank 0 prints the figures. Return 0, 1 after an error, or 2: see bench."""
     level, rank = LEVELS[chosen.level], 0
     try:
@@ -56,10 +117,7 @@ def run(chosen: Namespace) -> int:
             group.init_process_group(timeout=chosen.timeout)
             rank = group.get_rank()
             _check_ranks(chosen.level, level)
-        for file in (chosen.json, chosen.plot):
-            there = not file or Path(file).parent.is_dir()
-            if not all(of_all_ranks("1" * there)) if level.ranks[0] else not there:
-                raise ArgumentError(f"bench: {file}: there is no folder for it")
+        tool.check_folders(chosen)
         gc.disable()  # a collection would count as the time of some call
         try:
             findings = Findings(chosen)
