@@ -133,8 +133,13 @@ def impatient_group(seconds: float, ranks: Sequence[int] | None = None) -> Any:
     """
     late()
     group = dist.new_group(ranks)
-    dist._native.control("set_timeout", group=group._id, timeout=seconds)
+    set_timeout(group, seconds)
     return group
+
+
+def set_timeout(group: Any, seconds: float) -> None:
+    """Give the operations of a group that begin from now on another deadline."""
+    dist._native.control("set_timeout", group=group._id, timeout=seconds)
 
 
 def carried_by_mpi() -> bool:

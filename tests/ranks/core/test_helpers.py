@@ -137,6 +137,7 @@ def test_moves(
         np.testing.assert_array_equal(result, parts[rank])
 
 
+@pytest.mark.mpi(min=2)
 def test_short_calls_wake_nobody(dist: ModuleType, copied: Callable[[Any], Any]) -> None:
     """The kernel counts how often a helper has gone to sleep."""
 
@@ -158,6 +159,7 @@ def test_short_calls_wake_nobody(dist: ModuleType, copied: Callable[[Any], Any])
         assert sleeps() == before
 
 
+@pytest.mark.mpi(min=2)
 def test_a_helper_follows_its_rank(dist: ModuleType) -> None:
     cpus = os.sched_getaffinity(0)
     tensor = np.zeros(1 << 20, np.float32)  # of mapped ones another rank may do all the work

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from paddlempi import ReduceOp, _native
 from paddlempi.errors import MismatchError, TimeoutError
-from ranks_tools import impatient_group
+from ranks_tools import set_timeout
 from tensors import assert_reduced, noise, numbers
 from ways import FEW, INLINE, Place, check_way, garbage
 
@@ -282,7 +282,7 @@ def test_several_indexes_in_flight(dist: ModuleType, rank: int, size: int) -> No
 @pytest.mark.mpi(min=2)
 def test_an_index_of_a_call_that_fails(dist: ModuleType, rank: int, size: int, run: Any) -> None:
     tensors = many(dist, rank)
-    group = impatient_group(0.4)
+    group = dist.new_group()
     for one in (None, group):
         run(dist.all_reduce_coalesced, many(dist, rank), ReduceOp.SUM, one)
     before = used(dist)  # with what a group takes once
@@ -291,6 +291,7 @@ def test_an_index_of_a_call_that_fails(dist: ModuleType, rank: int, size: int, r
         run(dist.all_reduce_coalesced, mine)
     assert used(dist) == before
     if rank == 0:  # the others never come
+        set_timeout(group, 0.4)
         with pytest.raises(TimeoutError, match="never came"):
             run(dist.all_reduce_coalesced, tensors, ReduceOp.SUM, group)
     assert used(dist) == before
