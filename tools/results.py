@@ -240,7 +240,9 @@ def read(folder: Path, name: str) -> Group:
             getattr(group, part).update(getattr(last, part))
         group.output += last.output
     if group.plain and group.status:
-        group.wrong.append(f"its command ended with status {group.status}")
+        log = folder / f"{name}.log"
+        last = log.read_text(errors="replace").strip().splitlines()[-3:] if log.exists() else []
+        group.wrong.append("\n  ".join([f"its command ended with status {group.status}", *last]))
     elif group.status and not group.failed:
         group.wrong.append(f"status {group.status}, though no test failed")
     elif not group.plain and not group.passed and not group.failed:

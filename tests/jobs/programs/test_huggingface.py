@@ -100,7 +100,8 @@ def test_tensor_parallel_generation(tmp_path: Path) -> None:
 @programs.needs("torch", "transformers")
 def test_the_example_of_tensor_parallel_generation() -> None:
     example = str(programs.FOLDER.parents[2] / "examples" / "generate_tp.py")
-    result = launch.run(2, [sys.executable, example, "--check", "--tokens=8"], mpi="node")
+    command = [sys.executable, example, "--check", "--tokens=8"]
+    result = launch.run(2, command, mpi="node", timeout=programs.DEADLINE)
     assert result.returncode == 0 and not result.timed_out, result.output
     assert "2 ranks over mpi" in result.output
     assert "the same tokens as on one rank" in result.output
@@ -110,7 +111,8 @@ def test_the_example_of_tensor_parallel_generation() -> None:
 def test_bench_of_inference(tmp_path: Path) -> None:
     file = tmp_path / "record.json"
     words = ["bench", "inference", "--rounds=2", f"--json={file}"]
-    result = launch.run(2, [sys.executable, "-m", "paddlempi", *words], mpi="node")
+    command = [sys.executable, "-m", "paddlempi", *words]
+    result = launch.run(2, command, mpi="node", timeout=programs.DEADLINE)
     assert result.returncode == 0 and not result.timed_out, result.output
     found = json.loads(file.read_text())["inference"]
     assert found["sums"] == [256 * 512 * 4] * 16 + [512 * 4] * 16
