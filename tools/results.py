@@ -241,8 +241,8 @@ def read(folder: Path, name: str) -> Group:
         group.output += last.output
     if group.plain and group.status:
         log = folder / f"{name}.log"
-        last = log.read_text(errors="replace").strip().splitlines()[-3:] if log.exists() else []
-        group.wrong.append("\n  ".join([f"its command ended with status {group.status}", *last]))
+        lines = log.read_text(errors="replace").strip().splitlines()[-3:] if log.exists() else []
+        group.wrong.append("\n  ".join([f"its command ended with status {group.status}", *lines]))
     elif group.status and not group.failed:
         group.wrong.append(f"status {group.status}, though no test failed")
     elif not group.plain and not group.passed and not group.failed:

@@ -87,6 +87,16 @@ def commands(verb: str) -> list[tuple[str, ...]]:
     return [*lint, *map(check, GENERATORS), *CHECKED_ONLY]
 
 
+def passes(words: tuple[str, ...], env: dict[str, str]) -> bool:
+    """Run a command. gofmt fails if it lists a file."""
+    listing = "cmd/gofmt" in words and "-l" in words
+    out = subprocess.PIPE if listing else None
+    done = subprocess.run(words, cwd=ROOT, env=env, stdout=out, text=True)
+    if listing and done.stdout:
+        print(f"gofmt wants to change: {done.stdout}")
+    return done.returncode == 0 and not (listing and done.stdout)
+
+
 def main(verb: str) -> int:
     """Run all commands of a verb; return 1 if one has failed."""
     failed = []
@@ -96,13 +106,7 @@ def main(verb: str) -> int:
             env["MYPYPATH"] = "python"
         line = " ".join(word.replace(f"{ROOT}/", "") for word in words[:8])
         print(f"+ {line}{' ...' if len(words) > 8 else ''}", flush=True)
-        listing = "cmd/gofmt" in words and "-l" in words
-        done = subprocess.run(
-            words, cwd=ROOT, env=env, stdout=subprocess.PIPE if listing else None, text=True
-        )
-        if done.returncode or (listing and done.stdout):
-            if listing:
-                print(f"gofmt wants to change: {done.stdout}")
+        if not passes(words, env) and not passes(words, env):  # some download what they need
             failed.append(line)
     for line in failed:
         print(f"FAILED {line}", flush=True)

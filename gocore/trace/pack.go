@@ -31,7 +31,7 @@ const (
 	colCount
 	colDetail
 	colPeer
-	colPeer2
+	colPeer2 // of a collective: entry.share
 	colTag
 	colTag2
 	colSubmitted // in ticks, as those that follow
@@ -118,6 +118,8 @@ func rowOf(e *entry) row {
 	if e.flags&Message != 0 {
 		r[colPeer], r[colPeer2] = uint64(int64(e.peer[0])), uint64(int64(e.peer[1]))
 		r[colTag], r[colTag2] = uint64(int64(e.tag[0])), uint64(int64(e.tag[1]))
+	} else {
+		r[colPeer2] = uint64(e.share())
 	}
 	return r
 }

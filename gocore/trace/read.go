@@ -175,6 +175,7 @@ type OperationRecord struct {
 	Begun     *int64  `json:"begun"`
 	Arrived   *int64  `json:"arrived"`
 	Waited    *int64  `json:"waited"` // the caller of an asynchronous operation began to wait
+	Share     *int64  `json:"share"`  // bytes that this rank has in a collective whose members have different ones
 	Ended     *int64  `json:"ended"`
 	Outcome   *string `json:"outcome"`
 
@@ -246,6 +247,9 @@ func (e *entry) record(line *timeline) (o OperationRecord, ok bool) {
 			n = 2
 		}
 		o.Peers, o.Tags = e.peer[:n], e.tag[:n]
+	}
+	if share := e.share(); share > 0 {
+		o.Share = ptr(share - 1)
 	}
 	if e.algorithm[0] != 0 {
 		o.Algorithm = ptr(text(e.algorithm[:]))

@@ -15,6 +15,7 @@
 package trace
 
 import (
+	"math"
 	"os"
 	"runtime"
 	"sync"
@@ -127,7 +128,7 @@ type entry struct {
 	arrived   uint64
 	signature [3]uint64
 	algorithm [16]byte
-	peer      [2]int32 // of a message; of a collective, the first is the member of the phase
+	peer      [2]int32 // of a message; of a collective, the first is the member of the phase, the second see share
 	tag       [2]int32 // of a message; of a collective: see waited
 	phase     phase    // of a collective; of a message: see waited
 }
@@ -265,7 +266,7 @@ func (r *Ring) Begin(group int64, seq uint64, signature *[3]uint64, flags Flags)
 	at := now()
 	e.submitted, e.arrived, e.algorithm = at, 0, [16]byte{}
 	e.group, e.flags, e.seq, e.signature, e.phase = uint32(group), flags, seq, *signature, phase{}
-	e.tag = [2]int32{}
+	e.peer, e.tag = [2]int32{}, [2]int32{}
 	if seq == 0 {
 		at = 0
 	}
@@ -388,6 +389,24 @@ func (m Mark) Waited() {
 		}
 		m.unlock()
 	}
+}
+
+// Share records how many bytes this rank has in a collective whose members have shares of different lengths: the signature tells no length
+// then. It is called soon after Begin.
+func (m Mark) Share(bytes int64) {
+	if m.lock() {
+		m.e.peer[1] = int32(math.Float32bits(float32(bytes + 1))) // exact up to 16 MiB, and to 24 bits beyond
+		m.unlock()
+	}
+}
+
+// share returns 1 plus the bytes of Share; 0 if it was not called.
+func (e *entry) share() int64 {
+	bytes := math.Float32frombits(uint32(e.peer[1]))
+	if e.flags&Message != 0 || !(bytes >= 1 && bytes < 1<<62) {
+		return 0
+	}
+	return int64(bytes)
 }
 
 // waited is where an operation has the time at which its caller began to wait: a collective has no tags, and a message no phases.

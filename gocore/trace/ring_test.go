@@ -2,6 +2,7 @@ package trace
 
 import (
 	"bytes"
+	"math"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -272,4 +273,31 @@ func TestGroupsThatEnd(t *testing.T) {
 		require.EqualValues(t, last-len(s.Groups)+2+i, g.ID)
 	}
 	assert.Less(t, len(r.groups), 4000)
+}
+
+// Where the members of a collective have shares of different lengths, the entry has this rank's.
+func TestShares(t *testing.T) {
+	r := newRing(t)
+	lengths := []int64{0, 1, 5<<20 + 3, 3 << 40}
+	for i, bytes := range lengths {
+		m := r.Begin(1, uint64(i+1), reduceOf(0), 0)
+		m.Share(bytes)
+		m.End(status.OK)
+	}
+	r.BeginMessage(1, reduceOf(3), 0, [2]int32{1, 1 << 29}, [2]int32{}).End(status.OK)
+	r.Begin(1, 9, reduceOf(3), 0).End(status.OK)
+	operations := contents(t, r)
+	require.Len(t, operations, len(lengths)+2)
+	for i, o := range operations {
+		if i >= len(lengths) {
+			assert.Nil(t, o.Share, "operation %d", i)
+			continue
+		}
+		require.NotNil(t, o.Share)
+		assert.InEpsilon(t, lengths[i]+1, *o.Share+1, 1e-7)
+		assert.Equal(t, uint64(*o.Share+1), rowOf(&r.list[i+1])[colPeer2])
+	}
+	for _, wrong := range []float32{-1, 0.5, float32(math.NaN()), float32(math.Inf(1)), 1 << 62} {
+		assert.Zero(t, (&entry{peer: [2]int32{0, int32(math.Float32bits(wrong))}}).share(), "%v", wrong)
+	}
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +17,13 @@ from mpis import MPI
 HERE = Path(__file__).parent
 LAYOUTS = {"1 and 1": (("h1", 1), ("h2", 1)), "2 and 2": (("h1", 2), ("h2", 2))}
 """On how many ranks of two hosts a program runs, by the name that a test shows."""
+
+
+@functools.cache
+def has(mpi: MPI, package: str) -> bool:
+    """Whether the environment of an MPI has a package."""
+    asked = f"import importlib.util as u, sys; sys.exit(u.find_spec({package!r}) is None)"
+    return subprocess.run([mpi.python, "-c", asked], check=False).returncode == 0
 
 
 @contextmanager

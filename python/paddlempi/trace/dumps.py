@@ -77,7 +77,7 @@ def _of_ring(ring: rings.Ring) -> RankPart:
             "seq": operation.seq or 0,
             "count": operation.count,
             "peer": peers[0],
-            "peer2": peers[1],
+            "peer2": peers[1] if operation.share is None else operation.share + 1,
             "tag": tags[0],
             "tag2": tags[1],
             "submitted": operation.submitted,

@@ -31,8 +31,8 @@ OPERATION = np.dtype(
         ("outcome", "i2"),  # place in Names.outcomes, -1: under way
         ("flags", "i2"),
         ("root", "i4"),  # rank of the group, -1: none
-        ("count", "i8"),  # elements, as the operation's signature has them
-        ("nbytes", "i8"),  # count x bytes of the dtype, 0 where there is none
+        ("count", "i8"),  # elements, as the operation's signature has them; -1: see nbytes
+        ("nbytes", "i8"),  # count x bytes of the dtype; this rank's if shares differ in length
         ("detail", "u8"),
         ("peers", "i4", 2),  # of a message: ranks of the group, -1: any, or no second one
         ("tags", "i4", 2),

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import dumps, parts
-from .model import OPERATION, Group, Names, Rank, Timeline
+from .model import MESSAGE, OPERATION, Group, Names, Rank, Timeline
 
 __all__ = ["LoadError", "load", "read"]
 
@@ -178,6 +178,10 @@ def _rows(part: parts.RankPart, kinds: npt.NDArray[Any]) -> npt.NDArray[Any]:
     rows["count"] *= columns["count"]  # 0 where that is no number of elements
     rows["nbytes"] *= rows["count"]
     rows["detail"] = columns["detail"].view(np.uint64)
+    # A collective has no peers. One with shares of different lengths has its own there, plus 1.
+    uneven = (rows["flags"] & MESSAGE == 0) & (columns["peer2"] > 0)
+    rows["count"][uneven], rows["nbytes"][uneven] = -1, columns["peer2"][uneven] - 1
+    columns = {**columns, "peer2": np.where(uneven, 0, columns["peer2"])}
     for name, first, second in (("peers", "peer", "peer2"), ("tags", "tag", "tag2")):
         rows[name][:, 0], rows[name][:, 1] = columns[first], columns[second]
     for name in ("submitted", "begun", "arrived", "waited", "ended"):

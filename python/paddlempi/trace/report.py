@@ -349,7 +349,6 @@ def _ranks(timeline: Timeline, times: _Ints, late: tuple[Late, ...]) -> Iterator
         )
 
 
-MOST_OPEN = 4096  # calls under way at the end whose members are looked for
 _DIED = ("peer_died", "proc_failed")
 
 
@@ -371,11 +370,17 @@ def deaths(timeline: Timeline) -> Iterator[Death]:
 def _awaited(timeline: Timeline) -> set[int]:
     """The ranks that have not come to a collective in which others are."""
     o = timeline.operations
-    found: set[int] = set()
-    for row in o[(o["ended"] == 0) & (o["seq"] >= 0) & (o["group"] >= 0)][-MOST_OPEN:]:
-        same = (o["seq"] == row["seq"]) & (o["group"] == row["group"])
-        found.update(set(timeline.groups[row["group"]].ranks) - set(o["rank"][same].tolist()))
-    return found
+    o = o[(o["seq"] >= 0) & (o["group"] >= 0)]
+    numbers, place = np.unique(o["seq"], return_inverse=True)
+    call = o["group"].astype(np.int64) * len(numbers) + place
+    came: dict[int, set[int]] = {}
+    group = {}
+    rows = np.isin(call, call[o["ended"] == 0])
+    for key, row in zip(call[rows].tolist(), o[rows], strict=True):
+        came.setdefault(key, set()).add(int(row["rank"]))
+        group[key] = row["group"]
+    members = {key: set(timeline.groups[number].ranks) for key, number in group.items()}
+    return set().union(*(members[key] - came[key] for key in came))
 
 
 def _group_names(timeline: Timeline, size: int) -> Iterator[str]:

@@ -59,6 +59,7 @@ class Operation:
         phase, rail, partner: of a collective over nodes, which works in phases: the last phase, the
             rail, and the rank of the group that was awaited in it.
         waited: the caller of an asynchronous operation began to wait, if it had not ended.
+        share: bytes that the rank has in a collective whose members have different ones.
     """
 
     number: int
@@ -85,6 +86,7 @@ class Operation:
     rail: int | None = None
     partner: int | None = None
     waited: int | None = None
+    share: int | None = None
 
     def moves(self) -> bool:
         """Whether all members of the collective have come, as this rank has seen."""

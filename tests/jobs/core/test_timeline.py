@@ -39,6 +39,10 @@ if what == "waits":
     if rank == 1:
         time.sleep(0.1)
     work.wait()
+    sizes = [(rank + 1) * (peer + 1) for peer in range(2)]
+    shares = [np.ones(n, np.float32) for n in sizes]
+    dist.all_to_all([np.empty_like(share) for share in shares], shares)
+    dist.all_gather([np.empty(n, np.float32) for n in (5, 0)], np.ones(5 - 5 * rank, np.float32))
     if rank == 0:
         dist.send(x, 1, tag=7)
     else:
@@ -97,6 +101,10 @@ def test_a_whole_job(tmp_path: Path) -> None:
     # Rank 0 waits after 50 ms for rank 1, which comes to its own wait 100 ms later.
     waits = first[-1]["waited"] - first[-1]["submitted"]
     assert first[-1]["waited"] == 0 or waits > 40_000_000
+    # Where members have shares of different lengths, each has its own in its record.
+    for name, nbytes in (("all_to_all", (12, 24)), ("all_gather", (20, 0))):
+        uneven = [of_rank(found, rank, name)[-1] for rank in (0, 1)]
+        assert [(row["count"], row["nbytes"]) for row in uneven] == [(-1, n) for n in nbytes]
     sent, came = of_rank(found, 0, "send"), of_rank(found, 1, "recv")
     for row, peer in ((sent[-1], 1), (came[-1], 0)):
         assert row["flags"] & MESSAGE and row["peers"][0] == peer and row["tags"][0] == 7

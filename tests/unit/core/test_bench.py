@@ -526,7 +526,9 @@ def test_turns() -> None:
         collectives.OURS: measured.Turn({"a": call("a"), "b": call("b")}, call("begin")),
         "other": measured.Turn({"a": call("x", 5000), "b": call("y", 7000)}, itself=True),
     }
-    times = measured.take_turns(turns, 3, lambda: next(ticks))
+    parts: list[float] = []
+    times = measured.take_turns(turns, 3, lambda: next(ticks), parts.append)
+    assert parts == [0.0, 0.2, 0.4, 0.6, 0.8]
     assert list(times) == ["a", "b", "a + b"]
     assert times["a"][collectives.OURS] == times["a"][collectives.AGAIN] == [1.0] * 3
     assert times["a"]["other"] == [5.0] * 3

@@ -10,6 +10,7 @@ import pytest
 from paddlempi import _native
 from paddlempi.elasticity.deputy import Address, Deputy, PeersLink, reach
 from paddlempi.elasticity.wire import Channel
+from paddlempi.errors import PeerDiedError
 
 
 @pytest.fixture
@@ -45,4 +46,28 @@ def test_a_rank_without_a_listener_is_dead(deputy: Deputy) -> None:
     world = link.muster(1, False, False)
     assert (world.generation, world.rank, world.size, world.keys) == (1, 0, 1, (0,))
     assert link.members(world) == (0,)
+    link.close()
+
+
+@pytest.mark.parametrize("what", ["look", "tell", "ask"])
+def test_the_coordinator_dies(deputy: Deputy, what: str) -> None:
+    """It dies between two questions, or with one unanswered. Another one takes its place."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        first = Address("127.0.0.1", 1, listener.getsockname()[1], "of rank 0")
+        link = PeersLink(0, {0: first, 1: deputy.address})
+        link._connect()
+        listener.accept()[0].close()
+    if what == "ask":
+        with pytest.raises(PeerDiedError, match="coordinates has died"):
+            link.ask({"say": "get", "keys": ["x"]})
+    else:
+        for _ in range(3):
+            getattr(link, what)(*["in"] * (what == "tell"))
+            if link._channel is not None:
+                link._channel.wait(1)
+        link.look()
+    world = link.muster(1, False, False)
+    assert (world.rank, world.size, world.keys) == (0, 1, (0,))
     link.close()

@@ -142,6 +142,9 @@ def test_shares_that_differ_by_rank() -> None:
     o["nbytes"][o["rank"] == 3] = round(4 * LARGE * 1.3)
     finding = told(report.make(timeline))["imbalance"]
     assert finding.ranks == (3,) and "21% more bytes" in finding.text
+    o["count"] = -1  # the signature tells no length: one class
+    o["nbytes"] = LARGE * np.where(o["rank"] == 3, 80, 4)
+    assert report.make(timeline).kinds[0].imbalance == pytest.approx(80 / 23 - 1)
 
 
 def test_nothing_stands_out() -> None:

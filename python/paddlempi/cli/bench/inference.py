@@ -15,7 +15,7 @@ from ...errors import ArgumentError, Error
 from . import contenders, tool
 from .collectives import OURS, WrongResultError
 from .figures import Quartiles, quartiles, ratios
-from .report import counted, environment, headline
+from .report import Bar, counted, environment, headline
 from .sampling import shuffled, slowest
 
 __all__ = ["add_to", "lines"]
@@ -71,9 +71,11 @@ def _measure(chosen: Namespace) -> None:
     taken: dict[str, dict[str, list[float]]] = {n: {"prefill": [], "token": []} for n in names}
     tokens: dict[str, list[int]] = {}
     sums = engine.count(lambda: engine.decode(engine.prefill(PROMPT), 1))
+    bar = Bar(chosen.rounds + 1)
     try:
         for round_ in range(-1, chosen.rounds):
-            for name in shuffled(names, round_ + 1):
+            for number, name in enumerate(shuffled(names, round_ + 1)):
+                bar.show(name, number / len(names))
                 engine.use(name)
                 collectives.barrier()
                 begun, prefill = _timed(engine.prefill, PROMPT)
@@ -81,7 +83,9 @@ def _measure(chosen: Namespace) -> None:
                 if round_ >= 0:
                     taken[name]["prefill"].append(prefill)
                     taken[name]["token"].append(decode / TOKENS)
+            bar.next()
     finally:
+        bar.clear()
         engine.stop()
     ms = {n: {what: slowest(of) for what, of in found.items()} for n, found in taken.items()}
     _check(tokens[OURS])

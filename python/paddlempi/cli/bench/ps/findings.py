@@ -6,11 +6,13 @@ import json
 import os
 import platform
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from .... import __version__, _native, group
+from ...._progress import Line
 from ..collectives import OURS
 from ..report import environment, headline
 from .measured import Row, head, line
@@ -31,6 +33,7 @@ class Findings:
     def __init__(self, chosen: Namespace) -> None:
         self._chosen = chosen
         self._shown = True
+        self._line = Line(False)
         if group.is_initialized():
             self._shown = group.get_rank() == 0
             self.about = environment()
@@ -53,8 +56,14 @@ class Findings:
 
     def say(self, text: str) -> None:
         """Print a line on rank 0."""
+        self._line.clear()
         if self._shown:
             print(text, flush=True)
+
+    def watch(self, what: str) -> Callable[[float], None]:
+        """Return what shows, on a line of rank 0, which part of something is done."""
+        self._line = Line(self._shown, piped=True)
+        return partial(self._line.show, f"measuring {what}")
 
     def absent(self, name: str, reason: str) -> None:
         """Note that a contender is not measured."""

@@ -26,6 +26,10 @@ def _nothing(round_: int) -> None:
     """What most contenders do before a call."""
 
 
+def _untold(part: float) -> None:
+    """What is told of how far it has come, if nobody wants to know."""
+
+
 @dataclass(frozen=True)
 class Turn:
     """What a contender does in a round.
@@ -42,7 +46,10 @@ class Turn:
 
 
 def take_turns(
-    turns: dict[str, Turn], rounds: int, clock: Callable[[], int] = time.perf_counter_ns
+    turns: dict[str, Turn],
+    rounds: int,
+    clock: Callable[[], int] = time.perf_counter_ns,
+    show: Callable[[float], None] = _untold,
 ) -> dict[str, Times]:
     """Measure contenders in turn, and paddlempi once more as a control.
 
@@ -50,6 +57,7 @@ def take_turns(
         turns: by contender. All have calls of the same names.
         rounds: how many are measured, after WARM others.
         clock: returns ns.
+        show: is told before each round which part is done, from 0 to 1.
 
     Returns:
         The times by the names of the calls, and if there are several, their sum.
@@ -59,6 +67,7 @@ def take_turns(
     both = " + ".join(names)
     times: dict[str, Times] = {what: {name: [] for name in turns} for what in [*names, both]}
     for round_ in range(-WARM, rounds):
+        show((round_ + WARM) / (rounds + WARM))
         for name in shuffled(list(turns), round_ + WARM):
             turn, total = turns[name], 0.0
             turn.begin(round_)

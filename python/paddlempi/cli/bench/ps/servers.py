@@ -41,8 +41,10 @@ def measure(chosen: Namespace, findings: Findings) -> None:
             for _ in range(group.get_rank() + 1):  # the first ones are those of lower ranks
                 batches.draw(batch)
             found: dict[str, dict[str, list[float]]] = {}
+            show = findings.watch(", ".join(f"{k} {v}" for k, v in batches.case().items()))
             for session in range(SESSIONS):
-                for servers in shuffled(list(names), session):
+                for turn, servers in enumerate(shuffled(list(names), session)):
+                    show((session + turn / len(names)) / SESSIONS)
                     for what, times in _of_session(
                         trainers, servers, batches, rounds, chosen.timeout
                     ).items():

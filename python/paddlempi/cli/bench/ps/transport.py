@@ -98,5 +98,6 @@ def compare(
     """Measure paddlempi's turn and those of the rivals."""
     for rival in rivals:
         turns |= rival.turns(batches)
-    for what, times in take_turns(turns, rounds).items():
+    show = findings.watch(", ".join(f"{key} {value}" for key, value in case.items()))
+    for what, times in take_turns(turns, rounds, show=show).items():
         findings.add(summary(case, what, times))
