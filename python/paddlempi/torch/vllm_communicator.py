@@ -18,11 +18,11 @@ __all__ = ["Communicator"]
 class Communicator(CpuCommunicator):  # type: ignore[misc]
     """vLLM's communicator of the CPU without its operators in shared memory.
 
-    all_gather, gather, broadcast, send and recv of the base class go to ``torch.distributed`` on
-    ``device_group``, which is over MPI. all_reduce, which each layer calls twice, is an operator:
-    no Python of torch or of ours runs in it, and a compiled graph keeps it. Dictionaries of
-    tensors, from a stage of a pipeline to the next one, would go through vLLM's group of gloo. Here
-    they go through ``device_group``, too.
+    gather, broadcast, send and recv of the base class go to ``torch.distributed`` on
+    ``device_group``, which is over MPI. all_reduce, which each layer calls twice, and all_gather,
+    which each token calls once, are operators: no Python of torch or of ours runs in them, and a
+    compiled graph keeps them. Dictionaries of tensors, from a stage of a pipeline to the next one,
+    would go through vLLM's group of gloo. Here they go through ``device_group``, too.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -38,6 +38,13 @@ class Communicator(CpuCommunicator):  # type: ignore[misc]
         """Sum a tensor up over the group, in place."""
         torch.ops.paddlempi.all_reduce_(input_, self._group_name)
         return input_
+
+    def all_gather(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        """Return the tensors of all ranks behind each other in a dimension."""
+        gathered = torch.ops.paddlempi.all_gather(input_, self._group_name, self.world_size)
+        if dim in (0, -input_.dim()):
+            return gathered
+        return torch.cat(gathered.chunk(self.world_size), dim)
 
     def send_tensor_dict(self, tensor_dict: dict[str, Any], dst: int) -> None:
         """Send a dictionary of tensors and other values to a rank of the group."""
