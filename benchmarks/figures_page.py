@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,17 @@ def about(found: Mapping[str, Any]) -> Iterator[str]:
     )
     yield from wrapped(f"{found['machine']}: {words}.")
     yield ""
-    yield "| part | date | load before, after | others' CPU, % |"
+    yield "| date | load before and after | others' CPU, % | parts |"
     yield "|---|---|---|---|"
-    for name, part in found["parts"].items():
-        before, after = part["load"]
-        yield (f"| {name} | {part['date']} | {before}, {after} | {100 * part['others']:.0f} |")
+    for date, of_day in groupby(sorted(found["parts"].items(), key=_date), _date):
+        names, parts = zip(*of_day, strict=True)
+        loads = [load for part in parts for load in part["load"]]
+        others = 100 * max(part["others"] for part in parts)
+        yield f"| {date} | {min(loads)} to {max(loads)} | {others:.0f} | {', '.join(names)} |"
+
+
+def _date(part: tuple[str, Mapping[str, Any]]) -> str:
+    return str(part[1]["date"])
 
 
 def part_lines(part: Mapping[str, Any]) -> Iterator[str]:
