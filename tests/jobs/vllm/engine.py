@@ -95,6 +95,7 @@ def main() -> None:
             found["error"] = type(error).__name__
             found["after"] = time.monotonic() - died[0]
     print(f"\n{json.dumps(found)}", flush=True)
+    llm.llm_engine.engine_core.shutdown()  # its processes would outlive this one
 
 
 if __name__ == "__main__":

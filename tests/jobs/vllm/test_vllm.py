@@ -23,7 +23,7 @@ OURS = {"PADDLEMPI_VLLM": "1"}
 
 def run(folder: Path, *words: str, **variables: str) -> tuple[dict[str, Any], str]:
     """Run the engine; return what it found, and its output."""
-    # Unbound workers of vLLM 0.32 hang in its own operators, which it has with AVX-512.
+    # A CPU for each worker: with AVX-512 vLLM's own operators spin in shared memory.
     cpus = [*sorted(os.sched_getaffinity(0)) * 2][:2]
     bind = "|".join(map(str, cpus))
     settings = {"VLLM_CPU_OMP_THREADS_BIND": bind, "VLLM_CPU_KVCACHE_SPACE": "1"}
