@@ -50,7 +50,7 @@ def test_spans_of_torch_lie_on_what_was_recorded(tmp_path: Path) -> None:
         agreed = kineto.agreement(timeline, one)
         assert agreed.spans >= 2 * CALLS  # DDP's too
         # On an idle machine 99 of 100 are nearer than 50 us.
-        assert agreed.within(1_000_000) > 0.8
+        assert agreed.within(5_000_000) > 0.8
         assert agreed.clocks < 1_000_000
 
     merged = tmp_path / "merged.json"
