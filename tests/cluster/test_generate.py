@@ -7,12 +7,11 @@ import reports
 from conftest import ALL
 from hosts import Hosts
 from mpis import MPI
-from test_torch import has
 
 
 @pytest.mark.parametrize("layout", list(reports.LAYOUTS)[: None if ALL else 1])
 def test_tokens_are_those_of_one_process(openmpi: MPI, hosts: Hosts, layout: str) -> None:
-    if not has(openmpi, "transformers"):
+    if not reports.has(openmpi, "transformers"):
         pytest.skip("transformers is not installed")
     found = reports.of_all(openmpi, hosts, layout, "ranks_generate.py", timeout=300)
     assert {(r["backend"], r["transport"]) for r in found} == {("mpi", "mpi")}

@@ -13,7 +13,6 @@ import reports
 from conftest import installed
 from hosts import NETWORK, Hosts, Result
 from mpis import MPI
-from test_torch import has
 
 TWO_BY_TWO = (("h1", 2), ("h2", 2))
 UNEQUAL = (("h1", 3), ("h2", 1))
@@ -107,7 +106,7 @@ def test_open_mpi_says_what_to_install(openmpi: MPI, hosts: Hosts) -> None:
 
 
 def test_torchrun_on_two_hosts(mpich: MPI, openmpi: MPI, hosts: Hosts) -> None:
-    if not has(openmpi, "torch"):
+    if not reports.has(openmpi, "torch"):
         pytest.skip("torch is not installed")
     library = mpich.prefix / "lib" / "libmpi.so.12"
     port = next(PORTS)
