@@ -55,6 +55,8 @@ if what.get("early") == os.environ.get("RANK"):
     sys.exit(3)
 if begun and what.get("again") == "early":
     sys.exit(4)
+if begun:
+    time.sleep(float(what.get("late", "0")))
 with dist.elastic(min_ranks=int(what.get("least", "1"))) as job:
     assert job.size == dist.get_world_size() and (job.rank == 0 or "PADDLEMPI_X" in os.environ)
     total = array("q", [0] * 4)
@@ -162,7 +164,7 @@ def run(folder: Path, options: str, *what: str) -> Ended:
 def test_a_replacement_comes(tmp_path: Path) -> None:
     """It has the number of the dead one, and the last rank; the others have trained meanwhile."""
     options = f"-np 3 --elastic 2 --prefix --tee --log-dir {tmp_path / 'logs'}"
-    ended = run(tmp_path, options, "way=kill", "steps=800", "pause=0.01")
+    ended = run(tmp_path, options, "way=kill", "steps=800", "pause=0.01", "late=1")
     assert ended.status == 0, ended.output
     ended.ends(3, steps=800)
     starts = ended.notes("starts")

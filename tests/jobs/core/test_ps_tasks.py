@@ -244,6 +244,7 @@ def a_trainer_dies() -> None:
     # Rank 1 has done three, and had a fourth.
     assert len(set(used)) == len(used) == 27, sorted(used)
     told = ps.stats()["master"]
+    ps.barrier("told")
     assert [one["state"] for one in told["trainers"]] == ["active", "lost", "active"], told
     assert told["queues"][0]["done"] == 30
     ps.complete()
