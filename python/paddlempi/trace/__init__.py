@@ -1,4 +1,4 @@
-"""Timelines of all ranks of a job, for programs and notebooks (docs/timeline.md).
+"""Timelines of all ranks of a job, for programs and notebooks (docs/why-is-my-step-slow.md).
 
 ``load(path)`` reads what ``trace record`` has written, and ``align`` puts it on one clock;
 ``times`` and ``arrivals`` are its arrays, and ``report.make`` says all of it. They need NumPy.

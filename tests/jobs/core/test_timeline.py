@@ -1,4 +1,4 @@
-"""Jobs are recorded while they run: ``run --timeline`` and ``trace record`` (docs/timeline.md)."""
+"""Jobs are recorded while they run: docs/why-is-my-step-slow.md."""
 
 from __future__ import annotations
 
