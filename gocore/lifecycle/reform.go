@@ -2,6 +2,7 @@ package lifecycle
 
 import (
 	"sync/atomic"
+	"time"
 
 	"github.com/paddlempi/paddlempi/gocore/registry"
 	"github.com/paddlempi/paddlempi/gocore/status"
@@ -14,11 +15,16 @@ var reforming atomic.Pointer[atomic.Pointer[status.Error]]
 // into memory of another one. It does nothing without a world, or to one that this rank has revoked. A Reform
 // under way ends, too.
 func Revoke(why string) error {
-	if given := reforming.Load(); given != nil {
-		given.Store(status.New(status.Revoked, "reform: given up: %s", why))
-		return nil
+	for {
+		if given := reforming.Load(); given != nil {
+			given.Store(status.New(status.Revoked, "reform: given up: %s", why))
+			return nil
+		}
+		if registry.Starting.TryLock() {
+			break
+		}
+		time.Sleep(time.Millisecond) // a Reform that has just begun says soon where to look
 	}
-	registry.Starting.Lock()
 	defer registry.Starting.Unlock()
 	w := registry.InitialOrNil()
 	if w == nil || w.Env.Revoked() {

@@ -34,7 +34,7 @@ from ..group_arguments import to_seconds
 from ..startup.reform import generation, reform, revoke
 from ..startup.rendezvous.stores import MemoryStore
 from . import places
-from .link import Link, LinkStore, World
+from .link import Link, LinkStore, World, watched
 from .lost import StateLost, is_lost
 from .parts import Part, part_of
 
@@ -350,13 +350,14 @@ class Job:
         self._world = world
         try:
             if link is not None and given is None:
-                reform(
-                    world.rank,
-                    world.size,
-                    LinkStore(link),
-                    timeout=self._timeout,
-                    members=link.members(world),
-                )
+                with watched(link, revoke):
+                    reform(
+                        world.rank,
+                        world.size,
+                        LinkStore(link),
+                        timeout=self._timeout,
+                        members=link.members(world),
+                    )
                 self._generation = generation()
             self._front.reformed(self)
             self._settle()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from .._exit import PREEMPTED
@@ -11,7 +13,10 @@ from ..errors import PeerDiedError
 from ..startup.rendezvous.stores import Store
 from .wire import Channel, Message, packed, unpacked
 
-__all__ = ["Link", "LinkStore", "Stopped", "World"]
+__all__ = ["Link", "LinkStore", "Stopped", "World", "watched"]
+
+_ASK_EVERY = 0.1
+"""Seconds between two questions whether all members of an announced world live."""
 
 
 class Stopped(PeerDiedError):
@@ -35,7 +40,7 @@ class Link:
 
     ``ConnectionError`` says that the coordinator is gone.
 
-    Thread-safety: one thread at a time.
+    Thread-safety: one thread at a time, but for ``ask``.
     """
 
     def __init__(self, channel: Channel | None) -> None:
@@ -44,6 +49,7 @@ class Link:
         self.asked = False
         """Whether the whole job was asked to end."""
         self._channel = channel
+        self._asking = threading.Lock()
         self._stopped: str | None = None
         self._ended = False
         self._fresh = False  # in a muster, of a process that has nothing to lose
@@ -111,8 +117,9 @@ class Link:
 
     def ask(self, message: Message) -> list[bytes]:
         """Ask the store. Raises PeerDiedError if a member of the announced world is gone."""
-        self._there().send(message)
-        said = self._wait("values", "lost")
+        with self._asking:
+            self._there().send(message)
+            said = self._wait("values", "lost")
         if said["say"] == "lost":
             raise PeerDiedError("a rank has died, or has given up, while the ranks met")
         return unpacked(said["values"])
@@ -137,6 +144,35 @@ class Link:
             self.look()
             if not self._answers:
                 self._there().wait()
+
+
+@contextmanager
+def watched(link: Link, give_up: Callable[[str], None]) -> Iterator[None]:
+    """Call ``give_up`` from another thread if a member of the announced world is gone.
+
+    A member may die when it has exchanged its words. Then the others wait for it in the core, and
+    ask the coordinator nothing.
+    """
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(_ASK_EVERY):
+            try:
+                link.ask({"say": "get", "keys": []})
+            except PeerDiedError as error:
+                if not over.is_set():
+                    give_up(str(error))
+                return
+            except ConnectionError:
+                return
+
+    thread = threading.Thread(target=watch, name="paddlempi-elastic", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 class LinkStore(Store):

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import selectors
 import socket
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import numpy as np
 import pytest
 from paddlempi import errors
 from paddlempi.elasticity import wire
 from paddlempi.elasticity.hub import Hub
+from paddlempi.elasticity.link import Link, watched
 from paddlempi.elasticity.lost import is_lost
 from paddlempi.elasticity.parts import ArraysPart, part_of
 
@@ -150,3 +154,32 @@ def test_what_is_lost() -> None:
     circle.__context__ = RuntimeError("two")
     circle.__context__.__context__ = circle
     assert not is_lost(circle)
+
+
+def test_a_member_that_dies_while_the_others_wait_in_the_core(
+    ends: tuple[wire.Channel, socket.socket],
+) -> None:
+    """The coordinator is asked now and then, until it says so, or until the meeting is over."""
+    channel, other = ends
+    coordinator, given, asked = wire.Channel(other), list[str](), 0
+
+    def answer() -> None:
+        nonlocal asked
+        with suppress(OSError, ValueError):  # it is closed
+            while True:
+                coordinator.wait(10)
+                for message in coordinator.receive():
+                    assert message == {"say": "get", "keys": []}
+                    asked += 1
+                    lost = {"say": "lost"}
+                    coordinator.send(lost if asked == 2 else {"say": "values", "values": []})
+
+    threading.Thread(target=answer, daemon=True).start()
+    link = Link(channel)
+    for questions in (2, 3):
+        with watched(link, given.append):
+            until = time.monotonic() + 10
+            while asked < questions and time.monotonic() < until:
+                time.sleep(0.01)
+            time.sleep(0.05)
+    assert asked >= 3 and len(given) == 1 and "while the ranks met" in given[0]
