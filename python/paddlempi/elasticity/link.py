@@ -166,7 +166,7 @@ def watched(link: Link, give_up: Callable[[str], None]) -> Iterator[None]:
             except ConnectionError:
                 return
 
-    thread = threading.Thread(target=watch, name="paddlempi-elastic", daemon=True)
+    thread = threading.Thread(target=watch, name="paddlempi-meeting", daemon=True)
     thread.start()
     try:
         yield
