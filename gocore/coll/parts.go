@@ -16,6 +16,18 @@ func totalCount(parts []Part) (total int64) {
 	return total
 }
 
+// OwnBytes returns the bytes of this rank's tensor; if it gives and gets a share of every rank, those of the larger side.
+func OwnBytes(a *Args) int64 {
+	sent, got := totalCount(a.Send), totalCount(a.Recv)
+	switch t := a.Trait(); {
+	case t.Send.PerRank() == t.Recv.PerRank():
+		return max(sent, got) * a.elem()
+	case t.Send.PerRank():
+		return got * a.elem()
+	}
+	return sent * a.elem()
+}
+
 // perRank returns a side as one part for each rank. The side has a share for every rank.
 func perRank(a *Args, parts []Part) []Part {
 	if len(parts) != 1 {

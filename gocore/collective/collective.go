@@ -260,24 +260,6 @@ func (g *Group) refuse(code op.Code) {
 	g.Env.Engine.StartProgress()
 }
 
-// ownBytes returns the bytes of this rank's tensor; if it gives and gets a share of every rank, those of the larger side.
-func ownBytes(a *coll.Args) int64 {
-	sent, got := total(a.Send), total(a.Recv)
-	if t := a.Trait(); t.Send.PerRank() == t.Recv.PerRank() {
-		return max(sent, got) * int64(a.DType.Size())
-	} else if t.Send.PerRank() {
-		return got * int64(a.DType.Size())
-	}
-	return sent * int64(a.DType.Size())
-}
-
-func total(parts []coll.Part) (n int64) {
-	for i := range parts {
-		n += parts[i].Count
-	}
-	return n
-}
-
 // record enters c in the flight recorder. c gets its number later unless it has one.
 func (c *collective) record(flags trace.Flags) {
 	if c.g.Silent {
@@ -288,6 +270,6 @@ func (c *collective) record(flags trace.Flags) {
 	}
 	c.trace = c.g.ring.Begin(c.g.ID, c.args.Seq, (*[3]uint64)(&c.sig), flags)
 	if c.flags&coll.Even == 0 && flags&trace.Refusing == 0 {
-		c.trace.Share(ownBytes(&c.args))
+		c.trace.Share(coll.OwnBytes(&c.args))
 	}
 }
