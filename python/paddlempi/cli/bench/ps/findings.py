@@ -60,10 +60,11 @@ class Findings:
         if self._shown:
             print(text, flush=True)
 
-    def watch(self, what: str) -> Callable[[float], None]:
-        """Return what shows, on a line of rank 0, which part of something is done."""
+    def watch(self, case: dict[str, int], *what: str) -> Callable[[float], None]:
+        """Return what shows, on a line of rank 0, which part of a case is done."""
         self._line = Line(self._shown, piped=True)
-        return partial(self._line.show, f"measuring {what}")
+        said = ", ".join([*what, *(f"{key} {value}" for key, value in case.items())])
+        return partial(self._line.show, f"measuring {said}")
 
     def absent(self, name: str, reason: str) -> None:
         """Note that a contender is not measured."""

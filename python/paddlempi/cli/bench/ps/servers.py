@@ -41,7 +41,7 @@ def measure(chosen: Namespace, findings: Findings) -> None:
             for _ in range(group.get_rank() + 1):  # the first ones are those of lower ranks
                 batches.draw(batch)
             found: dict[str, dict[str, list[float]]] = {}
-            show = findings.watch(", ".join(f"{k} {v}" for k, v in batches.case().items()))
+            show = findings.watch(batches.case())
             for session in range(SESSIONS):
                 for turn, servers in enumerate(shuffled(list(names), session)):
                     show((session + turn / len(names)) / SESSIONS)

@@ -81,7 +81,7 @@ def measure(chosen: Namespace, findings: Findings) -> None:
             for what in (LOOKUP, SGD, ADAGRAD):
                 able = {n: c for n, c in contenders.items() if what in (LOOKUP, *c.updates)}
                 turns = {name: contender.turn(what) for name, contender in able.items()}
-                show = findings.watch(f"{what}, dim {dim}, {batch} ids")
+                show = findings.watch(batches.case(), what)
                 times = take_turns(turns, chosen.rounds, time.process_time_ns, show)
                 findings.add(summary(batches.case(), what, times[what]))
         for what, size in contenders[OURS].bytes_of_a_row.items():

@@ -98,6 +98,6 @@ def compare(
     """Measure paddlempi's turn and those of the rivals."""
     for rival in rivals:
         turns |= rival.turns(batches)
-    show = findings.watch(", ".join(f"{key} {value}" for key, value in case.items()))
+    show = findings.watch(case)
     for what, times in take_turns(turns, rounds, show=show).items():
         findings.add(summary(case, what, times))
