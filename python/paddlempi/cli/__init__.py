@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .. import __version__
-from . import bench, completion, doctor, info, ps_status, report, run, top, trace, tune
+from . import bench, completion, doctor, info, plan, ps_status, report, run, top, trace, tune
 
 __all__ = ["main", "parser"]
 
@@ -28,6 +28,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_to(commands)
     bench.add_to(commands)
     tune.add_to(commands)
+    plan.add_to(commands)
     trace.add_to(commands)
     top.add_to(commands)
     ps_status.add_to(commands)

@@ -27,6 +27,7 @@ from .task import Task
 if _TYPE_CHECKING:
     from .parts.front import elastic
     from .parts.shards import Sharded
+    from .planner import apply
 
 __all__ = [
     "Cast",
@@ -35,6 +36,7 @@ __all__ = [
     "ProcessGroupMPI",
     "Sharded",
     "Task",
+    "apply",
     "elastic",
     "init",
     "install",
@@ -44,11 +46,12 @@ __all__ = [
 
 install()
 
-# Of static programs, parameter servers and elastic jobs. Imported when one is first used.
+# Of static programs, parameter servers, elastic jobs and plans. Imported when one is first used.
 _LATER = {
     "DistributeTranspiler": "static_transpiler",
     "Sharded": "parts.shards",
     "StaticPlan": "static_transpiler",
+    "apply": "planner",
     "elastic": "parts.front",
     "mpi_listenandserve": "static_operators",
     "mpi_recv": "static_operators",

@@ -26,6 +26,9 @@ if _TYPE_CHECKING:
     from .parts.batches import Batches, Sampler
     from .parts.front import elastic
     from .parts.shards import Sharded
+    from .planner.apply import apply
+    from .planner.dtensor_costs import use_measured_costs
+    from .planner.predict import plan
 
 __all__ = [
     "Batches",
@@ -34,8 +37,11 @@ __all__ = [
     "Sharded",
     "Work",
     "activate",
+    "apply",
     "elastic",
     "init",
+    "plan",
+    "use_measured_costs",
 ]
 
 # A user who imports this module wants our "mpi" also in a torch that was built with an MPI.
@@ -43,12 +49,15 @@ torch_stubs.register(replace_native=not torch_stubs.lazily)
 activate()
 
 
-# Of elastic jobs. Imported when one is first used.
+# Of elastic jobs and of plans. Imported when one is first used.
 _LATER = {
     "Batches": ".parts.batches",
     "Sampler": ".parts.batches",
     "Sharded": ".parts.shards",
+    "apply": ".planner.apply",
     "elastic": ".parts.front",
+    "plan": ".planner.predict",
+    "use_measured_costs": ".planner.dtensor_costs",
 }
 
 

@@ -24,13 +24,16 @@ __all__ = [
     "MODELS",
     "Steps",
     "address",
+    "by_node",
     "calls",
     "empty",
     "gloo",
+    "mine",
     "new_group",
     "of_array",
     "start",
     "stop",
+    "training_step",
 ]
 
 # Groups and tensors
@@ -186,7 +189,7 @@ def _silent_group(see: Callable[[str, int], object], ranks: Sequence[int] | None
 # Nodes
 
 
-def _by_node() -> list[list[int]]:
+def by_node() -> list[list[int]]:
     """Return the ranks of each node.
 
     Raises:
@@ -196,13 +199,13 @@ def _by_node() -> list[list[int]]:
     rows = [[r for r, of in enumerate(node) if of == number] for number in sorted(set(node))]
     if len({len(row) for row in rows}) > 1:
         raise ArgumentError(
-            "bench: step hsdp: the nodes have different numbers of ranks, and its mesh has a row "
-            "for each node"
+            "bench: the nodes have different numbers of ranks, and a mesh has a row for each node: "
+            "start as many on each"
         )
     return rows
 
 
-def _mine(lists: Sequence[Sequence[int]], make: Callable[[Sequence[int]], Any]) -> Any:
+def mine(lists: Sequence[Sequence[int]], make: Callable[[Sequence[int]], Any]) -> Any:
     """Make a group of each list of ranks, and return that of this rank. Collective."""
     made = [make(ranks) for ranks in lists]
     rank = core_group.get_rank()
@@ -237,15 +240,13 @@ class Steps:
     """
 
     def __init__(self, kind: str, model: str, against: Sequence[str], mpi: Any = None) -> None:
-        self._make = {"ddp": self._ddp, "fsdp2": self._fsdp2, "hsdp": self._hsdp}[kind]
+        self._make: Callable[[str, Any], torch.nn.Module] = getattr(self, f"_{kind}")
         self._model = model
         self._expected: list[torch.Tensor] | None = None
         self._sent: list[tuple[str, int, Any]] = []  # function, elements, group
         rank = core_group.get_rank()
         everyone = range(core_group.get_world_size())
-        self._shards = (
-            next(row for row in _by_node() if rank in row) if kind == "hsdp" else everyone
-        )
+        self._shards = next(row for row in by_node() if rank in row) if kind == "hsdp" else everyone
         self.calls: dict[str, Callable[[], object]] = {}
         self.checks: dict[str, Callable[[], str]] = {}
         self.absent: dict[str, str] = {}
@@ -278,13 +279,7 @@ class Steps:
 
     def _add(self, name: str, group: Any) -> None:
         model = self._make(name, group)
-        batch = self._batch(core_group.get_rank())
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-
-        def step() -> None:
-            optimizer.zero_grad()
-            _backward(model, batch)
-            optimizer.step()
+        step = training_step(model, self._batch(core_group.get_rank()))
 
         def wrong() -> str:
             step()
@@ -348,7 +343,7 @@ class Steps:
     def _hsdp(self, name: str, group: Any) -> torch.nn.Module:
         from torch.distributed.device_mesh import DeviceMesh
 
-        rows = _by_node()
+        rows = by_node()
         columns = [list(column) for column in zip(*rows, strict=True)]
         sides = [self._side(name, lists) for lists in (columns, rows)]
         names = ("replicate", "shard")
@@ -357,11 +352,11 @@ class Steps:
     def _side(self, name: str, lists: Sequence[Sequence[int]]) -> Any:
         """Make the groups of one side of a mesh, and return that of this rank."""
         backend = "gloo" if name == "gloo" else "mpi"
-        side = _mine(lists, lambda ranks: calls.new_group(ranks, backend=backend))
+        side = mine(lists, lambda ranks: calls.new_group(ranks, backend=backend))
         if name not in ("barrier", "no communication"):
             return side
         see = self._see(name, side)
-        return _mine(lists, lambda ranks: _silent_group(see, ranks))
+        return mine(lists, lambda ranks: _silent_group(see, ranks))
 
     def _sharded(self, mesh: Any) -> torch.nn.Module:
         from torch.distributed.fsdp import fully_shard
@@ -374,19 +369,34 @@ class Steps:
         sharded: torch.nn.Module = fully_shard(model, mesh=mesh)
         return sharded
 
-    def _alone(self, sent: list[tuple[str, int, Any]]) -> Callable[[], object]:
-        """Return a function that makes the collectives of a step, one after the other.
+    def _zeros(self, count: int) -> Any:
+        """Make a tensor that lies where those of a step do: in memory that a node's ranks map."""
+        return memory.zeros(count, framework="torch")
 
-        The tensors lie where those of a step do: in memory that the ranks of a node map.
-        """
+    def _alone(self, sent: list[tuple[str, int, Any]]) -> Callable[[], object]:
+        """Return a function that makes the collectives of a step, one after the other."""
         made = []
         for function, count, group in sent:
-            whole = memory.zeros(count, framework="torch")
-            share = memory.zeros(count // calls.get_world_size(group), framework="torch")
+            whole = self._zeros(count)
+            share = self._zeros(count // calls.get_world_size(group))
             sides = {"all_reduce": (whole,), "all_gather_into_tensor": (whole, share)}
             sides_of = sides.get(function, (share, whole))
             made.append(partial(getattr(calls, function), *sides_of, group=group))
         return lambda: [call() for call in made]
+
+
+def training_step(
+    model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]
+) -> Callable[[], None]:
+    """Return the step of a model: forward, backward and an SGD that changes nothing."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        _backward(model, batch)
+        optimizer.step()
+
+    return step
 
 
 def _backward(model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> None:

@@ -9,7 +9,7 @@ import re
 import pytest
 from paddlempi import _progress
 from paddlempi.cli import bench, main
-from paddlempi.cli.bench import calls, collectives, ps, report
+from paddlempi.cli.bench import calibrate, calls, collectives, ps, report
 from paddlempi.cli.bench.operations import OPERATIONS
 
 OF_CALLS = "--min --max --sizes --dtype --framework --memory --iterations --warmup --seconds "
@@ -35,6 +35,11 @@ def test_arguments() -> None:
     ("words", "expected"),
     [
         ([], "the following arguments are required: TOOL"),
+        (["--seconds", "3"], "the following arguments are required: TOOL"),
+        (["--calibrate"], "--calibrate: expected one argument"),
+        (["--calibrate", "m.json", "--seconds", "0"], "'0': it must be a number of seconds"),
+        (["--calibrate", "m.json", "allreduce"], "invalid choice: 'allreduce' (choose from "),
+        (["step", "ddp", "--calibrate", "m.json"], "unrecognized arguments: --calibrate m.json"),
         (["allreduce"], "invalid choice: 'allreduce' (choose from "),
         (["call", "allreduce"], "'allreduce' is none of all_reduce"),
         (["all_reduce", "nosuch"], "barrier, all\n"),
@@ -82,6 +87,8 @@ def test_wrong_arguments(
         (["inference", "--json", "nowhere/r.json"], "there is no folder nowhere"),
         (["ps", "--json", "nowhere/r.json"], "there is no folder nowhere"),
         (["io", "--json", "nowhere/r.json"], "there is no folder nowhere"),
+        (["--calibrate", "m.json", "step", "ddp"], "--seconds go without TOOL, which is step"),
+        (["--seconds", "3", "all_reduce"], "--seconds go without TOOL, which is all_reduce"),
     ],
 )
 def test_arguments_that_do_not_go_together(
@@ -89,6 +96,25 @@ def test_arguments_that_do_not_go_together(
 ) -> None:
     """The error comes before MPI starts."""
     assert main(["bench", *words]) == 2
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("installed", "expected"),
+    [
+        (True, "bench: nowhere/m.json: there is no folder nowhere"),
+        (False, "torch is not installed, whose steps are measured: pip install torch"),
+    ],
+)
+def test_what_a_calibration_needs(
+    installed: bool,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = lambda name: name == "numpy" or installed or None  # noqa: E731
+    monkeypatch.setattr(calibrate.importlib.util, "find_spec", found)
+    assert main(["bench", "--calibrate", "nowhere/m.json"]) == 2
     assert expected in capsys.readouterr().err
 
 

@@ -66,7 +66,7 @@ PYTHON = (
         "startup.launch",
         "startup.handles",
     ),
-    ("io", "elasticity"),
+    ("io", "elasticity", "planner"),
     ("ps",),
     ("__init__",),
     ("torch", "paddle", "jax"),
@@ -116,7 +116,7 @@ TORCH = (
     ("transpiler",),
     ("checkpoint_reader",),  # imported by programs that use it
     ("checkpoint",),
-    ("bench_model", "bench_inference"),
+    ("bench_model", "bench_inference", "bench_calibrate"),
     ("vllm_communicator",),  # imported by vLLM
 )
 

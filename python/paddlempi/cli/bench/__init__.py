@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import calls, files, inference, ps, training
+from . import calibrate, calls, files, inference, ps, training
 
 __all__ = ["add_to"]
 
@@ -25,6 +25,7 @@ def add_to(commands: Any) -> None:
         "1 if a result was wrong, or something could not be measured at all, else 0.",
     )
     tools = parser.add_subparsers(dest="tool", required=True, metavar="TOOL")
+    calibrate.add_to(parser, tools)
     for tool in (calls, training, inference, ps, files):
         tool.add_to(tools)
     # They are no aliases of add_parser, as the help would list all of them in one line.

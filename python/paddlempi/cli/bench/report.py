@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from importlib import metadata
-from pathlib import Path
 from typing import Any, TextIO
 
 from ... import __version__, _native, group
 from ..._progress import Line
+from ...planner import machine
 from . import traffic
 from .collectives import AGAIN, OURS, Row
 from .steps import ALONE, BARRIER, SILENT, StepRow
@@ -48,17 +47,11 @@ def environment() -> dict[str, Any]:
         "shape": traffic.shape(core["node"]),
         "cpus": core["cpus"],
         "machine": platform.machine(),
-        "processor": _processor(),
+        "processor": machine.processor(),
         "kernels": core["kernels"],
         "versions": _versions("numpy", "mpi4py", "torch", "paddlepaddle"),
         "load": list(os.getloadavg()),
     }
-
-
-def _processor() -> str:
-    """Return the name of the processor; "" if Linux does not know it, as on some ARMs."""
-    found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
-    return found[1] if found else ""
 
 
 def _versions(*packages: str) -> dict[str, str]:

@@ -34,6 +34,8 @@ __all__ = [
     "numbers",
     "one_of",
     "positive",
+    "runs",
+    "svg",
     "write",
 ]
 
@@ -60,6 +62,15 @@ def complete(
         metavar="SECONDS",
         help="how long an operation waits for the other ranks; 120",
     )
+    runs(parser, run, check)
+
+
+def runs(
+    parser: argparse.ArgumentParser,
+    run: Callable[[argparse.Namespace], int],
+    check: Callable[[argparse.Namespace], None],
+) -> None:
+    """Say how a tool runs that has its own options only; see :func:`complete`."""
     parser.set_defaults(run=partial(_run, run, check), parser=parser)
 
 
@@ -71,6 +82,10 @@ def _run(
     try:
         if importlib.util.find_spec("numpy") is None:
             raise ArgumentError(f"bench: {options.NO_NUMPY}")
+        if chosen.tool and any(name.startswith("calibrate") for name in vars(chosen)):
+            raise ArgumentError(
+                f"bench: --calibrate and its --seconds go without TOOL, which is {chosen.tool}"
+            )
         check(chosen)
         missing = "" if mpi_launcher.find() else _no_folder(chosen)  # else rank 0's host counts
         if missing:
@@ -116,7 +131,7 @@ def check_folders(chosen: argparse.Namespace) -> None:
 
 def _no_folder(chosen: argparse.Namespace) -> str:
     """Say which file cannot be written here, because its folder is missing; "" if all can."""
-    for file in (chosen.json, getattr(chosen, "plot", None)):
+    for file in (getattr(chosen, option, None) for option in ("json", "plot", "calibrate")):
         if file and not Path(file).parent.is_dir():
             return f"bench: {file}: there is no folder {Path(file).parent}"
     return ""
@@ -146,7 +161,7 @@ def add_against(
 
 def add_plot(parser: argparse.ArgumentParser, meaning: str) -> None:
     """Add a picture."""
-    parser.add_argument("--plot", type=_svg, metavar="FILE.svg", help=f"draw {meaning}")
+    parser.add_argument("--plot", type=svg, metavar="FILE.svg", help=f"draw {meaning}")
 
 
 def add_rounds(parser: argparse.ArgumentParser, meaning: str) -> None:
@@ -197,7 +212,8 @@ def names(text: str) -> list[str]:
     return list(dict.fromkeys(text.split(",")))
 
 
-def _svg(text: str) -> str:
+def svg(text: str) -> str:
+    """Read the name of a picture."""
     if not text.endswith(".svg"):
         raise argparse.ArgumentTypeError(f"{text!r} does not end in .svg, the only format")
     return text

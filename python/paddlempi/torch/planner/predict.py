@@ -1,0 +1,252 @@
+"""What a step of a model will cost under each way to cut it (docs/plan.md)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...errors import ArgumentError
+from ...planner import machine as machines
+from ...planner.costs import Costs
+from ...planner.machine import Machine, Range
+from ...planner.plans import Memory, Plan, Plans
+from . import batch_parts, candidates, imagined, pipelined, scripts, traced
+from .pipelined import at_least, dominating
+from .recorded import Call
+
+__all__ = ["of_job", "plan"]
+
+_NOTHING = Range(0.0, 0.0, 0.0)
+
+
+def plan(
+    model: torch.nn.Module,
+    example: Any,
+    *,
+    nodes: int,
+    ranks: int,
+    machine: str | Machine,
+    optimizer: torch.optim.Optimizer | None = None,
+    loss: Callable[..., Any] | None = None,
+) -> Plans:
+    """Say what a training step would cost on a job, for each way to cut the model.
+
+    It makes some steps of the model in this process, one rank's part of each plan, and starts no
+    job. Where the default process group is there, use ``apply(..., plan="auto")``.
+
+    Args:
+        model: on the CPU. It stays as it is.
+        example: a whole batch, that of all ranks together, as :func:`paddlempi.torch.apply` takes
+            it.
+        nodes, ranks: the job: so many nodes with so many ranks on each.
+        machine: what ``python -m paddlempi bench --calibrate FILE`` has measured; or its file.
+        optimizer: of the model; None: AdamW.
+        loss: as for ``apply``.
+
+    Raises:
+        ArgumentError: an argument is wrong, or the machine is not that of this process.
+    """
+    if scripts.reading:  # the script's own plan is not asked for
+        scripts.said(model, optimizer, loss, example)
+    for name, value in (("nodes", nodes), ("ranks", ranks)):
+        if not isinstance(value, int) or value < 1:
+            raise ArgumentError(f"plan: {name} is {value!r}: it must be a number above 0")
+    measured = machines.read(machine) if isinstance(machine, str) else machine
+    here = machines.processor()
+    if here != measured.processor:
+        raise ArgumentError(
+            f"plan: machine: it was measured on {measured.processor!r}, and this process runs on "
+            f"{here!r}: plan on that machine, or calibrate this one"
+        )
+    if optimizer is None:
+        optimizer = torch.optim.AdamW(model.parameters())
+    return of_job(model, example, nodes, ranks, measured, optimizer, loss)
+
+
+def of_job(
+    model: torch.nn.Module,
+    example: Any,
+    nodes: int,
+    ranks: int,
+    machine: Machine,
+    optimizer: torch.optim.Optimizer,
+    loss: Callable[..., Any] | None,
+    together: bool = False,
+) -> Plans:
+    """Do what :func:`plan` does, with checked arguments.
+
+    Args:
+        together: all ranks of the node do the same now, so what is measured has their share of
+            the memory and of the CPUs already.
+    """
+    rows = batch_parts.rows(example, "plan")
+    predictor = _Predictor(model, example, machine, optimizer, loss, together)
+    found = [
+        one if one.refused else predictor.of(one)
+        for one in candidates.candidates(model, nodes, ranks, rows)
+    ]
+    if all(one.refused for one in found):  # else a pipeline has nothing to offer
+        for one in candidates.pipelines(model, nodes, ranks, rows):
+            found.append(one if one.refused else predictor.stages(one))
+    return Plans(tuple(found))
+
+
+class _Predictor:
+    """Prices plans of one model."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        example: Any,
+        machine: Machine,
+        optimizer: torch.optim.Optimizer,
+        loss: Callable[..., Any] | None,
+        together: bool,
+    ) -> None:
+        self._given = model, optimizer, loss, example
+        self._machine, self._together = machine, together
+        self._costs = Costs(machine)
+        self._meta = imagined.is_meta(model)
+        self._plain: dict[int, tuple[traced.Traced, int]] = {}
+
+    def of(self, one: Plan) -> Plan:
+        """Complete a plan: its costs, or why it cannot be taken."""
+        try:
+            seen, busy, compute = self._traced(one)
+        except (ArgumentError, RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            return dataclasses.replace(one, refused=f"it cannot be traced: {reason[0]}")
+        try:
+            waiting = self._waiting(one.kind, seen.calls)
+        except ArgumentError as error:
+            return dataclasses.replace(one, refused=str(error))
+        memory = Memory(
+            process=self._machine.rss,
+            parameters=seen.parameters,
+            gradients=seen.gradients,
+            optimizer=seen.optimizer,
+            activations=seen.activations,
+            communication=seen.communication,
+        )
+        done = dataclasses.replace(
+            one,
+            seconds=at_least(busy.plus(waiting)),
+            compute=compute,
+            overhead=busy.middle - compute,
+            communication=waiting.middle,
+            memory=memory,
+            wire=round(sum(_sent(call) for call in seen.calls)),
+            collectives=len(seen.calls),
+            dominates=dominating(compute, busy.middle - compute, waiting.middle),
+            notes=tuple(self._notes(one, seen.calls)),
+        )
+        return self.fits(done)
+
+    def _traced(self, one: Plan) -> tuple[traced.Traced, Range, float]:
+        """Trace a plan.
+
+        Returns:
+            What a rank does; its seconds while all ranks compute; those of the model without the
+            wrapper.
+        """
+        model, optimizer, loss, example = self._given
+        if self._meta:
+            seen, _ = imagined.imagine(model, optimizer, loss, example, one, self._machine)
+            return seen, seen.seconds, seen.seconds.middle
+        seen = traced.trace(model, optimizer, loss, example, one, self._machine.threads)
+        alone, flops = self.plain(candidates.replicas(one))
+        slower = self._slower(alone.seconds.middle, flops, one.nodes * one.ranks)
+        busy = Range(*(a * b for a, b in zip(seen.seconds, slower, strict=True)))
+        if one.mesh.get("tensor", 1) > 1:  # it computes with a part of the model
+            return seen, busy, busy.middle
+        return seen, busy, min(busy.middle, alone.seconds.middle * slower.middle)
+
+    def fits(self, one: Plan) -> Plan:
+        """Refuse a plan that takes more memory than a rank has."""
+        limit = self._machine.memory // one.ranks
+        if one.memory is not None and one.memory.total > limit:
+            reason = f"a rank takes {one.memory.total >> 20} MiB, and has {limit >> 20} MiB"
+            return dataclasses.replace(one, refused=reason)
+        return one
+
+    def plain(self, parts: int) -> tuple[traced.Traced, int]:
+        """Return the step of the whole model on one of so many parts of the batch, and its flops.
+
+        It is measured once.
+        """
+        if parts not in self._plain:
+            model, optimizer, loss, example = self._given
+            part = batch_parts.cut(example, 0, parts, "a plan")
+            threads = self._machine.threads
+            self._plain[parts] = traced.plain(model, optimizer, loss, part, threads)
+        return self._plain[parts]
+
+    def stages(self, one: Plan) -> Plan:
+        """Complete a pipeline."""
+        model, optimizer, loss, example = self._given
+        parts = one.mesh["replicate"]
+        if self._meta:
+            alone = Plan("ddp", {"replicate": parts}, 1, parts)
+            seen, _ = imagined.imagine(model, optimizer, loss, example, alone, self._machine)
+        else:
+            seen, flops = self.plain(parts)
+            slower = self._slower(seen.seconds.middle, flops, one.nodes * one.ranks)
+            busy = Range(*(a * b for a, b in zip(seen.seconds, slower, strict=True)))
+            seen = dataclasses.replace(seen, seconds=busy)
+        part = batch_parts.cut(example, 0, parts, "a plan")
+        try:
+            priced = pipelined.priced(one, model, part, seen, self._costs)
+        except ArgumentError as error:
+            return dataclasses.replace(one, refused=str(error))
+        return self.fits(priced)
+
+    def _slower(self, seconds: float, flops: int, ranks: int) -> Range:
+        """Return how many times longer a step takes while all ranks compute."""
+        if self._together or ranks == 1:
+            return Range(1.0, 1.0, 1.0)
+        factor = self._machine.slowdown
+        bound = min(1.0, flops / self._machine.alone.flops.middle / seconds)
+        return factor.flops.times(bound).plus(factor.bytes.times(1 - bound))
+
+    def _waiting(self, kind: str, seen: tuple[Call, ...]) -> Range:
+        """Return what communication adds to a step."""
+        wrapper = "fsdp2" if kind == "fsdp2+tp" else kind
+        hidden = self._costs.exposed(wrapper)
+        waited = self._costs.exposed("tp")
+        total = _NOTHING
+        for call in seen:
+            cost = self._costs.collective(call.operation, call.bytes, call.nodes, call.ranks)
+            factor = waited if call.waits else hidden
+            total = total.plus(Range(*(a * b for a, b in zip(cost, factor, strict=True))))
+        return total
+
+    def _notes(self, one: Plan, seen: tuple[Call, ...]) -> list[str]:
+        notes = []
+        if self._meta:
+            notes.append("the model has no values, so its step is computed and not measured")
+        shapes = {
+            f"{call.nodes} x {call.ranks}"
+            for call in seen
+            if not self._costs.measured(call.operation, call.nodes, call.ranks)
+        }
+        if shapes:
+            notes.append(f"groups of {', '.join(sorted(shapes))} were not measured")
+        kinds = one.kind.split("+")
+        if missing := [kind for kind in kinds if self._costs.step(kind) is None]:
+            notes.append(f"steps of {', '.join(missing)} were not measured")
+        return notes
+
+
+def _sent(call: Call) -> float:
+    """Return the bytes that a rank sends in a call, at best."""
+    members = call.nodes * call.ranks
+    others = (members - 1) / members
+    if call.operation == "all_reduce":
+        return 2 * others * call.bytes
+    if call.operation in ("broadcast", "send"):
+        return math.ceil(call.bytes * others)
+    return others * call.bytes
