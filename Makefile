@@ -30,6 +30,14 @@ train-ps:
 	$(RANKS_OF) $(MPI):example-$(ps_framework) 5 python -m paddlempi run --roles trainer:2,pserver:2,master:1 \
 		examples/train_ps_$(PROGRAM).py --beside build/train-ps.json
 ps_framework = $(if $(filter words,$(PROGRAM)),paddle,torch)
+## plan measure this machine (build/machine.json), say what a step would take on NODES=1 x RANKS=2, and train on NP=2
+plan: build/machine.json
+	$(IN) $(MPI):example-torch -m paddlempi plan examples/plan_mlp.py --machine $< \
+		--nodes $(or $(NODES),1) --ranks $(or $(RANKS),2)
+	$(RANKS_OF) $(MPI):example-torch $(NP) python examples/plan_mlp.py --plan auto --machine $<
+build/machine.json:
+	@mkdir -p build
+	$(RANKS_OF) $(MPI):example-torch $(NP) $(BENCH) --calibrate $@
 
 # Test
 ## test what everybody runs before a change is sent: 20 minutes on 2 cores, from nothing

@@ -1,6 +1,7 @@
 """What DTensor chooses by torch's numbers of GPUs and by measured ones, and how long both take.
 
     python benchmarks/on_hosts.py --mpi openmpi --shape 2x2 --program benchmarks/dtensor_costs.py
+    python benchmarks/on_hosts.py --mpi openmpi --shape 2x2 --rate 1gbit --program ...
     mpirun -np 4 python benchmarks/dtensor_costs.py [--machine FILE] [--blocks N]
 
 The mesh has a row for each host. Each case is an operation that DTensor can make in several ways:
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import statistics
 import time
@@ -169,11 +171,13 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=12, metavar="N", help="pairs of blocks")
     parser.add_argument("--calls", type=int, default=20, metavar="N", help="in a block")
     parser.add_argument("--warmup", type=int, default=5, metavar="N", help="calls before a block")
-    for name, sizes in (("sums", [256, 512, 1024]), ("linears", [256, 512, 1024])):
+    for name, sizes in (("sums", [256, 512, 1024]), ("linears", [128, 256, 384])):
         parser.add_argument(f"--{name}", type=int, nargs="*", default=sizes, metavar="ROWS")
     parser.add_argument("--json", type=Path, metavar="FILE")
     chosen = parser.parse_args()
 
+    # torch says of each change of a sharded dimension that it gathers on CPUs.
+    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
     dist.init_process_group("mpi")
     node = _native.control("info")["node"]
     nodes = len(set(node))

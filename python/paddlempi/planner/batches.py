@@ -16,7 +16,7 @@ from ..errors import ArgumentError, DtypeError
 __all__ = ["cut", "loss_of", "pair", "rows", "scalar", "shapes"]
 
 
-def tensors(batch: Any, kind: type, name: str = "batch") -> Iterator[tuple[str, Any]]:
+def tensors(batch: Any, kind: Any, name: str = "batch") -> Iterator[tuple[str, Any]]:
     """Yield the tensors of a batch with the names that Python's code has for them."""
     if isinstance(batch, kind):
         yield name, batch
@@ -28,12 +28,12 @@ def tensors(batch: Any, kind: type, name: str = "batch") -> Iterator[tuple[str, 
             yield from tensors(value, kind, f"{name}[{number}]")
 
 
-def shapes(batch: Any, kind: type) -> tuple[Any, ...]:
+def shapes(batch: Any, kind: Any) -> tuple[Any, ...]:
     """Return what a batch looks like: equal for batches of equal tensors but for the values."""
     return tuple((name, tuple(t.shape), t.dtype) for name, t in tensors(batch, kind))
 
 
-def rows(batch: Any, kind: type, function: str) -> int:
+def rows(batch: Any, kind: Any, function: str) -> int:
     """Return how long the first dimension of a batch is: that of its first tensor.
 
     Raises:
@@ -48,7 +48,7 @@ def rows(batch: Any, kind: type, function: str) -> int:
     )
 
 
-def cut(batch: Any, kind: type, index: int, count: int, why: str) -> Any:
+def cut(batch: Any, kind: Any, index: int, count: int, why: str) -> Any:
     """Return part ``index`` of ``count`` equal parts of a batch: views of its tensors.
 
     Args:
@@ -68,7 +68,7 @@ def cut(batch: Any, kind: type, index: int, count: int, why: str) -> Any:
     return _cut(batch, kind, index, count) if count > 1 else batch
 
 
-def _cut(value: Any, kind: type, index: int, count: int) -> Any:
+def _cut(value: Any, kind: Any, index: int, count: int) -> Any:
     if isinstance(value, kind):
         if not value.shape:
             return value
@@ -98,7 +98,7 @@ def pair(batch: Any) -> tuple[Any, Any]:
     return batch[0], batch[1]
 
 
-def loss_of(model: Any, batch: Any, kind: type, loss: Callable[..., Any] | None) -> Any:
+def loss_of(model: Any, batch: Any, kind: Any, loss: Callable[..., Any] | None) -> Any:
     """Run the model's forward on a batch and return its loss, a scalar.
 
     Raises:
@@ -133,7 +133,7 @@ def loss_of(model: Any, batch: Any, kind: type, loss: Callable[..., Any] | None)
     return scalar(value, kind)
 
 
-def scalar(value: Any, kind: type) -> Any:
+def scalar(value: Any, kind: Any) -> Any:
     """Return the value, which is a loss.
 
     Raises:

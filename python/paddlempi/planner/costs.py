@@ -86,7 +86,8 @@ class Costs:
             return abs(math.log2(nodes / shape[0])) + abs(math.log2(ranks / shape[1]))
 
         shape = min(near, key=far)
-        rows = self._rows[(operation, *shape)]
+        name = (operation, *shape)
+        rows = self._rows[name]
         latency = rows[0].seconds
         whole = _at(rows, nbytes)
         of_bytes = max(0.0, whole.middle - latency.middle)

@@ -147,22 +147,6 @@ class Machine:
     steps: tuple[Step, ...]
     tuned: tuple[dict[str, Any], ...] = ()
 
-    @property
-    def slowdown(self) -> Compute:
-        """How many times longer a rank computes while all others do, by what it is bound to."""
-
-        def ratio(alone: Range, together: Range) -> Range:
-            return Range(
-                max(1.0, alone.middle / together.middle),
-                max(1.0, alone.low / together.high),
-                max(1.0, alone.high / together.low),
-            )
-
-        return Compute(
-            ratio(self.alone.flops, self.together.flops),
-            ratio(self.alone.bytes, self.together.bytes),
-        )
-
     def write(self, file: str) -> None:
         """Write the file as a whole: who reads it sees the old one or the new one.
 

@@ -33,9 +33,7 @@ def make(seed: int = 7) -> Any:
 
 def batch(step: int, rows: int = ROWS) -> tuple[Any, Any]:
     random = np.random.RandomState(step)
-    return tuple(
-        paddle.to_tensor(random.randn(rows, width).astype("float32")) for width in (6, 2)
-    )
+    return tuple(paddle.to_tensor(random.randn(rows, width).astype("float32")) for width in (6, 2))
 
 
 def alone(name: str) -> list[float]:
@@ -54,9 +52,7 @@ def alone(name: str) -> list[float]:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_losses_are_those_of_one_process(
-    dist: ModuleType, rank: int, size: int, name: str
-) -> None:
+def test_losses_are_those_of_one_process(dist: ModuleType, rank: int, size: int, name: str) -> None:
     wanted = alone(name)
     for plan in PLANS:
         model = make(7 + rank)  # rank 0's parameters replace the others
@@ -114,7 +110,7 @@ def test_wrong_use(dist: ModuleType, rank: int, size: int, monkeypatch: Any) -> 
     apply = paddlempi.paddle.apply
     with pytest.raises(ArgumentError, match="plan='fsdp2': it must be one of ddp, zero1, zero2"):
         apply(model, sgd(model), "fsdp2")
-    with pytest.raises(DtypeError, match="it must be a paddle.nn.Layer"):
+    with pytest.raises(DtypeError, match=r"it must be a paddle\.nn\.Layer"):
         apply(3, sgd(model), "ddp")
     with pytest.raises(ArgumentError, match="parameter 0 of the optimizer, of shape"):
         apply(model, sgd(make()), "ddp")
@@ -124,9 +120,9 @@ def test_wrong_use(dist: ModuleType, rank: int, size: int, monkeypatch: Any) -> 
     with pytest.raises(ArgumentError, match="before the first step"):
         apply(model, stepped, "zero1")
     if size > 1:
-        with pytest.raises(MismatchError, match="'plan': '(zero1|ddp)'"):
+        with pytest.raises(MismatchError, match=r"'plan': '(zero1|ddp)'"):
             apply(model, sgd(model), "zero1" if rank else "ddp")
-        with pytest.raises(ArgumentError, match="plan='none'|rank 0 refused: apply: plan='none'"):
+        with pytest.raises(ArgumentError, match=r"plan='none'|rank 0 refused: apply: plan='none'"):
             apply(model, sgd(model), "zero1" if rank else "none")
     monkeypatch.setattr(paddlempi.group, "WORLD", None)
     with pytest.raises(NotInitializedError, match="init_parallel_env"):

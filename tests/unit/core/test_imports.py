@@ -109,7 +109,7 @@ TORCH = (
     ("process_group",),
     ("mixed", "reconfigure", "stateless"),
     ("activation",),
-    ("parts",),  # imported by elastic jobs
+    ("parts", "planner"),  # imported by elastic jobs, and when a plan is made or applied
     ("__init__", "bench"),
     ("states",),  # from here on imported when paddlempi.ps needs them
     ("embedding", "distributed_optimizer"),
@@ -138,7 +138,7 @@ PADDLE = (
     ("zero",),
     ("data_parallel", "optimizers"),
     ("activation", "bench"),
-    ("parts",),  # imported by elastic jobs
+    ("parts", "planner"),  # imported by elastic jobs, and when a plan is made or applied
     ("__init__",),
     ("states",),  # from here on imported when paddlempi.ps needs them
     ("embedding", "distributed_optimizer"),

@@ -107,12 +107,6 @@ def test_how_much_of_collectives_a_step_shows() -> None:
     assert costs.exposed("fsdp2").middle == 1.0  # not measured
 
 
-def test_a_rank_computes_slower_beside_others() -> None:
-    found = machine().slowdown
-    assert found.flops.middle == pytest.approx(2)
-    assert found.bytes.low < 2 < found.bytes.high
-
-
 def plan(kind: str, seconds: float, refused: str = "") -> Plan:
     memory = Memory(1, 2, 3, 4, 5, 6)
     return Plan(kind, {"shard": 4}, 2, 2, spread(seconds), memory=memory, refused=refused)

@@ -53,10 +53,6 @@ def test_ranges() -> None:
     assert R.plus(Range(1, 0, 1)) == (3, 1, 5)
 
 
-def test_the_slowdown_is_no_speedup() -> None:
-    assert MACHINE.slowdown == Compute(Range(2.0, 7 / 5, 3.0), Range(1.0, 1.0, 7 / 5.5))
-
-
 def _changed(place: str, value: Any) -> bytes:
     """Return the file with another value at a place, as ``collectives.0.bytes``."""
     whole = json.loads(json.dumps({"format": machine.FORMAT, **dataclasses.asdict(MACHINE)}))

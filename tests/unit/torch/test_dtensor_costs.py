@@ -104,6 +104,13 @@ def test_numbers_of_another_machine_are_close_and_costs_are_above_0() -> None:
             assert 0.7 < cost(length / 2**30, topology, 0) / measured < 1.4
 
 
+def test_what_dtensor_adds_counts_for_each_call() -> None:
+    costs = Costs(machine(by_formula(20, 1.0)))
+    plain, more = (dtensor_costs.numbers(costs, 2, 1, added) for added in (0.0, 200e-6))
+    assert 60 < more.latency - plain.latency < 220  # an all_reduce has two hops, others one
+    assert more.bandwidth == pytest.approx(plain.bandwidth, rel=0.2)
+
+
 @pytest.mark.parametrize(
     ("mesh", "nodes", "shapes"),
     [

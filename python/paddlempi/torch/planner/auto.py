@@ -12,14 +12,13 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from ... import _log
 from ...errors import ArgumentError, GroupError, PeerLeftError
 from ...planner.machine import Machine
 from ...planner.plans import Plan, Plans
-from . import agreed
-from . import apply as applying
+from . import agreed, meshes
+from . import applied as applying
 from .batch_parts import Loss
 from .meshes import Job
 from .remade import Recipe
@@ -135,18 +134,20 @@ def _tried(
     reason = _first_of(agreed.exchange(fault))
     if reason:
         return seconds, reason
-    mesh = _mesh(plan, device)
+    mesh = meshes.tried_mesh(plan, device, DEADLINE)
     try:
         with torch.random.fork_rng(devices):
             seconds = _measured(
-                applying.apply_to(other, made, plan, loss, microbatches, mesh), example, device
+                applying.apply_to(other, made, plan, loss, microbatches, example, mesh),
+                example,
+                device,
             )
     except Exception as error:
         fault = _text(error)
     other = None
     # On a rank that failed it comes at once, and ends the collectives in which others wait for it.
-    for name in mesh.mesh_dim_names:
-        dist.destroy_process_group(mesh.get_group(name))
+    for group in mesh.get_all_groups():
+        dist.destroy_process_group(group)
     everyone = agreed.exchange((seconds, fault))
     gc.collect()
     if devices:
@@ -167,17 +168,6 @@ def _first_of(reasons: list[str]) -> str:
         return ""
     rank = min(found)[1]
     return f"rank {rank}: {reasons[rank].removeprefix(_LEFT)}"
-
-
-def _mesh(plan: Plan, device: torch.device) -> DeviceMesh:
-    """Return a mesh that has groups of its own: torch's may have the default group. Collective."""
-    lengths = tuple(plan.mesh.values())
-    ranks = torch.arange(dist.get_world_size()).reshape(lengths)
-    groups = []
-    for dimension, length in enumerate(lengths):
-        rows = ranks.movedim(dimension, -1).reshape(-1, length).tolist()
-        groups.append(dist.new_subgroups_by_enumeration(rows, timeout=DEADLINE)[0])
-    return DeviceMesh.from_group(groups, device.type, mesh=ranks, mesh_dim_names=tuple(plan.mesh))
 
 
 def _measured(applied: applying.Applied, example: Any, device: torch.device) -> float:

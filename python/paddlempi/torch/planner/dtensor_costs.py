@@ -15,6 +15,8 @@ import dataclasses
 import functools
 import math
 import os
+import statistics
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -40,6 +42,9 @@ _LEAST_BASE = 0.5
 _LENGTHS = tuple(4**power for power in range(5, 13))  # 1 KiB to 16 MiB
 _GB = float(1 << 30)  # what torch's formulas call so
 
+_CALLS = 50
+"""Of each kind, by which is measured what DTensor adds."""
+
 _HOPS = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
 
 _torchs: Callable[[Any], Any] | None = None
@@ -62,10 +67,12 @@ def use_measured_costs(machine: Machine | str | os.PathLike[str] | None) -> None
     """Let DTensor choose by what was measured of this machine.
 
     It holds for meshes of CPUs whose groups are of this backend, for what is asked of them from now
-    on. What DTensor has chosen before is forgotten in this thread: its caches of operations and
+    on. What DTensor itself adds to a call is measured now, which takes some milliseconds: on CPUs
+    it may be more than the call. Meshes of other devices and other backends keep torch's numbers.
+
+    What DTensor has chosen before is forgotten in this thread: its caches of operations and
     redistributions are cleared. Other threads that have run the same operation with the same
-    placements before keep their choice, and so do graphs that ``torch.compile`` has made. Meshes of
-    other devices and other backends keep torch's numbers.
+    placements before keep their choice, and so do graphs that ``torch.compile`` has made.
 
     All ranks call it, after ``init_process_group``: the machine of rank 0 counts on all, because
     ranks that choose differently would wait for each other for ever. Before it, each process takes
@@ -94,7 +101,8 @@ def use_measured_costs(machine: Machine | str | os.PathLike[str] | None) -> None
     else:
         costs = Costs(measured)
         _try(costs)
-        utils.MeshTopoInfo.build_from_mesh = staticmethod(_cached(costs, _torchs))
+        added = _added()
+        utils.MeshTopoInfo.build_from_mesh = staticmethod(_cached(costs, added, _torchs))
     _forget()
 
 
@@ -165,10 +173,45 @@ def _try(costs: Costs) -> None:
         numbers(costs, *shape)
 
 
+def _added() -> float:
+    """Return the seconds by which a redistribution takes longer than its collective.
+
+    They are those of rank 0, in products of small matrices with and without a redistribution. It is
+    0 if there is no group of this backend with several ranks. Collective, if there is.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return 0.0
+    from torch.distributed.tensor import DeviceMesh, DTensor, Replicate, Shard
+
+    world = dist.group.WORLD
+    mesh = DeviceMesh.from_group(world, "cpu")
+    if not _is_ours(mesh):
+        return 0.0
+    part, whole = torch.ones(8, 8), torch.ones(8, 8 * mesh.size())
+    rows = DTensor.from_local(part, mesh, [Shard(0)], run_check=False)
+    ready = DTensor.from_local(whole, mesh, [Replicate()], run_check=False)
+    cut = DTensor.from_local(part, mesh, [Shard(1)], run_check=False)
+    with torch.no_grad():
+        without = _median(lambda: torch.mm(rows, ready))
+        call = _median(lambda: dist.all_gather_into_tensor(whole.view(-1, 8), part))
+        told = [_median(lambda: torch.mm(rows, cut)) - without - call]
+    dist.broadcast_object_list(told)
+    return max(0.0, told[0])
+
+
+def _median(call: Callable[[], object]) -> float:
+    took = []
+    for _ in range(_CALLS):
+        begun = time.perf_counter()
+        call()
+        took.append(time.perf_counter() - begun)
+    return statistics.median(took)
+
+
 # Which numbers
 
 
-def _cached(costs: Costs, torchs: Callable[[Any], Any]) -> Any:
+def _cached(costs: Costs, added: float, torchs: Callable[[Any], Any]) -> Any:
     @functools.lru_cache(None)
     def build_from_mesh(mesh: Any) -> Any:
         """Return torch's description of a mesh, with measured numbers where it is ours."""
@@ -179,7 +222,7 @@ def _cached(costs: Costs, torchs: Callable[[Any], Any]) -> Any:
         latency, bandwidth = list(found.mesh_dim_latency), list(found.mesh_dim_bandwidth)
         for dim, shape in enumerate(shapes(mesh.mesh, nodes)):
             if shape != (1, 1):
-                latency[dim], bandwidth[dim] = numbers(costs, *shape)
+                latency[dim], bandwidth[dim] = numbers(costs, *shape, added)
         return dataclasses.replace(found, mesh_dim_latency=latency, mesh_dim_bandwidth=bandwidth)
 
     return build_from_mesh
@@ -222,12 +265,17 @@ def _shape(of: Sequence[int]) -> tuple[int, int]:
 
 
 @functools.lru_cache(64)
-def numbers(costs: Costs, nodes: int, ranks: int) -> Numbers:
+def numbers(costs: Costs, nodes: int, ranks: int, added: float = 0.0) -> Numbers:
     """Return the numbers with which torch's formulas come closest to what was measured.
 
     torch's formulas are ``6.6 us + hops (latency + bytes / members / bandwidth)``, where
     ``all_reduce`` has twice as many hops as the others. The squares of the logarithms of
     formula / measured are smallest, over all three and over lengths of 1 KiB to 16 MiB.
+
+    Args:
+        costs: of the machine.
+        nodes, ranks: the shape of the dimension's groups.
+        added: seconds that DTensor adds to each call.
 
     Raises:
         ArgumentError: the machine has no groups like that.
@@ -237,7 +285,7 @@ def numbers(costs: Costs, nodes: int, ranks: int) -> Numbers:
     for operation, factor in _HOPS.items():
         hops = factor * (members - 1)
         for length in _LENGTHS:
-            took = 1e6 * costs.collective(operation, length, nodes, ranks).middle
+            took = 1e6 * (costs.collective(operation, length, nodes, ranks).middle + added)
             measured.append((hops, length / _GB * hops / members, max(took, 1e-3)))
     latency, per_gb = _fitted(measured, (_LEAST_BASE - _BASE) / (2 * (members - 1)))
     return Numbers(latency, 1e6 / per_gb)

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 
 from ...planner.machine import Machine, Range
 from ...planner.plans import Plan
-from . import apply, traced
+from . import meshes, traced
 from .recorded import Call
 from .remade import Recipe
 
@@ -45,29 +45,27 @@ def imagine(
     example: Any,
     plan: Plan,
     machine: Machine,
-) -> tuple[traced.Traced, int]:
+) -> traced.Traced:
     """Trace a step as rank 0 of a plan, and compute how long it takes.
 
     Args:
         model, optimizer, loss, example: as for :func:`paddlempi.torch.apply`.
 
-    Returns:
-        What the rank does, and its floating point operations.
     """
     with _real_meshes(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
         whole = shapeless(model)
         batch = tree_map(lambda x: _unreal(x, mode), example)
         # An optimizer that has no states: they would be read, and have no values.
         stateless = torch.optim.SGD(whole.parameters(), lr=0.0)
-        seen, flops = traced.walk(whole, stateless, loss, batch, plan)
+        seen = traced.walk(whole, stateless, loss, batch, plan)
     if plan.kind == "ddp":
         size = plan.nodes * plan.ranks
         seen = dataclasses.replace(seen, calls=_buckets(model, plan) if size > 1 else ())
     seen = dataclasses.replace(seen, optimizer=round(seen.parameters * _states(optimizer)))
-    moved = 2 * seen.activations + 3 * seen.parameters + 2 * seen.optimizer
-    seconds = flops / machine.together.flops.middle + moved / machine.together.bytes.middle
+    rates = machine.together
+    seconds = seen.flops / rates.flops.middle + seen.traffic / rates.bytes.middle
     spread = Range(seconds, seconds * (1 - _WIDE), seconds * (1 + _WIDE))
-    return dataclasses.replace(seen, seconds=spread), flops
+    return dataclasses.replace(seen, seconds=spread)
 
 
 @contextlib.contextmanager
@@ -82,7 +80,7 @@ def _real_meshes() -> Iterator[None]:
         return made
 
     with (
-        mock.patch.object(apply, "init_device_mesh", real(init_device_mesh)),
+        mock.patch.object(meshes, "init_device_mesh", real(init_device_mesh)),
         mock.patch.object(DeviceMesh, "__init__", real(DeviceMesh.__init__)),
     ):
         yield

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
+from datetime import timedelta
 from math import prod
 from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ... import group as core_group
 from ...errors import ArgumentError
 from ...planner.plans import KINDS, Plan, Plans
-from . import pipeline, tensor_parallel
+from . import agreed, pipeline, tensor_parallel
 
-__all__ = ["DIMENSIONS", "Job", "check", "checked", "data_dimensions", "local_ranks", "natural"]
+__all__ = [
+    "DIMENSIONS",
+    "Job",
+    "check",
+    "checked",
+    "data_dimensions",
+    "local_ranks",
+    "mesh_of",
+    "natural",
+    "tried_mesh",
+]
 
 DIMENSIONS = {
     "ddp": ("replicate",),
@@ -45,6 +59,40 @@ def local_ranks() -> int:
     if core_group.is_initialized():
         return core_group.get_local_size()
     return int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
+
+
+_numbers = itertools.count(1)
+
+
+def mesh_of(plan: Plan, device: torch.device) -> DeviceMesh:
+    """Return torch's mesh of a plan. Collective over all ranks."""
+    names = _passing(plan) if agreed.pretended() else tuple(plan.mesh)
+    return init_device_mesh(device.type, tuple(plan.mesh.values()), mesh_dim_names=names)
+
+
+def tried_mesh(plan: Plan, device: torch.device, deadline: timedelta) -> DeviceMesh:
+    """Return a mesh whose groups are its own: torch's may have the default group. Collective.
+
+    Args:
+        deadline: of the groups.
+    """
+    lengths = tuple(plan.mesh.values())
+    ranks = torch.arange(dist.get_world_size()).reshape(lengths)
+    groups = []
+    for dimension, length in enumerate(lengths):
+        rows = ranks.movedim(dimension, -1).reshape(-1, length).tolist()
+        groups.append(dist.new_subgroups_by_enumeration(rows, timeout=deadline)[0])
+    return DeviceMesh.from_group(groups, device.type, mesh=ranks, mesh_dim_names=_passing(plan))
+
+
+def _passing(plan: Plan) -> tuple[str, ...]:
+    """Return names of dimensions for a mesh whose groups will be destroyed.
+
+    DTensor keeps meshes, and takes one for another if their ranks and names are equal. So no
+    other mesh has these names.
+    """
+    number = next(_numbers)
+    return tuple(f"{name} {number}" for name in plan.mesh)
 
 
 def data_dimensions(plan: Plan) -> tuple[str, ...]:
@@ -100,7 +148,8 @@ def _degrees(size: int, ranks: int) -> Iterator[int]:
 
 
 def _stages(size: int) -> Iterator[int]:
-    yield from (n for n in range(size, 1, -1) if size % n == 0)
+    """Yield numbers of stages, the largest first: one only for one rank."""
+    yield from (n for n in range(size, min(size - 1, 1), -1) if size % n == 0)
 
 
 def _first(numbers: Iterator[int], possible: Any, kind: str) -> int:

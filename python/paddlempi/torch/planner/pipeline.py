@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from ...errors import ArgumentError
@@ -121,32 +122,22 @@ class Pipeline:
 
     Args:
         module: this rank's stage, in DistributedDataParallel if it has replicas.
-        index, stages: which stage it is, of how many.
-        group: the ranks that have the stages of one replica.
+        mesh: of replicas and stages.
         loss: as that of ``apply``.
         wanted: the number of microbatches; None: one that divides the rows.
-        device, dtype: of the loss.
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        index: int,
-        stages: int,
-        group: dist.ProcessGroup,
-        loss: Loss | None,
-        wanted: int | None,
-        device: torch.device,
-        dtype: torch.dtype,
+        self, module: nn.Module, mesh: DeviceMesh, loss: Loss | None, wanted: int | None
     ) -> None:
         self._module = module
-        self._index = index
-        self._stages = stages
-        self._group = group
+        self._index = mesh.get_local_rank(1)
+        self._group = mesh.get_group(1)
+        self._stages = dist.get_world_size(self._group)
         self._loss = loss
         self._wanted = wanted
-        self._device = device
-        self._dtype = dtype
+        first = next(module.parameters())
+        self._device, self._dtype = first.device, first.dtype
         self._made: tuple[Any, Any] = (None, None)
 
     def __call__(self, batch: Any) -> torch.Tensor:

@@ -111,7 +111,7 @@ class _Predictor:
         self._machine, self._together = machine, together
         self._costs = Costs(machine)
         self._meta = imagined.is_meta(model)
-        self._plain: dict[int, tuple[traced.Traced, int]] = {}
+        self._plain: dict[int, traced.Traced] = {}
 
     def of(self, one: Plan) -> Plan:
         """Complete a plan: its costs, or why it cannot be taken."""
@@ -155,15 +155,15 @@ class _Predictor:
         """
         model, optimizer, loss, example = self._given
         if self._meta:
-            seen, _ = imagined.imagine(model, optimizer, loss, example, one, self._machine)
+            seen = imagined.imagine(model, optimizer, loss, example, one, self._machine)
             return seen, seen.seconds, seen.seconds.middle
         seen = traced.trace(model, optimizer, loss, example, one, self._machine.threads)
-        alone, flops = self.plain(candidates.replicas(one))
-        slower = self._slower(alone.seconds.middle, flops, one.nodes * one.ranks)
-        busy = Range(*(a * b for a, b in zip(seen.seconds, slower, strict=True)))
+        members = one.nodes * one.ranks
+        busy = self._busy(seen, members)
         if one.mesh.get("tensor", 1) > 1:  # it computes with a part of the model
             return seen, busy, busy.middle
-        return seen, busy, min(busy.middle, alone.seconds.middle * slower.middle)
+        alone = self._busy(self.plain(candidates.replicas(one)), members)
+        return seen, busy, min(busy.middle, alone.middle)
 
     def fits(self, one: Plan) -> Plan:
         """Refuse a plan that takes more memory than a rank has."""
@@ -173,8 +173,8 @@ class _Predictor:
             return dataclasses.replace(one, refused=reason)
         return one
 
-    def plain(self, parts: int) -> tuple[traced.Traced, int]:
-        """Return the step of the whole model on one of so many parts of the batch, and its flops.
+    def plain(self, parts: int) -> traced.Traced:
+        """Return the step of the whole model on one of so many parts of the batch.
 
         It is measured once.
         """
@@ -191,12 +191,10 @@ class _Predictor:
         parts = one.mesh["replicate"]
         if self._meta:
             alone = Plan("ddp", {"replicate": parts}, 1, parts)
-            seen, _ = imagined.imagine(model, optimizer, loss, example, alone, self._machine)
+            seen = imagined.imagine(model, optimizer, loss, example, alone, self._machine)
         else:
-            seen, flops = self.plain(parts)
-            slower = self._slower(seen.seconds.middle, flops, one.nodes * one.ranks)
-            busy = Range(*(a * b for a, b in zip(seen.seconds, slower, strict=True)))
-            seen = dataclasses.replace(seen, seconds=busy)
+            seen = self.plain(parts)
+            seen = dataclasses.replace(seen, seconds=self._busy(seen, one.nodes * one.ranks))
         part = batch_parts.cut(example, 0, parts, "a plan")
         try:
             priced = pipelined.priced(one, model, part, seen, self._costs)
@@ -204,13 +202,14 @@ class _Predictor:
             return dataclasses.replace(one, refused=str(error))
         return self.fits(priced)
 
-    def _slower(self, seconds: float, flops: int, ranks: int) -> Range:
-        """Return how many times longer a step takes while all ranks compute."""
+    def _busy(self, seen: traced.Traced, ranks: int) -> Range:
+        """Return the seconds of a step while all ranks compute: they share the memory."""
         if self._together or ranks == 1:
-            return Range(1.0, 1.0, 1.0)
-        factor = self._machine.slowdown
-        bound = min(1.0, flops / self._machine.alone.flops.middle / seconds)
-        return factor.flops.times(bound).plus(factor.bytes.times(1 - bound))
+            return seen.seconds
+        alone, together = self._machine.alone, self._machine.together
+        more = seen.flops * max(0.0, 1 / together.flops.middle - 1 / alone.flops.middle)
+        more += seen.traffic * max(0.0, 1 / together.bytes.middle - 1 / alone.bytes.middle)
+        return seen.seconds.plus(Range(more, more / 2, more * 2))
 
     def _waiting(self, kind: str, seen: tuple[Call, ...]) -> Range:
         """Return what communication adds to a step."""

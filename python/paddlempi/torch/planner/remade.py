@@ -21,8 +21,15 @@ class Recipe(NamedTuple):
     defaults: dict[str, Any]
     groups: tuple[tuple[dict[str, Any], tuple[str, ...]], ...]
 
-    def build(self, parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
-        """Make the optimizer anew. Groups keep their numbers, also if none of theirs is here."""
+    def build(
+        self, parameters: Mapping[str, nn.Parameter], one_by_one: bool = False
+    ) -> torch.optim.Optimizer:
+        """Make the optimizer anew. Groups keep their numbers, also if none of theirs is here.
+
+        Args:
+            one_by_one: update no parameters together: torch cannot where some of them are cut over
+                ranks and others whole.
+        """
         accepted = inspect.signature(self.kind.__init__).parameters
         defaults = {key: value for key, value in self.defaults.items() if key in accepted}
         groups = []
@@ -32,6 +39,9 @@ class Recipe(NamedTuple):
                 here = [parameter for _, parameter in here]
             groups.append({k: v for k, v in options.items() if k != "param_names"})
             groups[-1]["params"] = here
+        if one_by_one:
+            for settings in (defaults, *groups):
+                settings |= {key: False for key in ("foreach", "fused") if key in settings}
         return self.kind(groups, **defaults)
 
     def text(self) -> str:

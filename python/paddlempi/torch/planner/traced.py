@@ -22,12 +22,12 @@ from torch.distributed.tensor import DTensor
 from ...planner.machine import Range
 from ...planner.plans import Plan
 from . import batch_parts
-from .apply import apply
+from .applied import apply_plan as apply
 from .batch_parts import Loss, loss_of
 from .fake_world import fake_world
 from .recorded import Call, Flops, Recorder
 
-__all__ = ["Traced", "flops_of", "plain", "states", "trace", "walk"]
+__all__ = ["Traced", "plain", "states", "trace", "walk"]
 
 _STEPS = 9
 _SECONDS = 3.0
@@ -41,6 +41,7 @@ class Traced:
     Attributes:
         seconds: of a step whose collectives take no time.
         calls: the collectives.
+        flops: the floating point operations of products and convolutions.
         parameters, gradients, optimizer, activations, communication: the bytes that it holds:
             activations are what the forward keeps for the backward, communication the tensors of
             collectives that are neither.
@@ -48,11 +49,22 @@ class Traced:
 
     seconds: Range
     calls: tuple[Call, ...]
+    flops: int
     parameters: int
     gradients: int
     optimizer: int
     activations: int
     communication: int
+
+    @property
+    def traffic(self) -> int:
+        """About how many bytes a step reads and writes.
+
+        Forward and backward read the parameters and write the gradients; an optimizer reads both
+        and writes the parameters, and reads and writes its states; an activation and its gradient
+        are written and read.
+        """
+        return 6 * self.parameters + 2 * self.optimizer + 4 * self.activations
 
 
 def trace(
@@ -86,14 +98,11 @@ def plain(
     loss: Loss | None,
     part: Any,
     threads: int,
-) -> tuple[Traced, int]:
+) -> Traced:
     """Make some steps of a copy of a model as it is.
 
     Args:
         part: of a batch, with which it computes.
-
-    Returns:
-        What it does, and the floating point operations of its products and convolutions.
     """
     with _quiet(), _threads(threads), fake_world(1):
         copied, its = copy.deepcopy((model, optimizer))
@@ -104,8 +113,7 @@ def plain(
             its.step()
 
         seen = _seen(copied, its, step, 1)
-        flops = flops_of(step)
-        return dataclasses.replace(seen, seconds=_timed(step)), flops
+        return dataclasses.replace(seen, seconds=_timed(step))
 
 
 def walk(
@@ -114,14 +122,14 @@ def walk(
     loss: Loss | None,
     example: Any,
     plan: Plan,
-) -> tuple[Traced, int]:
+) -> Traced:
     """Make steps of a model with tensors that have no values, as rank 0 of a plan.
 
     Args:
         model, optimizer: the plan is applied to themselves.
 
     Returns:
-        What the rank does, without seconds, and its floating point operations.
+        What the rank does, without seconds.
     """
     with _quiet(), fake_world(plan.nodes * plan.ranks):
         if plan.kind == "ddp":  # it reads the memory of what it wraps
@@ -131,11 +139,10 @@ def walk(
                 optimizer.zero_grad()
                 loss_of(model, part, loss).backward()
 
-            return _seen(model, optimizer, alone, plan.ranks), flops_of(alone)
+            return _seen(model, optimizer, alone, plan.ranks)
         wrapped, step, shard_batch = apply(model, optimizer, plan, loss=loss)
         part = shard_batch(example)
-        seen = _seen(wrapped, step.optimizer, lambda: step(part), plan.ranks)
-        return seen, flops_of(lambda: step(part))
+        return _seen(wrapped, step.optimizer, lambda: step(part), plan.ranks)
 
 
 @contextlib.contextmanager
@@ -171,13 +178,14 @@ def _seen(
     for _ in range(2):  # DDP makes its buckets anew after the first, optimizers their states
         step()
     recorder.calls.clear()
-    kept = _Kept(model)
-    with recorder, torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
+    kept, counted = _Kept(model), Flops()
+    with recorder, counted, torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
         step()
     calls = tuple(recorder.calls)
     return Traced(
         seconds=Range(0.0, 0.0, 0.0),
         calls=calls,
+        flops=counted.total,
         parameters=sum(_bytes(p) for p in model.parameters()),
         gradients=sum(_bytes(p) for p in model.parameters() if p.requires_grad),
         optimizer=sum(_bytes(t) for t in states(optimizer)),
@@ -253,11 +261,3 @@ def states(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
         for value in state.values() if isinstance(state, Mapping) else ():
             if isinstance(value, torch.Tensor):
                 yield value
-
-
-def flops_of(step: Callable[[], object]) -> int:
-    """Return the floating point operations of a step's products and convolutions."""
-    with Flops() as counted:
-        step()
-    total: int = counted.total
-    return total
