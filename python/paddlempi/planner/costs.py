@@ -20,6 +20,9 @@ __all__ = ["Costs"]
 _WIDER = 0.2
 """By how much of itself a range grows with each doubling of the members that was not measured."""
 
+_TRAFFIC = 105e6
+"""Bytes that a step of mlp-16M reads and writes, counted as for other models."""
+
 _NOTHING = Range(0.0, 0.0, 0.0)
 
 
@@ -99,6 +102,24 @@ class Costs:
         return Range(middle, whole.low * spread / wider, whole.high * spread * wider)
 
     # Steps
+
+    def busy(self, seconds: Range, traffic: float) -> Range:
+        """Return the seconds of what a rank computes while all others compute, too.
+
+        They may share CPUs, which slows products as it slows steps, and they share the memory: so
+        much more as a step of mlp-16M shows, for each byte.
+
+        Args:
+            seconds: while it computes alone.
+            traffic: the bytes that it reads and writes.
+        """
+        alone, together = self.machine.alone, self.machine.together
+        products = alone.flops.middle / together.flops.middle
+        steps = alone.steps.middle / together.steps.middle
+        shared = max(1.0, min(products, steps))
+        slower = 1 / together.steps.middle - shared / alone.steps.middle
+        more = max(0.0, slower) / _TRAFFIC * traffic
+        return seconds.times(shared).plus(Range(more, more / 2, more * 2))
 
     def step(self, kind: str) -> Step | None:
         """Return the steps that were measured of a kind; None if there were none."""

@@ -15,9 +15,9 @@ import torch.testing._internal.distributed.fake_pg  # registers torch's group th
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import group as core_group
-from .bench import Steps, by_node, calls, mine, training_step
+from .bench import MODELS, Steps, by_node, calls, mine, training_step
 
-__all__ = ["COPY", "FLOPS", "CutSteps", "copies", "products", "threads"]
+__all__ = ["COPY", "FLOPS", "CutSteps", "copies", "products", "steps", "threads"]
 
 _N = 512
 FLOPS = 2 * _N**3
@@ -33,15 +33,25 @@ def threads() -> int:
     return int(torch.get_num_threads())
 
 
+_WINDOW = 0.1
+"""Seconds: a shorter one may not show that another rank has the CPU now and then."""
+
+
 def _timed(call: Any, seconds: float) -> list[float]:
+    """Return the mean seconds of a call, in each of several windows."""
     for _ in range(3):
         call()
     took: list[float] = []
-    end = time.monotonic() + seconds
-    while not took or time.monotonic() < end:
-        begun = time.perf_counter()
-        call()
-        took.append(time.perf_counter() - begun)
+    end = time.perf_counter() + seconds
+    now = 0.0
+    while now < end:
+        begun, made = time.perf_counter(), 0
+        now = begun
+        while now < begun + _WINDOW:
+            call()
+            made += 1
+            now = time.perf_counter()
+        took.append((now - begun) / made)
     return took
 
 
@@ -55,6 +65,12 @@ def copies(seconds: float) -> list[float]:
     """Return the seconds of copies of 64 MiB, which are made for so long."""
     source, target = (torch.zeros(_COPIED, dtype=torch.uint8) for _ in range(2))
     return _timed(partial(target.copy_, source), seconds)
+
+
+def steps(seconds: float) -> list[float]:
+    """Return the seconds of training steps of mlp-16M, which are made for so long."""
+    model, shape = MODELS["mlp-16M"]()
+    return _timed(training_step(model, (torch.randn(shape), torch.randn(shape))), seconds)
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[misc]

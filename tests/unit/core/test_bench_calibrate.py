@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from paddlempi.cli.bench import calibrate, calibrate_calls
+from paddlempi.planner import here
 from paddlempi.planner.machine import Collective, Compute, Machine, Range, Step
 
 
@@ -83,9 +84,9 @@ def test_a_size_that_is_there_counts_once(clock: list[float]) -> None:
 
 def test_the_name_of_an_mpi() -> None:
     version = "Open MPI v5.0.11, package: Open MPI\nident"
-    assert calibrate._mpi({"name": "Open MPI", "version": version}) == "Open MPI v5.0.11"
-    assert calibrate._mpi({"name": "MPICH", "version": "4.3.2"}) == "MPICH 4.3.2"
-    assert calibrate._mpi(None) == ""
+    assert here.mpi_name({"name": "Open MPI", "version": version}) == "Open MPI v5.0.11"
+    assert here.mpi_name({"name": "MPICH", "version": "4.3.2"}) == "MPICH 4.3.2"
+    assert here.mpi_name(None) == ""
 
 
 def test_the_memory_of_this_node() -> None:
@@ -109,8 +110,8 @@ def test_what_is_printed() -> None:
         ranks=2,
         threads=1,
         rss=1,
-        alone=Compute(spread(100e9), spread(20e9)),
-        together=Compute(spread(50e9), spread(10e9)),
+        alone=Compute(spread(100e9), spread(20e9), spread(50)),
+        together=Compute(spread(50e9), spread(10e9), spread(40)),
         collectives=tuple(
             Collective(operation, *shape, nbytes, spread(nbytes / 2e9), zero)
             for operation in ("all_reduce", "send")
@@ -127,6 +128,8 @@ def test_what_is_printed() -> None:
         *("a node (1x2)", "the network (2x1)", "the world (2x2)")
     ]
     assert lines[0].endswith("all_reduce 0.0 us of 8 bytes, 2.00 GB/s of 64 MiB")
-    assert lines[4] == "a rank computes, all ranks: 50.0 GFLOP/s, copies 10.0 GB/s"
+    assert lines[4] == (
+        "a rank computes, all ranks: 50.0 GFLOP/s, copies 10.0 GB/s, a step of mlp-16M in 25.0 ms"
+    )
     hides = [line.partition("; ")[2] for line in lines[5:]]
     assert hides == [f"{part} % of 400.0 ms of 3 collectives hide" for part in (75, 0)]

@@ -34,8 +34,8 @@ def machine(*collectives: list[Collective], steps: tuple[Step, ...] = ()) -> Mac
         ranks=2,
         threads=1,
         rss=100 << 20,
-        alone=Compute(spread(4e10), spread(1e10)),
-        together=Compute(spread(2e10), spread(5e9)),
+        alone=Compute(spread(4e10), spread(1e10), spread(50)),
+        together=Compute(spread(2e10), spread(5e9), spread(20)),
         collectives=tuple(row for of in collectives for row in of),
         steps=steps,
     )
@@ -105,6 +105,15 @@ def test_how_much_of_collectives_a_step_shows() -> None:
     assert found.middle == pytest.approx(1.5)
     assert found.low < 1.5 < found.high
     assert costs.exposed("fsdp2").middle == 1.0  # not measured
+
+
+def test_a_rank_computes_slower_beside_others() -> None:
+    costs = Costs(machine())
+    # Half of the CPUs, so 40 ms for a step of 20; 10 more are those of the memory.
+    bound, light = (costs.busy(spread(0.020), traffic) for traffic in (105e6, 0))
+    assert bound.middle == pytest.approx(0.050)
+    assert bound.low < 0.050 < bound.high
+    assert light.middle == pytest.approx(0.040)
 
 
 def plan(kind: str, seconds: float, refused: str = "") -> Plan:

@@ -54,7 +54,7 @@ def known(nodes: int = 2, ranks: int = 2, memory: int = 8 << 30) -> Machine:
         Step(kind, "m", nodes, ranks, 2, 8, of(0.010), of(0.011), of(0.021), of(0.010))
         for kind in ("ddp", "fsdp2", "hsdp", "tp")
     ]
-    rates = Compute(of(4e10), of(1e10))
+    rates = Compute(of(4e10), of(1e10), of(50))
     return Machine(
         "2026-12-01T00:00:00+00:00",
         "0",
@@ -213,7 +213,7 @@ def test_wrong_arguments() -> None:
     with pytest.raises(ArgumentError, match=r"bench --calibrate writes it"):
         plan(model, batch(), nodes=1, ranks=2, machine="/nowhere/machine.json", loss=mse_loss)
     other = Machine(**{**known().__dict__, "processor": "another"})
-    with pytest.raises(ArgumentError, match="it was measured on 'another'"):
+    with pytest.raises(ArgumentError, match="its processor is 'another'"):
         plan(model, batch(), nodes=1, ranks=2, machine=other, loss=mse_loss)
     plans = plan(model, batch(), nodes=4, ranks=2, machine=known(nodes=1), loss=mse_loss)
     assert "nothing is known of all_reduce over a network" in plans[0].refused

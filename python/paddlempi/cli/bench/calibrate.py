@@ -17,6 +17,7 @@ from typing import Any
 
 from ... import _native, collectives, group, objects
 from ...errors import ArgumentError
+from ...planner import here
 from ...planner.machine import Collective, Compute, Machine, Range, Step
 from .. import options
 from . import calibrate_calls, contenders, report, tool
@@ -32,7 +33,7 @@ MODEL = "mlp-16M"
 
 _SECONDS = 120.0
 _TIMEOUT = 120.0  # of an operation
-_OF_COMPUTE, _OF_STEPS = 0.08, 0.25  # of the seconds; the collectives have the rest
+_OF_COMPUTE, _OF_STEPS = 0.1, 0.25  # of the seconds; the collectives have the rest
 _ROUNDS, _LEAST_ROUNDS, _WARM_ROUNDS = 40, 8, 3  # of steps
 
 
@@ -85,10 +86,11 @@ def _compute(torch: Any, seconds: float, show: Show) -> tuple[Compute, Compute]:
         for what, measure, work in (
             ("products", torch.products, torch.FLOPS),
             ("copies", torch.copies, torch.COPY),
+            ("steps", torch.steps, 1),
         ):
             name = f"{what}{' of all ranks' if together else ''}"
-            show(name, (2 * together + len(rates)) / 4)
-            rates.append(_rate(measure, work, seconds / 4, together))
+            show(name, (3 * together + len(rates)) / 6)
+            rates.append(_rate(measure, work, seconds / 6, together))
         found.append(Compute(*rates))
     return found[0], found[1]
 
@@ -183,14 +185,6 @@ def _of_nodes() -> tuple[int, int]:
     return max(1, int(least)), min(memory for _, _, memory in of_ranks)
 
 
-def _mpi(found: Any) -> str:
-    """Return the name and the version of the MPI. Some write much more into their version."""
-    if not found:
-        return ""
-    version = found["version"].splitlines()[0].partition(",")[0].strip()
-    return version if version.startswith(found["name"]) else f"{found['name']} {version}"
-
-
 def _part(bar: report.Bar, begin: float, length: float) -> Show:
     """Return what shows how far a part is that begins there, when all is as long as 1."""
     return lambda what, part: bar.show(what, begin + length * part)
@@ -232,7 +226,7 @@ def _measure(chosen: argparse.Namespace) -> None:
         processor=found["processor"],
         cpus=cpus,
         memory=memory,
-        mpi=_mpi(found["mpi"]),
+        mpi=here.mpi_name(found["mpi"]),
         nodes=shape[0],
         ranks=shape[1],
         threads=torch.threads(),
@@ -284,7 +278,8 @@ def summary(machine: Machine) -> list[str]:
     for name, one in (("alone", machine.alone), ("all ranks", machine.together)):
         lines.append(
             f"a rank computes, {name}: {one.flops.middle / 1e9:.1f} GFLOP/s, copies "
-            f"{one.bytes.middle / 1e9:.1f} GB/s"
+            f"{one.bytes.middle / 1e9:.1f} GB/s, a step of {MODEL} in "
+            f"{1e3 / one.steps.middle:.1f} ms"
         )
     for step in machine.steps:
         shown = step.step.middle - step.silent.middle

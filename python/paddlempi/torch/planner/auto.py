@@ -16,10 +16,11 @@ from torch import nn
 from ... import _log
 from ...errors import ArgumentError, GroupError, PeerLeftError
 from ...planner.machine import Machine
-from ...planner.plans import Plan, Plans
+from ...planner.plans import Plan
 from . import agreed, meshes
 from . import applied as applying
 from .batch_parts import Loss
+from .measured_machine import of_rank_0
 from .meshes import Job
 from .remade import Recipe
 
@@ -51,7 +52,7 @@ def fastest(
 ) -> Found:
     """Try the best plans on copies of the model, and return the fastest. Collective over all ranks.
 
-    Rank 0 predicts. A plan that fails on a rank is left out on all of them.
+    A plan that fails on a rank is left out on all of them.
 
     Raises:
         ArgumentError: ``example`` or ``machine`` is missing, or no plan can be taken.
@@ -90,26 +91,25 @@ def fastest(
 def _predicted(
     model: nn.Module, made: Recipe, job: Job, loss: Loss | None, example: Any, machine: Any
 ) -> list[Plan]:
-    """Return the plans to try. Rank 0 finds them, because others may measure other times."""
+    """Return the plans to try, those of rank 0: others may measure other times. Collective.
+
+    All ranks predict at once, so what they measure has their share of the memory in it.
+    """
     from . import predict
 
+    measured = of_rank_0(machine, "apply")
+    assert measured is not None
     found: list[Any] = [None]
     fault: Exception | None = None
-    if dist.get_rank() == 0:
-        optimizer = made.build(dict(model.named_parameters()))
-        try:
-            plans: Plans = predict.plan(
-                model,
-                example,
-                nodes=job.nodes,
-                ranks=job.ranks,
-                machine=machine,
-                optimizer=optimizer,
-                loss=loss,
-            )
+    optimizer = made.build(dict(model.named_parameters()))
+    try:
+        plans = predict.of_job(
+            model, example, job.nodes, job.ranks, measured, optimizer, loss, together=True
+        )
+        if dist.get_rank() == 0:
             found = [[plans.best, *plans.possible[1:CANDIDATES]]]
-        except Exception as error:
-            fault = error
+    except Exception as error:
+        fault = error
     agreed.raise_alike(fault)
     dist.broadcast_object_list(found, 0)
     return list(found[0])

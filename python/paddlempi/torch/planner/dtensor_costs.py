@@ -25,11 +25,11 @@ import torch
 import torch.distributed as dist
 
 from ... import _native
-from ...errors import ArgumentError, UnsupportedError
-from ...planner import here
+from ...errors import UnsupportedError
 from ...planner.costs import Costs
-from ...planner.machine import Machine, read
+from ...planner.machine import Machine
 from ..process_group import ProcessGroupMPI
+from .measured_machine import of_rank_0
 
 __all__ = ["Numbers", "numbers", "shapes", "use_measured_costs"]
 
@@ -93,7 +93,7 @@ def use_measured_costs(machine: Machine | str | os.PathLike[str] | None) -> None
     """
     global _torchs
     utils = _utils()
-    measured = _of_rank_0(machine)
+    measured = of_rank_0(machine, "use_measured_costs")
     if _torchs is None:
         _torchs = utils.MeshTopoInfo.build_from_mesh
     if measured is None:
@@ -119,48 +119,6 @@ def _utils() -> ModuleType:
             "in torch.distributed.tensor._collective_utils, as torch 2.8 to 2.15 have"
         ) from None
     return found
-
-
-# Which machine
-
-
-def _of_rank_0(machine: Machine | str | os.PathLike[str] | None) -> Machine | None:
-    """Return the machine of rank 0, if it is that of this job. Collective, if there is a group."""
-    together = dist.is_initialized() and dist.get_backend() != "fake"
-    told: list[Any] = [None]
-    if not together or dist.get_rank() == 0:
-        try:
-            told = [_read(machine)]
-        except ArgumentError as error:
-            told = [str(error)]
-    places = [here.place()]
-    if together:
-        dist.broadcast_object_list(told)
-        places *= dist.get_world_size()
-        dist.all_gather_object(places, places[0])
-    found = told[0]
-    if isinstance(found, str):
-        raise ArgumentError(found)
-    if found is not None:
-        other = here.difference(found, places)
-        if other:
-            raise ArgumentError(
-                f"use_measured_costs: machine: it was measured on another one: {other}; calibrate "
-                "this one"
-            )
-    measured: Machine | None = found
-    return measured
-
-
-def _read(machine: Any) -> Machine | None:
-    if machine is None or isinstance(machine, Machine):
-        return machine
-    if isinstance(machine, (str, os.PathLike)):
-        return read(os.fspath(machine))
-    raise ArgumentError(
-        f"use_measured_costs: machine is a {type(machine).__name__}: it must be a Machine, the "
-        "file of one, or None"
-    )
 
 
 def _try(costs: Costs) -> None:

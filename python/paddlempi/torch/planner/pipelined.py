@@ -75,7 +75,7 @@ def priced(
         calls, wire = calls + 1, wire + 2 * max(sizes) * (replicas - 1) / replicas
     held = whole.activations / stages * min(1.0, stages / micro)
     memory = Memory(
-        process=costs.machine.rss,
+        process=max(costs.machine.rss, traced.process(model)),
         parameters=max(sizes),
         gradients=max(sizes),
         optimizer=round(whole.optimizer * share),

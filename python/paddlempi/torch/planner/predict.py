@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ...errors import ArgumentError
-from ...planner import machine as machines
 from ...planner.costs import Costs
 from ...planner.machine import Machine, Range
 from ...planner.plans import Memory, Plan, Plans
 from . import batch_parts, candidates, imagined, pipelined, scripts, traced
+from .measured_machine import of_rank_0
 from .pipelined import at_least, dominating
 from .recorded import Call
 
@@ -29,14 +31,14 @@ def plan(
     *,
     nodes: int,
     ranks: int,
-    machine: str | Machine,
+    machine: Machine | str | os.PathLike[str],
     optimizer: torch.optim.Optimizer | None = None,
     loss: Callable[..., Any] | None = None,
 ) -> Plans:
     """Say what a training step would cost on a job, for each way to cut the model.
 
     It makes some steps of the model in this process, one rank's part of each plan, and starts no
-    job. Where the default process group is there, use ``apply(..., plan="auto")``.
+    job: the default process group is not there yet. In a job, use ``apply(..., plan="auto")``.
 
     Args:
         model: on the CPU. It stays as it is.
@@ -55,13 +57,14 @@ def plan(
     for name, value in (("nodes", nodes), ("ranks", ranks)):
         if not isinstance(value, int) or value < 1:
             raise ArgumentError(f"plan: {name} is {value!r}: it must be a number above 0")
-    measured = machines.read(machine) if isinstance(machine, str) else machine
-    here = machines.processor()
-    if here != measured.processor:
+    if dist.is_initialized():
         raise ArgumentError(
-            f"plan: machine: it was measured on {measured.processor!r}, and this process runs on "
-            f"{here!r}: plan on that machine, or calibrate this one"
+            "plan: this process is a rank of a job: plan before init_process_group, or let "
+            "apply(..., plan='auto') do it"
         )
+    measured = of_rank_0(machine, "plan")
+    if measured is None:
+        raise ArgumentError("plan: machine is None: it must be a Machine, or its file")
     if optimizer is None:
         optimizer = torch.optim.AdamW(model.parameters())
     return of_job(model, example, nodes, ranks, measured, optimizer, loss)
@@ -125,7 +128,7 @@ class _Predictor:
         except ArgumentError as error:
             return dataclasses.replace(one, refused=str(error))
         memory = Memory(
-            process=self._machine.rss,
+            process=max(self._machine.rss, traced.process(self._given[0])),
             parameters=seen.parameters,
             gradients=seen.gradients,
             optimizer=seen.optimizer,
@@ -203,19 +206,17 @@ class _Predictor:
         return self.fits(priced)
 
     def _busy(self, seen: traced.Traced, ranks: int) -> Range:
-        """Return the seconds of a step while all ranks compute: they share the memory."""
+        """Return the seconds of a step while all ranks compute."""
         if self._together or ranks == 1:
             return seen.seconds
-        alone, together = self._machine.alone, self._machine.together
-        more = seen.flops * max(0.0, 1 / together.flops.middle - 1 / alone.flops.middle)
-        more += seen.traffic * max(0.0, 1 / together.bytes.middle - 1 / alone.bytes.middle)
-        return seen.seconds.plus(Range(more, more / 2, more * 2))
+        return self._costs.busy(seen.seconds, seen.traffic)
 
     def _waiting(self, kind: str, seen: tuple[Call, ...]) -> Range:
         """Return what communication adds to a step."""
         wrapper = "fsdp2" if kind == "fsdp2+tp" else kind
         hidden = self._costs.exposed(wrapper)
-        waited = self._costs.exposed("tp")
+        # Nothing hides what the computation waits for; what is measured below that is chance.
+        waited = Range(*(max(1.0, part) for part in self._costs.exposed("tp")))
         total = _NOTHING
         for call in seen:
             cost = self._costs.collective(call.operation, call.bytes, call.nodes, call.ranks)

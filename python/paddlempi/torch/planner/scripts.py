@@ -105,9 +105,7 @@ def of_script(script: str, arguments: Sequence[str], ranks: int, world: int) -> 
                 raise ArgumentError(f"plan: {script} ended with {error.code!r}") from error
         except Exception as error:
             raise _failed(script, error) from error
-    raise ArgumentError(
-        f"plan: {script} did not say what it trains: it must {_EXPECTED}"
-    )
+    raise ArgumentError(f"plan: {script} did not say what it trains: it must {_EXPECTED}")
 
 
 def _failed(script: str, error: Exception) -> ArgumentError:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import ctypes
 import dataclasses
 import gc
+import mmap
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +30,7 @@ from .batch_parts import Loss, loss_of
 from .fake_world import fake_world
 from .recorded import Call, Flops, Recorder
 
-__all__ = ["Traced", "plain", "states", "trace", "walk"]
+__all__ = ["Traced", "plain", "process", "states", "trace", "walk"]
 
 _STEPS = 9
 _SECONDS = 3.0
@@ -253,6 +256,19 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 def _bytes(tensor: torch.Tensor) -> int:
     return int(_local(tensor).nbytes)
+
+
+def process(model: torch.nn.Module) -> int:
+    """Return the bytes of this process that are in memory, without those of a model.
+
+    They are code for the most part, also of the modules that a script has imported.
+    """
+    gc.collect()
+    with contextlib.suppress(AttributeError):  # a C library without it gives back by itself
+        ctypes.CDLL(None).malloc_trim(0)
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    held = sum(t.nbytes for t in (*model.parameters(), *model.buffers()) if not t.is_meta)
+    return pages * mmap.PAGESIZE - int(held)
 
 
 def states(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
