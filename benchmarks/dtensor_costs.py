@@ -92,7 +92,7 @@ def measured(mesh: DeviceMesh) -> Machine:
     places: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(places, place)
     cpus = len({cpu for one in places if one.node == place.node for cpu in one.cpus})
-    one = Compute(Range(1, 1, 1), Range(1, 1, 1))
+    one = Compute(*[Range(1, 1, 1)] * 3)
     return Machine(
         made=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         version=paddlempi.__version__,

@@ -51,8 +51,8 @@ def machine(dist: Any, shapes: dict[tuple[int, int], tuple[float, float]]) -> Ma
         ranks=dist.get_world_size(),
         threads=1,
         rss=1,
-        alone=Compute(ONE, ONE),
-        together=Compute(ONE, ONE),
+        alone=Compute(ONE, ONE, ONE),
+        together=Compute(ONE, ONE, ONE),
         collectives=tuple(rows),
         steps=(),
     )

@@ -248,10 +248,10 @@ def test_a_cut_that_changes_the_loss_is_refused(dist: ModuleType, size: int) -> 
 @pytest.mark.mpi(ranks=[2, 3, 4])
 def test_auto(dist: ModuleType, rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It tries the best three on copies. One of them fails on one rank, and is left out on all."""
-    import paddlempi.torch.planner.predict as predict
+    from paddlempi.torch.planner import auto, predict
 
-    def predicted(model: Any, example: Any, **named: Any) -> Plans:
-        assert rank == 0 and named["nodes"] == 1 and named["ranks"] == size
+    def predicted(model: Any, example: Any, nodes: int, ranks: int, *_: Any, **__: Any) -> Plans:
+        assert (nodes, ranks) == (1, size)
         found = [
             Plan(kind, mesh, 1, size, Range(seconds, seconds, seconds))
             for kind, mesh, seconds in (
@@ -268,7 +268,8 @@ def test_auto(dist: ModuleType, rank: int, size: int, monkeypatch: pytest.Monkey
             raise ZeroDivisionError("of the whole batch")
         return mse(output, target)
 
-    monkeypatch.setattr(predict, "plan", predicted)
+    monkeypatch.setattr(predict, "of_job", predicted)
+    monkeypatch.setattr(auto, "of_rank_0", lambda machine, function: machine)
     single, model = (seeded(lambda: layers(size)) for _ in range(2))
     wanted = alone(single, sgd(single), lambda s: mse(single(batch(s)[0]), batch(s)[1]), 3)
     before = torch.get_rng_state()
@@ -284,15 +285,20 @@ def test_auto(dist: ModuleType, rank: int, size: int, monkeypatch: pytest.Monkey
 
 
 def test_auto_cannot_go_on(dist: ModuleType, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    import paddlempi.torch.planner.predict as predict
+    from paddlempi.torch.planner import auto, predict
 
     def predicted(*_: Any, **__: Any) -> Plans:
-        raise KeyError("of rank 0")
+        if rank == 0:
+            raise KeyError("of rank 0")
+        return Plans()
 
     model = layers(1)
     with pytest.raises(ArgumentError, match="plan='auto' needs machine="):
         apply(model, sgd(model), "auto", loss=mse, example=batch(0))
-    monkeypatch.setattr(predict, "plan", predicted)
+    with pytest.raises(ArgumentError, match="nowhere: No such file"):
+        apply(model, sgd(model), "auto", loss=mse, example=batch(0), machine="/nowhere")
+    monkeypatch.setattr(predict, "of_job", predicted)
+    monkeypatch.setattr(auto, "of_rank_0", lambda machine, function: machine)
     with pytest.raises(KeyError if rank == 0 else ArgumentError, match="of rank 0"):
         apply(model, sgd(model), "auto", loss=mse, example=batch(0), machine="a file")
 
