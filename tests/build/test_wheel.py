@@ -82,7 +82,7 @@ def test_sizes(zig_built: Built, tmp_path: Path) -> None:
     core = zig_built.unpack(tmp_path).stat().st_size
     wheel = zig_built.wheel.stat().st_size
     assert core <= 16_400_000, f"the core has {core} bytes"
-    assert wheel <= 6_700_000, f"the wheel has {wheel} bytes"
+    assert wheel <= 6_750_000, f"the wheel has {wheel} bytes"
 
 
 def test_core_has_no_path_of_its_making(zig_built: Built, tmp_path: Path) -> None:

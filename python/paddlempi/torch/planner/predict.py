@@ -86,6 +86,11 @@ def of_job(
         together: all ranks of the node do the same now, so what is measured has their share of
             the memory and of the CPUs already.
     """
+    for name, parameter in model.named_parameters():
+        if parameter.device.type not in ("cpu", "meta"):
+            raise ArgumentError(
+                f"plan: parameter {name} is on {parameter.device}: only steps on CPUs are known"
+            )
     rows = batch_parts.rows(example, "plan")
     predictor = _Predictor(model, example, machine, optimizer, loss, together)
     found = [
@@ -120,9 +125,8 @@ class _Predictor:
         """Complete a plan: its costs, or why it cannot be taken."""
         try:
             seen, busy, compute = self._traced(one)
-        except (ArgumentError, RuntimeError, TypeError, ValueError, NotImplementedError) as error:
-            reason = str(error).strip().splitlines() or [type(error).__name__]
-            return dataclasses.replace(one, refused=f"it cannot be traced: {reason[0]}")
+        except Exception as error:  # of the user's modules, or of torch's wrapper
+            return _untraced(one, error)
         try:
             waiting = self._waiting(one.kind, seen.calls)
         except ArgumentError as error:
@@ -190,20 +194,22 @@ class _Predictor:
 
     def stages(self, one: Plan) -> Plan:
         """Complete a pipeline."""
+        try:
+            return self.fits(self._pipelined(one))
+        except Exception as error:
+            return _untraced(one, error)
+
+    def _pipelined(self, one: Plan) -> Plan:
         model, optimizer, loss, example = self._given
         parts = one.mesh["replicate"]
+        part = batch_parts.cut(example, 0, parts, "a plan")
         if self._meta:
             alone = Plan("ddp", {"replicate": parts}, 1, parts)
             seen = imagined.imagine(model, optimizer, loss, example, alone, self._machine)
         else:
             seen = self.plain(parts)
             seen = dataclasses.replace(seen, seconds=self._busy(seen, one.nodes * one.ranks))
-        part = batch_parts.cut(example, 0, parts, "a plan")
-        try:
-            priced = pipelined.priced(one, model, part, seen, self._costs)
-        except ArgumentError as error:
-            return dataclasses.replace(one, refused=str(error))
-        return self.fits(priced)
+        return pipelined.priced(one, model, part, seen, self._costs)
 
     def _busy(self, seen: traced.Traced, ranks: int) -> Range:
         """Return the seconds of a step while all ranks compute."""
@@ -239,6 +245,14 @@ class _Predictor:
         if missing := [kind for kind in kinds if self._costs.step(kind) is None]:
             notes.append(f"steps of {', '.join(missing)} were not measured")
         return notes
+
+
+def _untraced(one: Plan, error: Exception) -> Plan:
+    """Refuse a plan whose step raised an error."""
+    reason = (str(error).strip().splitlines() or [""])[0]
+    if not isinstance(error, ArgumentError):
+        reason = f"{type(error).__name__}: {reason}"
+    return dataclasses.replace(one, refused=f"it cannot be traced: {reason}")
 
 
 def _sent(call: Call) -> float:
