@@ -217,7 +217,8 @@ def test_microbatches(dist: ModuleType, size: int) -> None:
     lengths = [ROWS, 2 * ROWS, ROWS]
     data = [batch(number, rows) for number, rows in enumerate(lengths)]
     wanted = alone(single, sgd(single), lambda s: mse(single(data[s][0]), data[s][1]), 3)
-    for count in (1, 12):  # GPipe and 1F1B
+    few = [] if torch.__version__.startswith("2.8.") else [1]  # which wants as many as stages
+    for count in (*few, 12):  # GPipe and 1F1B
         model = seeded(lambda: layers(size))
         _, step, cut = apply(model, sgd(model), "pipeline", loss=mse, microbatches=count)
         assert [float(step(cut(one))) for one in data] == pytest.approx(wanted, abs=1e-5)

@@ -130,8 +130,14 @@ def test_the_model_stays_as_it_is() -> None:
         assert parameter.grad is None
 
 
+GATHER = torch.ops.c10d._allgather_base_.default
+OLD = not GATHER.has_kernel_for_dispatch_key(torch._C.DispatchKey.Meta)
+
+
 @pytest.mark.parametrize("one", [DDP, FSDP, HSDP, TENSOR], ids=lambda one: one.kind)
 def test_a_model_without_values_calls_and_holds_the_same(one: Plan) -> None:
+    if OLD and one is not DDP:
+        pytest.skip("this torch has no collectives without values")
     real = trace(one)
     with torch.device("meta"):
         model, example = mlp(), batch()

@@ -73,6 +73,8 @@ def _differing(theirs: Any, first: Any) -> str:
 
 def take_rank_0(model: nn.Module) -> None:
     """Make parameters and buffers those of rank 0. Collective."""
+    if pretended():
+        return
     seen: set[int] = set()
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):

@@ -235,8 +235,9 @@ def _sharded(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def _cut_layers(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    styles = tensor_parallel.styles(model, mesh.size())
-    parallelize_module(model, mesh, styles)
+    # By one at a time: torch 2.8 takes "0.0" for "0", too.
+    for name, style in tensor_parallel.styles(model, mesh.size()).items():
+        parallelize_module(model.get_submodule(name), mesh, style)
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer):
             # Its fused kernel for inference reads whole weights.
