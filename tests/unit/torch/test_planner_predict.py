@@ -154,8 +154,10 @@ def test_a_model_without_values_calls_and_holds_the_same(one: Plan) -> None:
 
 
 def test_plans_of_a_job() -> None:
-    model = mlp()
-    plans = plan(model, batch(), nodes=2, ranks=2, machine=known(), loss=mse_loss)
+    model, example = nn.Sequential(mlp(), nn.Dropout()), batch()
+    random = torch.get_rng_state()
+    plans = plan(model, example, nodes=2, ranks=2, machine=known(), loss=mse_loss)
+    assert torch.equal(random, torch.get_rng_state())
     assert {one.name for one in plans.possible} == {
         "ddp replicate 4",
         "fsdp2 shard 4",

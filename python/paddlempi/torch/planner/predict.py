@@ -93,13 +93,14 @@ def of_job(
             )
     rows = batch_parts.rows(example, "plan")
     predictor = _Predictor(model, example, machine, optimizer, loss, together)
-    found = [
-        one if one.refused else predictor.of(one)
-        for one in candidates.candidates(model, nodes, ranks, rows)
-    ]
-    if all(one.refused for one in found):  # else a pipeline has nothing to offer
-        for one in candidates.pipelines(model, nodes, ranks, rows):
-            found.append(one if one.refused else predictor.stages(one))
+    with torch.random.fork_rng(devices=[]):  # the user's random numbers go on as without it
+        found = [
+            one if one.refused else predictor.of(one)
+            for one in candidates.candidates(model, nodes, ranks, rows)
+        ]
+        if all(one.refused for one in found):  # else a pipeline has nothing to offer
+            for one in candidates.pipelines(model, nodes, ranks, rows):
+                found.append(one if one.refused else predictor.stages(one))
     return Plans(tuple(found))
 
 
