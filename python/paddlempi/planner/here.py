@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from .machine import Machine, processor
 
-__all__ = ["Place", "difference", "mpi_name", "place"]
+__all__ = ["Place", "difference", "mpi_name", "place", "resident"]
 
 
 class Place(NamedTuple):
@@ -33,6 +35,11 @@ def mpi_name(found: Any) -> str:
         return ""
     version: str = found["version"].splitlines()[0].partition(",")[0].strip()
     return version if version.startswith(found["name"]) else f"{found['name']} {version}"
+
+
+def resident() -> int:
+    """Return the bytes of this process that are in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
 def place() -> Place:

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 import torch.testing._internal.distributed.fake_pg  # registers torch's group that moves nothing
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import group as core_group
 from .bench import MODELS, Steps, by_node, calls, mine, training_step
+from .planner.recorded import Recorder
 
 __all__ = ["COPY", "FLOPS", "CutSteps", "copies", "products", "steps", "threads"]
 
@@ -73,29 +73,7 @@ def steps(seconds: float) -> list[float]:
     return _timed(training_step(model, (torch.randn(shape), torch.randn(shape))), seconds)
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[misc]
-    """Notes the collectives that DTensors make: the function, and elements of the larger side."""
-
-    _FUNCTIONS = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
-
-    def __init__(self, group: Any) -> None:
-        super().__init__()
-        self._group = group
-        self.sent: list[tuple[str, int, Any]] = []
-
-    def __torch_dispatch__(
-        self, function: Any, types: Sequence[Any], args: Any = (), kwargs: Any = None
-    ) -> Any:
-        from torch.distributed.tensor import DTensor
-
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # it comes again, with the tensors inside
-        result = function(*args, **(kwargs or {}))
-        space, _, name = function._schema.name.partition("::")
-        name = name.rstrip("_")  # in place
-        if space == "_c10d_functional" and name in self._FUNCTIONS:
-            self.sent.append((name, max(args[0].numel(), result.numel()), self._group))
-        return result
+_FUNCTIONS = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor"}
 
 
 class CutSteps(Steps):
@@ -113,13 +91,16 @@ class CutSteps(Steps):
     def __init__(self, kind: str, model: str) -> None:
         self._tensor_parallel = kind == "tp"
         self._sides: list[Any] = []  # the groups of "tp" that move something
-        self._whole: list[torch.Tensor] | None = None
         super().__init__(kind, model, [])
         sent = self._sent
         if self._tensor_parallel:
-            with _Recorder(self._sides[0]) as recorder:
+            side = self._sides[0]
+            with Recorder(side.size()) as recorder:
                 self.calls["paddlempi"]()
-            sent = recorder.sent
+            sent = [
+                (_FUNCTIONS.get(call.operation, call.operation), call.bytes // 4, side)
+                for call in recorder.calls
+            ]
             self.calls["collectives alone"] = self._alone(sent)
         self.units, self.bytes = len(sent), sum(4 * count for _, count, _ in sent)
         batch = self._batch(core_group.get_rank())

@@ -90,7 +90,7 @@ def test_the_name_of_an_mpi() -> None:
 
 
 def test_the_memory_of_this_node() -> None:
-    assert 0 < calibrate._resident() < min(calibrate._limits())
+    assert 0 < here.resident() < min(calibrate._limits())
 
 
 def test_what_is_printed() -> None:

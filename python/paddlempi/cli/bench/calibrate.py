@@ -6,7 +6,6 @@ import argparse
 import gc
 import importlib.util
 import math
-import mmap
 import os
 import re
 import time
@@ -146,10 +145,6 @@ def _step(torch: Any, kind: str, shape: tuple[int, int], seconds: float, show: S
 # The machine
 
 
-def _resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
-
-
 def _limits() -> Iterator[int]:
     """Yield the bytes that this node has, and those that the cgroups of this process allow."""
     found = re.search(r"^MemTotal: *(\d+) kB$", Path("/proc/meminfo").read_text(), re.M)
@@ -201,7 +196,7 @@ def _measure(chosen: argparse.Namespace) -> None:
         )
     front = contenders.front("torch")
     torch: Any = import_module("paddlempi.torch.bench_calibrate")
-    rss = int(slowest([_resident()])[0])
+    rss = int(slowest([here.resident()])[0])
     by_node = front.by_node()
     shape = len(by_node), len(by_node[0])
     kinds = ["ddp", "fsdp2", *["hsdp"] * (min(shape) > 1), "tp"]

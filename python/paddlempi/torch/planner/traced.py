@@ -11,17 +11,16 @@ import copy
 import ctypes
 import dataclasses
 import gc
-import mmap
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
+from ...planner import here
 from ...planner.machine import Range
 from ...planner.plans import Plan
 from . import batch_parts
@@ -266,9 +265,8 @@ def process(model: torch.nn.Module) -> int:
     gc.collect()
     with contextlib.suppress(AttributeError):  # a C library without it gives back by itself
         ctypes.CDLL(None).malloc_trim(0)
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
     held = sum(t.nbytes for t in (*model.parameters(), *model.buffers()) if not t.is_meta)
-    return pages * mmap.PAGESIZE - int(held)
+    return here.resident() - int(held)
 
 
 def states(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
